@@ -1,0 +1,73 @@
+# The Memory Budget. `make help` lists the commands.
+
+VENV ?= .venv
+PORT ?= 8000
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+SITE := _build/html
+
+# Parallel tests must not fight for the cores, and sums are added in one order.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help book serve test notebooks bench soak lint repository \
+        constraints clean FORCE
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
+	  | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-13s%s\n", $$1, $$2}'
+
+book: $(VENV)/book.stamp  ## build the book and say where it is
+	@$(VENV)/bin/jupyter-book build . -W -n --keep-going -q
+	@$(PY) tools/site_checks.py $(SITE)
+	@echo "The book: file://$(CURDIR)/$(SITE)/index.html"
+
+serve: book  ## build the book and show it (PORT=8000)
+	$(PY) -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
+
+test: $(VENV)/test.stamp book lint  ## run every test
+	@$(PY) tools/browser.py
+	$(PY) -m pytest --numprocesses auto --dist loadscope --nbval \
+	  tests chapters labs
+
+notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
+	$(PY) tools/notebooks.py $(NB)
+
+bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
+	$(PY) tools/bench.py
+
+soak: $(VENV)/test.stamp  ## run every notebook ten times, same outputs
+	$(PY) tools/soak.py
+
+lint: $(VENV)/test.stamp  ## check the style of the code
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+repository: $(VENV)/test.stamp  ## set the repository's address (URL=https://…)
+	$(PY) tools/repository.py set $(or $(URL),$$($(PY) tools/repository.py show))
+
+constraints: $(VENV)/test.stamp  ## write constraints.txt from .venv
+	$(PY) tools/constraints.py
+
+clean:  ## delete what was built (not .venv)
+	rm -rf _build .pytest_cache .ruff_cache .hypothesis
+
+# The set-up. A stamp says which requirements are in .venv already, and
+# .venv/home where .venv was made: one that was moved is made anew.
+WORKS := $(shell { cat $(VENV)/home && $(PY) -c 'print("works")'; } 2>/dev/null)
+ifneq ($(WORKS),$(CURDIR) works)
+$(VENV)/home: FORCE
+endif
+
+$(VENV)/home:
+	@sh tools/venv.sh $(VENV) $(PYTHON)
+	@echo $(CURDIR) > $@
+
+$(VENV)/book.stamp: book/requirements.txt constraints.txt $(VENV)/home
+	$(PIP) -r book/requirements.txt
+	@touch $@
+
+$(VENV)/test.stamp: requirements.txt pyproject.toml $(VENV)/book.stamp
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
+	@touch $@
