@@ -1,0 +1,56 @@
+"""Accumulation: the batch's gradient without the batch's activations."""
+
+from membudget.accumulation.accumulator import Accumulator, Report, Window
+from membudget.accumulation.noise import GradientNoise, gradient_noise
+from membudget.accumulation.partition import (
+    IGNORE,
+    NORMALISATIONS,
+    mean_of_means_error,
+    partition,
+    sample_weights,
+    token_counts,
+    weights,
+    windows,
+)
+from membudget.accumulation.plan import (
+    Footprint,
+    PeakLine,
+    Plan,
+    footprint,
+    peak_at,
+    peak_lines,
+    states,
+)
+from membudget.accumulation.strategies import (
+    in_place,
+    memory_aware,
+    new_sum,
+    sum_gradients,
+)
+
+__all__ = [
+    "IGNORE",
+    "NORMALISATIONS",
+    "Accumulator",
+    "Footprint",
+    "GradientNoise",
+    "PeakLine",
+    "Plan",
+    "Report",
+    "Window",
+    "footprint",
+    "gradient_noise",
+    "in_place",
+    "mean_of_means_error",
+    "memory_aware",
+    "new_sum",
+    "partition",
+    "peak_at",
+    "peak_lines",
+    "sample_weights",
+    "states",
+    "sum_gradients",
+    "token_counts",
+    "weights",
+    "windows",
+]

@@ -1,0 +1,480 @@
+"""An accumulator for real training loops."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from math import isfinite
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from membudget.accumulation.partition import check_count
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened in one window.
+
+    Attributes:
+        micro_batches: micro-batches that this rank ran.
+        count: samples or tokens in the window, over all ranks.
+        loss: mean loss over this rank's samples or tokens.
+        norm: norm of the window's gradient before clipping.
+        clipped: whether the gradient was clipped.
+        stepped: False where the scaler met an overflow and skipped the step.
+    """
+
+    micro_batches: int
+    count: float
+    loss: float
+    norm: float
+    clipped: bool
+    stepped: bool
+
+
+class Accumulator:
+    """Take optimizer steps with the gradient of several micro-batches.
+
+    The gradient is Σ_k (n_k / N) ∇L_k with n_k the count of micro-batch k and
+    N the count of all that came, so windows may be ragged or end early. It is
+    normalised, unscaled and clipped once, after the last micro-batch.
+
+    Args:
+        model: the model, plain or wrapped in ``DistributedDataParallel`` or
+            ``fully_shard``; then the count is summed over the ranks, and
+            gradients are synchronised in the last micro-batch only.
+        optimizer: any optimizer whose ``step`` needs no closure.
+        scaler: a ``torch.amp.GradScaler``, for fp16.
+        max_norm: clip the window's gradient to this norm.
+        reduction: whether the losses are a ``"mean"`` or a ``"sum"`` over
+            the samples or tokens of their micro-batch.
+        process_group: the ranks that hold different data; by default the
+            model's, or all.
+
+    Raises:
+        ValueError: an optimizer without parameters or that needs a closure,
+            a ``max_norm`` that is not above zero, an unknown reduction.
+
+    Example:
+        >>> accumulator = Accumulator(model, optimizer, max_norm=1.0)
+        >>> for micro_batches in windows(loader, steps=8):
+        ...     with accumulator.window() as window:
+        ...         for x, y in window.over(micro_batches):
+        ...             window.backward(loss_fn(model(x), y), count=len(x))
+        ...         report = window.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        max_norm: float | None = None,
+        reduction: str = "mean",
+        process_group: "dist.ProcessGroup | None" = None,
+    ) -> None:
+        if not any(group["params"] for group in optimizer.param_groups):
+            raise ValueError(
+                "the optimizer has no parameters: "
+                "give it those of the model that are to be trained"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the loss again inside its step and cannot "
+                "use an accumulated gradient: use another optimizer"
+            )
+        if max_norm is not None and not (max_norm > 0):
+            raise ValueError(
+                f"max_norm is {max_norm!r}: use a number above zero, "
+                "or None for no clipping"
+            )
+        if reduction not in ("mean", "sum"):
+            raise ValueError(
+                f"unknown reduction {reduction!r}: use 'mean' or 'sum'"
+            )
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = scaler if scaler and scaler.is_enabled() else None
+        self.max_norm = max_norm
+        self.reduction = reduction
+        distributed = hasattr(model, "no_sync") or hasattr(
+            model, "set_requires_gradient_sync"
+        )
+        self.distributed = distributed and dist.is_initialized()
+        self.process_group = process_group or getattr(
+            model, "process_group", None
+        )
+
+    def window(self, total: float | None = None) -> "Window":
+        """A window: the micro-batches of one optimizer step.
+
+        Args:
+            total: samples or tokens that this rank's window will hold, where
+                it is known: more than that is then an error, and the losses
+                are weighted n_k / total from the start. Fewer may come.
+
+        Raises:
+            ValueError: ``total`` is not above zero.
+        """
+        if total is not None:
+            total = check_count(total, "total", "in the window")
+        return Window(self, total)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer trains."""
+        return [
+            p for group in self.optimizer.param_groups for p in group["params"]
+        ]
+
+    def _over_ranks(self, value: float, op: "dist.ReduceOp") -> float:
+        if not self.distributed:
+            return value
+        device = self.parameters()[0].device
+        tensor = torch.tensor(float(value), dtype=torch.float64, device=device)
+        dist.all_reduce(tensor, op, group=self.process_group)
+        return tensor.item()
+
+
+def _undone_on_error(method):
+    """Need an open window; let an error undo and close it."""
+
+    @wraps(method)
+    def guarded(self, *args, **kwargs):
+        self._require_open()
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            self._undo()
+            raise
+
+    return guarded
+
+
+class Window:
+    """One optimizer step's micro-batches; made by :meth:`Accumulator.window`.
+
+    Use it in a ``with`` block. An error inside the block, of the window's own
+    or of the loop's, closes it: gradients are cleared, buffers, scaler and
+    random number generators (CPU and CUDA) go back to where they were at the
+    block's start, and parameters and optimizer have not been touched yet.
+    (The exception is an error inside the optimizer's own ``step``, which may
+    have updated some parameters.)
+    """
+
+    def __init__(self, owner: Accumulator, total: float | None) -> None:
+        self.owner = owner
+        self.total = total
+        self.micro_batches = 0
+        self.count: float = 0
+        self._used = False
+        self._loss_sum = 0.0
+        self._reference: float | None = None
+        self._count_of_ranks: float = 0
+        self._norm: float | None = None
+        self._synchronised = True
+        self._loop: Iterator | None = None
+        self._snapshot: _Snapshot | None = None
+
+    def __enter__(self) -> "Window":
+        if self._used:
+            raise RuntimeError(
+                "this window was used before: "
+                "ask the accumulator for a new one"
+            )
+        self._used = True
+        self._snapshot = _Snapshot(self.owner)
+        left = [p for p in self.owner.parameters() if _has_gradient(p)]
+        if left:
+            self._undo()
+            raise RuntimeError(
+                f"{len(left)} parameters had gradients left over from "
+                "before this window; they are cleared now. Call "
+                "optimizer.zero_grad() after every step outside it"
+            )
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if self._loop is not None:
+            self._loop.close()
+        if self._snapshot is None:
+            return
+        unused = self.micro_batches if self._norm is None else 0
+        if error is not None or unused:
+            self._undo()
+        self._snapshot = None
+        if error is None and unused:
+            raise RuntimeError(
+                f"the window was left with {unused} micro-batches that no "
+                "step used: call window.step()"
+            )
+
+    def over(self, micro_batches: Iterable[Item]) -> Iterator[Item]:
+        """Yield the micro-batches; synchronise ranks in the last one only.
+
+        On one rank this is a plain loop. On several it reads one micro-batch
+        ahead, to know the last. Under ``fully_shard`` every rank has to run
+        the same number of micro-batches, because each gathers parameters;
+        under ``DistributedDataParallel`` the numbers may differ.
+        """
+        self._require_open()
+        if not self.owner.distributed:
+            return iter(micro_batches)
+        self._loop = self._synchronising(micro_batches)
+        return self._loop
+
+    def _synchronising(self, micro_batches: Iterable[Item]) -> Iterator[Item]:
+        model = self.owner.model
+        sharded = hasattr(model, "set_requires_gradient_sync")
+        try:
+            for item, last in _with_last(micro_batches):
+                self._synchronised = last
+                if sharded:
+                    model.set_requires_gradient_sync(last)
+                with nullcontext() if sharded or last else model.no_sync():
+                    yield item
+        finally:
+            if sharded:
+                model.set_requires_gradient_sync(True)
+
+    @_undone_on_error
+    def backward(self, loss: torch.Tensor, count: float) -> None:
+        """Add one micro-batch's gradient.
+
+        Args:
+            loss: scalar, the mean (or the sum: see ``reduction``) over the
+                micro-batch. Reading whether it is finite waits for the
+                device once per micro-batch.
+            count: samples or non-padding tokens in it, above zero.
+
+        Raises:
+            RuntimeError: the window is not open, or finished.
+            ValueError: a loss that is not a finite scalar with a graph, a
+                count that is not above zero, more than ``total``.
+        """
+        if self._norm is not None:
+            raise RuntimeError(
+                "the window's gradient is finished: run every micro-batch "
+                "before window.finish()"
+            )
+        owner = self.owner
+        count = check_count(count)
+        value = _loss_value(loss)
+        if self.total is not None and self.count + count > self.total:
+            raise ValueError(
+                f"{self.count + count} samples or tokens came, but "
+                f"{self.total} were announced: pass the window's total, "
+                "or None if it is not known"
+            )
+        if self._reference is None:
+            self._reference = owner._over_ranks(
+                self.total or count, dist.ReduceOp.MAX
+            )
+        mean = owner.reduction == "mean"
+        scaled = loss * ((count if mean else 1) / self._reference)
+        if owner.scaler:
+            scaled = owner.scaler.scale(scaled)
+        scaled.backward()
+        self.micro_batches += 1
+        self.count += count
+        self._loss_sum += value * (count if mean else 1)
+
+    @_undone_on_error
+    def finish(self) -> float:
+        """Turn the sum into the window's gradient; return its norm.
+
+        Normalises, unscales and clips ``param.grad``. :meth:`step` does this
+        by itself; call it to look at the gradient first, or instead. Then
+        clearing gradients, and the scaler's ``update``, are yours.
+
+        Raises:
+            RuntimeError: the window is empty or not open, the ranks' last
+                micro-batch was not synchronised, no parameter has a
+                gradient, or the gradient is not finite and there is no
+                scaler to skip the step.
+        """
+        if self._norm is not None:
+            return self._norm
+        owner = self.owner
+        if not self.micro_batches:
+            raise RuntimeError(
+                "the window is empty: run backward on at least one "
+                "micro-batch before the step"
+            )
+        if owner.distributed and not self._synchronised:
+            raise RuntimeError(
+                "the gradients of the ranks were not synchronised: let "
+                "the loop over window.over(...) run to its end"
+            )
+        parameters = [p for p in owner.parameters() if p.grad is not None]
+        if not parameters:
+            raise RuntimeError(
+                "no parameter of the optimizer has a gradient: give the "
+                "optimizer the parameters of the model that made the loss"
+            )
+        total = owner._over_ranks(self.count, dist.ReduceOp.SUM)
+        ranks = owner._over_ranks(1, dist.ReduceOp.SUM)
+        if owner.scaler:
+            owner.scaler.unscale_(owner.optimizer)
+        factor = self._reference * ranks / total
+        if factor != 1:
+            for parameter in parameters:
+                parameter.grad.mul_(factor)
+        norm = nn.utils.get_total_norm([_values(p.grad) for p in parameters])
+        if hasattr(norm, "full_tensor"):
+            norm = norm.full_tensor()
+        value = norm.item()
+        if not isfinite(value) and not owner.scaler:
+            raise RuntimeError(
+                f"the window's gradient has norm {value}: lower the "
+                "learning rate, or use a scaler if this is fp16"
+            )
+        if owner.max_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, owner.max_norm, norm)
+        self._count_of_ranks = total
+        self._norm = value
+        return value
+
+    @_undone_on_error
+    def step(self) -> Report:
+        """Finish the gradient, take the optimizer's step, clear gradients.
+
+        Raises:
+            RuntimeError: as :meth:`finish`.
+        """
+        norm = self.finish()
+        owner, scaler = self.owner, self.owner.scaler
+        if scaler:
+            before = scaler.get_scale()
+            scaler.step(owner.optimizer)
+            scaler.update()
+            stepped = scaler.get_scale() >= before
+        else:
+            owner.optimizer.step()
+            stepped = True
+        owner.optimizer.zero_grad()
+        self._snapshot = None
+        return Report(
+            micro_batches=self.micro_batches,
+            count=self._count_of_ranks,
+            loss=self._loss_sum / self.count,
+            norm=norm,
+            clipped=owner.max_norm is not None and norm > owner.max_norm,
+            stepped=stepped,
+        )
+
+    def _require_open(self) -> None:
+        if self._snapshot is None:
+            raise RuntimeError(
+                "the window is not open: use it inside "
+                "`with accumulator.window() as window:`, once"
+            )
+
+    def _undo(self) -> None:
+        """Go back to the window's start, and close it."""
+        snapshot, self._snapshot = self._snapshot, None
+        self.micro_batches, self.count = 0, 0
+        if snapshot is not None:
+            snapshot.restore()
+
+
+class _Snapshot:
+    """What a window may change before its step, as it was at the start."""
+
+    def __init__(self, owner: Accumulator) -> None:
+        self.owner = owner
+        self.buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in owner.model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        self.cpu_random = torch.get_rng_state()
+        self.cuda_random = (
+            torch.cuda.get_rng_state_all()
+            if torch.cuda.is_initialized()
+            else []
+        )
+        self.scaler = owner.scaler.state_dict() if owner.scaler else None
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        model, scaler = self.owner.model, self.owner.scaler
+        for parameter in (*model.parameters(), *self.owner.parameters()):
+            parameter.grad = None
+        _clear_unsynchronised(model)
+        for module, name, buffer, value in self.buffers:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+            setattr(module, name, buffer)
+        torch.set_rng_state(self.cpu_random)
+        if self.cuda_random:
+            torch.cuda.set_rng_state_all(self.cuda_random)
+        if scaler:
+            # A scaler forgets that it unscaled when it is given a scale,
+            # which it takes once it has scaled something.
+            device = self.owner.parameters()[0].device
+            scaler.scale(torch.ones((), device=device))
+            scaler.update(self.scaler["scale"])
+            scaler.load_state_dict(self.scaler)
+
+
+def _clear_unsynchronised(model: nn.Module) -> None:
+    """Clear gradients that ``fully_shard`` keeps outside ``param.grad``."""
+    for module in model.modules():
+        if not hasattr(module, "set_requires_gradient_sync"):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in groups or [state._fsdp_param_group]:
+            for parameter in group.fsdp_params if group else []:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+
+
+def _loss_value(loss: torch.Tensor) -> float:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = list(getattr(loss, "shape", [])) or type(loss).__name__
+        raise ValueError(
+            f"the loss is {shape}: backward needs a tensor with one element"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss has no graph: compute it from the model's output, "
+            "outside torch.no_grad() and without detach() or item()"
+        )
+    value = loss.item()
+    if not isfinite(value):
+        raise ValueError(
+            f"the loss is {value}: a finite one is needed. Look for a "
+            "micro-batch of padding only, a too high learning rate, or fp16 "
+            "overflow in the forward pass"
+        )
+    return value
+
+
+def _has_gradient(parameter: nn.Parameter) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.any())
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers in a gradient, which may be a sparse tensor."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
+    """Yield each item with whether it is the last one."""
+    iterator = iter(items)
+    try:
+        item = next(iterator)
+    except StopIteration:
+        return
+    for following in iterator:
+        yield item, False
+        item = following
+    yield item, True

@@ -1,0 +1,76 @@
+"""Three ways to keep a running sum of gradients, to compare their peaks.
+
+PyTorch's own ``param.grad`` is the second: the first backward pass hands its
+gradient over, later ones are added in place.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+Gradients = list[torch.Tensor]
+Add = Callable[[Gradients, Gradients], Gradients]
+
+
+def new_sum(total: Gradients, gradients: Gradients) -> Gradients:
+    """Make a new sum: old sum, gradient and new sum are alive together."""
+    return [t + g for t, g in zip(total, gradients, strict=True)]
+
+
+def in_place(total: Gradients, gradients: Gradients) -> Gradients:
+    """Add to the old sum: old sum and gradient are alive together."""
+    for t, g in zip(total, gradients, strict=True):
+        t.add_(g)
+    return total
+
+
+def memory_aware(is_tight: Callable[[], bool]) -> Add:
+    """A new sum while memory is plentiful, in place when it is tight."""
+
+    def add(total: Gradients, gradients: Gradients) -> Gradients:
+        return (in_place if is_tight() else new_sum)(total, gradients)
+
+    return add
+
+
+def sum_gradients(
+    losses: Iterable[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+    add: Add,
+) -> Gradients:
+    """Sum the gradients of ``losses``, outside ``param.grad``.
+
+    Args:
+        losses: scalars; a generator, so that one graph is alive at a time.
+        parameters: with respect to which the gradients are taken.
+        add: one of this module's strategies.
+
+    Returns:
+        One tensor for each parameter.
+
+    Raises:
+        ValueError: ``losses`` is empty.
+    """
+    total = None
+    for loss in losses:
+        gradients = list(torch.autograd.grad(loss, parameters))
+        total = _own(gradients) if total is None else add(total, gradients)
+        del gradients
+    if total is None:
+        raise ValueError("losses is empty: give at least one micro-batch")
+    return total
+
+
+def _own(gradients: Gradients) -> Gradients:
+    """Copy what cannot be added to in place.
+
+    Autograd may return one tensor for two parameters, or one expanded value.
+    """
+    own, seen = [], set()
+    for gradient in gradients:
+        storage = gradient.untyped_storage()
+        if storage._cdata in seen or storage.nbytes() < gradient.nbytes:
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        seen.add(storage._cdata)
+        own.append(gradient)
+    return own
