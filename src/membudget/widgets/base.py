@@ -1,0 +1,108 @@
+"""What every widget shares: live in a notebook, and a picture without."""
+
+import json
+import sys
+from decimal import ROUND_HALF_UP, Decimal
+from html import escape
+from numbers import Integral
+from typing import Any, ClassVar
+
+import anywidget
+import traitlets
+
+from membudget.widgets.bundle import module_text, style_text
+
+
+class Whole(traitlets.Int):
+    """A trait for a whole number of at least 1."""
+
+    def validate(self, obj: Any, value: Any) -> int:
+        if (
+            not isinstance(value, Integral)
+            or isinstance(value, bool)
+            or value < 1
+        ):
+            raise traitlets.TraitError(
+                f"{self.name} is {value!r}: use a whole number of at least 1"
+            )
+        return int(value)
+
+
+class Widget(anywidget.AnyWidget):
+    """A widget of the course; a subclass is one subject's.
+
+    A subclass gives ``name`` (its module is ``NAME.mjs``, its style
+    ``NAME.css`` where there is one), traits tagged ``sync=True``, and
+    :meth:`numbers`, :meth:`picture` and :meth:`sentence`. With a kernel it is
+    an ipywidget. Its ``text/html`` holds the picture, the sentence and the
+    traits as JSON, with which the book runs the same module without a
+    kernel; the text is the same on every run.
+    """
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "name" in cls.__dict__:  # not the class that add_traits makes
+            cls._esm = module_text(cls.name)
+            cls._css = style_text(cls.name)
+        super().__init_subclass__(**kwargs)
+
+    def numbers(self) -> dict[str, Any]:
+        """What the widget shows, by the names its module uses."""
+        raise NotImplementedError
+
+    def picture(self) -> str:
+        """A static picture: one SVG element."""
+        raise NotImplementedError
+
+    def sentence(self) -> str:
+        """What the picture says, in plain text."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """The subclass's synced traits, as JSON's types."""
+        own = set(self.trait_names(sync=True))
+        own -= set(anywidget.AnyWidget.class_trait_names())
+        return self.get_state([key for key in own if key[0] != "_"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if bundle is None or "google.colab" in sys.modules:
+            return bundle
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        return {**data, "text/html": self._html()}, metadata
+
+    def _html(self) -> str:
+        state = json.dumps(self.state(), sort_keys=True).replace("</", "<\\/")
+        return (
+            f'<div class="mb-widget" data-widget="{self.name}">\n'
+            f'<div class="mb-fallback">\n{self.picture()}\n'
+            f"<p>{escape(self.sentence())}</p>\n</div>\n"
+            f'<script type="application/json" class="mb-state">{state}'
+            "</script>\n</div>"
+        )
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    power = 0
+    while count >= 1024 ** (power + 1) and power + 1 < len(units):
+        power += 1
+    value = Decimal(count) / 1024**power
+    digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2
+    return f"{_round(value, digits)} {units[power]}"
+
+
+def format_number(value: float) -> str:
+    """At most two decimals: ``25.6``; as ``base.mjs``."""
+    text = str(_round(Decimal(value), 2))
+    return text.rstrip("0").rstrip(".")
+
+
+def _round(value: Decimal, digits: int) -> Decimal:
+    """Round a half up, as JavaScript's ``toFixed`` does."""
+    return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)

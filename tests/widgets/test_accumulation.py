@@ -1,0 +1,284 @@
+"""The accumulation widget's traits and numbers."""
+
+import json
+from itertools import permutations
+from math import ceil
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traitlets import TraitError
+
+from membudget.accumulation import (
+    NORMALISATIONS,
+    Footprint,
+    PeakLine,
+    Plan,
+)
+from membudget.widgets import Accumulation
+from membudget.widgets.accumulation import CONSUMERS, digits_footprint
+
+SMALL = Footprint(
+    parameters=1000,
+    gradients=1000,
+    optimizer=2000,
+    alone=[PeakLine(4500, 0), PeakLine(3600, 20), PeakLine(3100, 50)],
+    later=[PeakLine(4500, 0), PeakLine(4300, 30), PeakLine(4000, 50)],
+)
+
+
+def consistent(widget):
+    if widget.locked:
+        follows = ceil(widget.global_batch / widget.micro_batch)
+        return widget.steps == follows
+    return widget.global_batch == widget.steps * widget.micro_batch
+
+
+def test_defaults():
+    widget = Accumulation()
+    assert widget.footprint is digits_footprint()
+    assert (widget.micro_batch, widget.steps) == (128, 4)
+    assert (widget.global_batch, widget.locked) == (512, False)
+    assert (widget.normalisation, widget.samples) == ("window", 1797)
+    assert widget.numbers()["fits"]
+    assert not widget.numbers()["whole_fits"]
+
+
+def test_global_batch_follows():
+    widget = Accumulation(SMALL, micro_batch=16, steps=4)
+    widget.steps = 5
+    assert widget.global_batch == 80
+    widget.micro_batch = 10
+    assert widget.global_batch == 50
+    assert widget.plan == Plan(50, 10, 1797, SMALL, "window")
+
+
+def test_steps_follow_a_locked_global_batch():
+    widget = Accumulation(SMALL, micro_batch=96, global_batch=512)
+    assert widget.locked
+    assert widget.steps == 6
+    assert widget.plan.sizes == [96] * 5 + [32]
+    widget.micro_batch = 512
+    assert widget.steps == 1
+    widget.micro_batch = 1000
+    assert widget.plan.sizes == [512]
+    widget.global_batch = 1001
+    assert widget.plan.sizes == [1000, 1]
+    widget.locked = False
+    assert widget.global_batch == 2000
+
+
+@pytest.mark.parametrize(
+    "order", list(permutations(("locked", "global", "micro")))
+)
+def test_any_order_in_one_go(order):
+    change = {"locked": True, "global_batch": 100, "micro_batch": 24}
+    widget = Accumulation(SMALL)
+    with widget.hold_trait_notifications():
+        for name in order:
+            key = name if name == "locked" else f"{name}_batch"
+            setattr(widget, key, change[key])
+    assert widget.steps == 5
+    assert widget.plan.sizes == [24] * 4 + [4]
+
+
+def test_the_browser_may_send_any_subset():
+    widget = Accumulation(SMALL, micro_batch=8, steps=4)
+    widget.set_state({"micro_batch": 16})
+    assert widget.global_batch == 64
+    widget.set_state({"locked": True, "steps": 4, "global_batch": 64})
+    widget.set_state({"micro_batch": 30, "steps": 3, "global_batch": 64})
+    assert (widget.steps, widget.plan.sizes) == (3, [30, 30, 4])
+    widget.set_state({"locked": False, "steps": 3, "global_batch": 90})
+    assert widget.global_batch == 90
+
+
+def test_an_observer_sees_a_consistent_plan():
+    widget = Accumulation(SMALL, micro_batch=8, steps=4)
+    seen = []
+    for name in ("micro_batch", "steps", "global_batch"):
+        widget.observe(lambda _: seen.append(consistent(widget)), name)
+    widget.micro_batch = 9
+    widget.steps = 7
+    widget.locked = True
+    widget.micro_batch = 20
+    assert len(seen) == 6
+    assert all(seen)
+
+
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["micro_batch", "steps", "global_batch"]),
+            st.integers(1, 300),
+        ),
+        st.tuples(st.just("locked"), st.booleans()),
+        st.tuples(st.just("normalisation"), st.sampled_from(NORMALISATIONS)),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHANGES)
+def test_consistent_after_every_change(changes):
+    widget = Accumulation(SMALL)
+    for name, value in changes:
+        follows = "steps" if widget.locked else "global_batch"
+        refused = name == follows and getattr(widget, name) != value
+        if refused:
+            with pytest.raises(TraitError, match=f"{name} cannot be set"):
+                setattr(widget, name, value)
+        else:
+            setattr(widget, name, value)
+        assert consistent(widget)
+        assert len(widget.plan.sizes) == widget.steps
+    widget.close()
+
+
+def test_what_follows_cannot_be_set():
+    widget = Accumulation(SMALL, micro_batch=16, steps=4)
+    with pytest.raises(TraitError, match="it follows steps × micro_batch"):
+        widget.global_batch = 100
+    assert widget.global_batch == 64
+    widget.locked = True
+    with pytest.raises(TraitError, match="set micro_batch instead"):
+        widget.steps = 9
+    assert widget.steps == 4
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"micro_batch": 0},
+        {"steps": -1},
+        {"steps": 2.5},
+        {"global_batch": 0},
+        {"global_batch": "all"},
+        {"samples": 0},
+        {"budget": 0},
+        {"normalisation": "mean"},
+        {"footprint": {"parameters": 1}},
+        {"locked": "maybe"},
+    ],
+)
+def test_bad_input(bad):
+    (name,) = bad
+    with pytest.raises(TraitError, match=name):
+        Accumulation(**bad)
+
+
+def test_a_new_footprint_moves_the_peak():
+    widget = Accumulation(SMALL, micro_batch=16, steps=4)
+    before = widget.plan.peak
+    widget.footprint = digits_footprint()
+    assert widget.plan.peak > before
+    assert widget.state()["footprint"]["parameters"] == 603176
+
+
+def test_state_is_json():
+    state = Accumulation(SMALL).state()
+    assert json.loads(json.dumps(state)) == state
+    assert set(state) == {
+        "footprint",
+        "micro_batch",
+        "steps",
+        "global_batch",
+        "locked",
+        "normalisation",
+        "samples",
+        "budget",
+        "label",
+    }
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 64), (24, 100), (64, 65)])
+def test_numbers_are_the_plans(normalisation, sizes):
+    micro_batch, global_batch = sizes
+    widget = Accumulation(
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        normalisation=normalisation,
+    )
+    plan, n = widget.plan, widget.numbers()
+    assert n["peak"] == plan.peak == sum(n["memory"].values())
+    assert n["whole_peak"] == plan.whole_peak
+    assert n["whole_peak"] == sum(n["whole_memory"].values())
+    assert set(n["memory"]) == set(CONSUMERS)
+    assert all(bytes_ >= 0 for bytes_ in n["memory"].values())
+    assert n["steps_per_epoch"] == plan.steps_per_epoch
+    full, rest = divmod(1797, global_batch)
+    assert n["last_window"] == (rest or global_batch)
+    assert n["steps_per_epoch"] == full + bool(rest)
+
+
+def test_bias_of_the_mean_of_means():
+    """The law: a remainder's samples weigh micro-batch ÷ remainder more."""
+    n = Accumulation(
+        SMALL, micro_batch=24, global_batch=100, normalisation="mean of means"
+    ).numbers()
+    assert n["weight_ratio"] == pytest.approx(24 / 4)
+    assert n["weight_sum"] == pytest.approx(1)
+
+
+def test_no_division_is_k_times_too_large():
+    widget = Accumulation(SMALL, steps=7, normalisation="no division")
+    assert widget.numbers()["weight_sum"] == pytest.approx(7)
+    assert "The weights sum to 7 instead of 1" in widget.sentence()
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ({}, ["4 micro-batches of 128", "within the limit", "does not fit"]),
+        ({"steps": 1}, ["One micro-batch, the whole batch of 128"]),
+        ({"micro_batch": 8}, ["(in the optimizer step)"]),
+        ({"budget": 2**20}, ["above the limit of 1.00 MiB"]),
+        (
+            {"micro_batch": 100, "global_batch": 250},
+            ["3 micro-batches, 100 each and the last 50", "weighs 1/250"],
+        ),
+        (
+            {
+                "micro_batch": 100,
+                "global_batch": 250,
+                "normalisation": "mean of means",
+            },
+            ["weighs 2 times as much as any other"],
+        ),
+    ],
+)
+def test_sentence(arguments, parts):
+    sentence = Accumulation(**arguments).sentence()
+    for part in parts:
+        assert part in sentence
+
+
+def test_picture_is_drawn_to_scale():
+    widget = Accumulation()
+    svg = ElementTree.fromstring(widget.picture())
+    assert svg.get("role") == "img"
+    assert svg.get("aria-label") == widget.sentence()
+    bars = [r for r in svg.iter("rect") if r.get("height") == "26"]
+    n = widget.numbers()
+    rows = (n["memory"], n["whole_memory"])
+    expected = [row[consumer] for row in rows for consumer in CONSUMERS]
+    scale = 396 / n["whole_peak"]
+    for bar, held in zip(bars, expected, strict=True):
+        assert float(bar.get("width")) == pytest.approx(held * scale, abs=0.1)
+        assert float(bar.get("x")) + float(bar.get("width")) <= 398.2
+
+
+def test_repr():
+    assert repr(Accumulation(micro_batch=8, steps=2)) == (
+        "Accumulation(micro_batch=8, steps=2, global_batch=16, "
+        "normalisation='window')"
+    )
+
+
+def test_the_label_says_what_the_footprint_is_of():
+    assert Accumulation().label == "an MLP on handwritten digits, with Adam"
+    assert Accumulation(SMALL).label == ""
+    assert Accumulation(SMALL, label="a toy").state()["label"] == "a toy"

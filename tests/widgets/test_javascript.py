@@ -1,0 +1,82 @@
+"""The JavaScript tests, and the numbers that they compare with Python's."""
+
+import json
+import os
+import re
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import node
+import pytest
+
+from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
+from membudget.widgets import Accumulation, bundle
+from membudget.widgets.accumulation import digits_footprint
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = sorted(ROOT.glob("tests/js/*.test.mjs"))
+
+FOOTPRINTS = (
+    digits_footprint(),
+    Footprint(1000, 1000, 0, [PeakLine(2100, 7)], [PeakLine(3000, 7)]),
+)
+UNLOCKED = tuple(product((1, 2, 16, 100, 128, 333), (1, 2, 3, 8, 31)))
+LOCKED = tuple(product((1, 7, 96, 128, 500), (1, 96, 100, 500, 1797)))
+
+
+def cases():
+    """A grid of states, each with the numbers that Python gives."""
+    widget = Accumulation()
+    for footprint, normalisation, samples in product(
+        FOOTPRINTS, NORMALISATIONS, (1, 512, 1797)
+    ):
+        widget.footprint = footprint
+        widget.normalisation = normalisation
+        widget.samples = samples
+        widget.budget = 3 * 2**20 if samples == 1797 else 3300
+        for locked, grid in ((False, UNLOCKED), (True, LOCKED)):
+            widget.locked = locked
+            for micro_batch, other in grid:
+                widget.micro_batch = micro_batch
+                setattr(widget, "global_batch" if locked else "steps", other)
+                yield {
+                    "state": widget.state(),
+                    "numbers": widget.numbers(),
+                    "sentence": widget.sentence(),
+                }
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """The folder with the grid and the composed modules."""
+    folder = tmp_path_factory.mktemp("js")
+    everything = list(cases())
+    assert len(everything) >= 500
+    (folder / "accumulation.json").write_text(json.dumps(everything))
+    for name in bundle.names():
+        (folder / f"{name}.mjs").write_text(bundle.module_text(name))
+    return folder
+
+
+@pytest.mark.parametrize("test", TESTS, ids=lambda path: path.stem)
+def test_javascript(test, grid):
+    done = subprocess.run(
+        [node.find(), "--test", "--test-reporter=tap", str(test)],
+        env={**os.environ, "MB_GRID": str(grid)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"^# pass (\d+)$", done.stdout, re.M)
+    skipped = re.search(r"^# skipped (\d+)$", done.stdout, re.M)
+    assert int(passed[1]) >= 3
+    assert int(skipped[1]) == 0
+
+
+def test_there_are_javascript_tests():
+    assert {path.name for path in TESTS} >= {
+        "accumulation.test.mjs",
+        "base.test.mjs",
+    }

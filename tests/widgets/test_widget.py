@@ -1,0 +1,155 @@
+"""What every widget shares: traits, the HTML beside the live view."""
+
+import json
+import re
+import sys
+import types
+
+import pytest
+import traitlets
+
+from membudget.widgets import (
+    Accumulation,
+    Whole,
+    Widget,
+    format_bytes,
+    format_number,
+)
+
+
+class Toy(Widget):
+    """A widget as small as can be."""
+
+    name = "accumulation"
+    text = traitlets.Unicode("a</script><b>").tag(sync=True)
+    count = Whole(3).tag(sync=True)
+    hidden = Whole(4)
+
+    def numbers(self):
+        return {"count": self.count}
+
+    def picture(self):
+        return '<svg role="img" aria-label="toy"></svg>'
+
+    def sentence(self):
+        return "1 < 2 & more"
+
+
+def html(widget):
+    data, _ = widget._repr_mimebundle_()
+    return data["text/html"]
+
+
+def state(text):
+    pattern = r'<script type="application/json" class="mb-state">(.*?)</scr'
+    return json.loads(re.search(pattern, text, re.S)[1])
+
+
+def test_html_beside_the_live_view():
+    data, metadata = Toy()._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert data["text/plain"] == "Toy()"
+    assert isinstance(metadata, dict)
+    assert data["text/html"].startswith(
+        '<div class="mb-widget" data-widget="accumulation">\n'
+        '<div class="mb-fallback">\n<svg'
+    )
+    assert data["text/html"].count("<div") == 2
+    assert data["text/html"].count("</div>") == 2
+
+
+def test_state_is_the_synced_traits_and_no_more():
+    assert state(html(Toy())) == {"text": "a</script><b>", "count": 3}
+
+
+def test_state_and_sentence_are_escaped():
+    text = html(Toy())
+    assert text.count("</script") == 1
+    assert r"a<\/script>" in text
+    assert "<p>1 &lt; 2 &amp; more</p>" in text
+
+
+def test_html_is_the_same_every_time():
+    one, two = Accumulation(), Accumulation()
+    assert html(one) == html(two) == html(one)
+    assert repr(one) == repr(two)
+    assert one.model_id not in html(one)
+
+
+def test_html_follows_the_traits():
+    widget = Toy()
+    widget.count = 9
+    assert state(html(widget))["count"] == 9
+
+
+def test_colab_gets_the_live_view_only(monkeypatch):
+    widget = Toy()
+    colab = types.ModuleType("google.colab")
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    data, _ = widget._repr_mimebundle_()
+    assert "text/html" not in data
+    assert "application/vnd.jupyter.widget-view+json" in data
+
+
+@pytest.mark.parametrize("bundle", [{"text/plain": "x"}, None])
+def test_older_and_hidden_bundles(monkeypatch, bundle):
+    widget = Toy()
+    base = Widget.__mro__[1]
+    monkeypatch.setattr(base, "_repr_mimebundle_", lambda self, **kw: bundle)
+    result = widget._repr_mimebundle_()
+    if bundle is None:
+        assert result is None
+    else:
+        data, metadata = result
+        assert set(data) == {"text/plain", "text/html"}
+        assert metadata == {}
+
+
+def test_module_and_style_are_the_bundles():
+    widget = Toy()
+    assert "export default { render }" in widget._esm
+    assert ".mb-root" in widget._css
+    assert widget.get_state(["_esm"])["_esm"] == widget._esm
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "3", None, True, float("nan")])
+def test_whole_says_what_is_allowed(bad):
+    widget = Toy()
+    with pytest.raises(traitlets.TraitError) as error:
+        widget.count = bad
+    assert str(error.value) == (
+        f"count is {bad!r}: use a whole number of at least 1"
+    )
+    assert widget.count == 3
+
+
+def test_whole_takes_numpys_integers():
+    numpy = pytest.importorskip("numpy")
+    widget = Toy(count=numpy.int64(5))
+    assert type(widget.count) is int
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1152, "1.13 KiB"),  # 1.125: a half goes up
+        (10 * 1024, "10.0 KiB"),
+        (2938048, "2.80 MiB"),
+        (5 * 2**30, "5.00 GiB"),
+        (80 * 10**9, "74.5 GiB"),
+        (3 * 2**50, "3072 TiB"),
+    ],
+)
+def test_format_bytes(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(1.0, "1"), (25.6, "25.6"), (1.125, "1.13"), (100, "100"), (0.0, "0")],
+)
+def test_format_number(value, text):
+    assert format_number(value) == text
