@@ -1,0 +1,35 @@
+"""Checked exercises: ``check_NAME(fn)`` prints how a solution fares.
+
+It prints one of three states, "Not attempted yet.", "Not right yet:" with a
+hint, or "Correct.", and raises nothing. ``check_NAME.judge(fn)`` returns the
+same as an :class:`Outcome`.
+"""
+
+from membudget.exercises.accumulation import (
+    check_accumulate,
+    check_amp_step,
+    check_clipped_step,
+    check_largest_micro_batch,
+    check_mean_of_means_error,
+    check_noise_scale,
+    check_padded_gradient,
+    check_token_weights,
+    check_train_epoch,
+    check_weights,
+)
+from membudget.exercises.core import Exercise, Outcome
+
+__all__ = [
+    "Exercise",
+    "Outcome",
+    "check_accumulate",
+    "check_amp_step",
+    "check_clipped_step",
+    "check_largest_micro_batch",
+    "check_mean_of_means_error",
+    "check_noise_scale",
+    "check_padded_gradient",
+    "check_token_weights",
+    "check_train_epoch",
+    "check_weights",
+]

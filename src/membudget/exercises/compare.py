@@ -1,0 +1,93 @@
+"""What a function did, and how it differs from what is right."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from membudget.exercises.guard import describe, message
+
+
+@dataclass
+class Seen:
+    """What a function did in one case.
+
+    Attributes:
+        parts: named numbers, compared with the right ones.
+        hint: what is wrong even if the numbers are right.
+        remark: what to add to "Correct."
+        attempted: False for a stub.
+        raised: the exception, if there was one.
+    """
+
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    hint: str = ""
+    remark: str = ""
+    attempted: bool = True
+    raised: BaseException | None = None
+
+
+def same(one: Seen, other: Seen, tolerance: float) -> bool:
+    """Whether two functions gave the same numbers, or the same error."""
+    if one.raised or other.raised:
+        return type(one.raised) is type(other.raised) and (
+            message(one.raised) == message(other.raised)
+        )
+    return bool(one.parts) and all(
+        close(one.parts[name], right, tolerance)
+        for name, right in other.parts.items()
+    )
+
+
+def close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
+    """Equal but for ``tolerance`` × the norm of ``right``."""
+    room = tolerance * right.nan_to_num(0, 0, 0).norm().item() + 1e-12
+    return mine.shape == right.shape and torch.allclose(
+        mine, right, rtol=0, atol=room, equal_nan=True
+    )
+
+
+def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
+    """Say how far off a function is whose mistake is not a known one."""
+    if right.raised:
+        name = type(right.raised).__name__
+        if mine.raised:
+            return f"a {name} is needed here. " + describe(mine.raised, fn)
+        return f"a {name} is needed here; your function raised nothing."
+    if mine.raised:
+        return describe(mine.raised, fn)
+    if mine.hint:
+        return mine.hint
+    name = next(
+        name
+        for name in right.parts
+        if not close(mine.parts[name], right.parts[name], tolerance)
+    )
+    a, b = mine.parts[name], right.parts[name]
+    if a.shape != b.shape:
+        return f"the {name} is {shape(a)}; {shape(b)} is needed."
+    if not a.isfinite().all():
+        return f"the {name} holds NaN or infinity."
+    if a.numel() <= 8:
+        return f"the {name} is {numbers(a)}; {numbers(b)} is right."
+    factor = ((a * b).sum() / (b * b).sum()).item()
+    if factor and close(a, factor * b, tolerance):
+        return f"the {name} is {factor:.4g} times the right one."
+    if not b.any():
+        return f"the {name} is not zero."
+    off = (a - b).norm() / b.norm()
+    return f"the {name} is off by {off:.2g} times its norm."
+
+
+def shape(tensor: torch.Tensor) -> str:
+    """How many numbers a tensor holds, in words."""
+    if tensor.ndim > 1:
+        return f"a table of {' × '.join(map(str, tensor.shape))} numbers"
+    count = tensor.numel() if tensor.ndim else "a single"
+    return f"{count} number{'s' * (tensor.ndim and count != 1)}"
+
+
+def numbers(tensor: torch.Tensor) -> str:
+    """A few numbers, rounded; a list unless it is a single one."""
+    texts = [f"{value:.4g}" for value in tensor.flatten().tolist()]
+    return f"[{', '.join(texts)}]" if tensor.ndim else texts[0]

@@ -1,0 +1,347 @@
+"""Every checker on the solution, the stub, wrong and hostile answers."""
+
+import inspect
+import random
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from membudget import exercises
+from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
+
+from . import solutions, stubs, wrong
+
+NAMES = [
+    name.removeprefix("check_")
+    for name in exercises.__all__
+    if name.startswith("check_")
+]
+each_exercise = pytest.mark.parametrize("name", NAMES)
+
+
+def checker(name):
+    return getattr(exercises, f"check_{name}")
+
+
+def parameters(name):
+    return list(inspect.signature(getattr(solutions, name)).parameters)
+
+
+@each_exercise
+def test_solution(name, capsys):
+    assert checker(name)(getattr(solutions, name)) is None
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{CORRECT} ")
+    assert not printed.err
+    assert all(len(line) < 80 for line in printed.out.splitlines())
+
+
+@each_exercise
+def test_solution_is_short(name):
+    lines = inspect.getsource(getattr(solutions, name)).splitlines()
+    assert len(lines) <= 12
+
+
+@each_exercise
+def test_signatures(name):
+    signature = f"{name}({', '.join(parameters(name))})"
+    assert checker(name).signature == signature
+    assert parameters(name) == list(
+        inspect.signature(getattr(stubs, name)).parameters
+    )
+
+
+BROKEN = {
+    "padded_gradient": "a token among few weighs more",
+    "train_epoch": "the last window is dropped",
+    "clipped_step": "clipped after every micro-batch",
+}
+
+
+@each_exercise
+def test_stub(name, capsys):
+    checker(name)(getattr(stubs, name))
+    printed = " ".join(capsys.readouterr().out.split())
+    if name in BROKEN:
+        assert printed.startswith(f"{NOT_RIGHT} ")
+        assert BROKEN[name] in printed
+    else:
+        assert printed == NOT_ATTEMPTED
+
+
+EMPTY = {
+    "none": lambda *args: None,
+    "dots": lambda *args: ...,
+    "not implemented": lambda *args: NotImplemented,
+}
+
+
+@each_exercise
+@pytest.mark.parametrize("empty", EMPTY)
+def test_empty_function(name, empty):
+    assert checker(name).judge(EMPTY[empty]).state == NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(name, k) for name in NAMES for k in range(len(wrong.ANSWERS[name]))],
+)
+def test_wrong_answer(name, number):
+    answer, words = wrong.ANSWERS[name][number]
+    outcome = checker(name).judge(answer)
+    assert outcome.state == NOT_RIGHT
+    assert words in outcome.text
+
+
+@each_exercise
+def test_there_are_wrong_answers(name):
+    assert len(wrong.ANSWERS[name]) + (name in BROKEN) >= 2
+
+
+@each_exercise
+def test_known_mistakes_get_their_own_hint(name):
+    check = checker(name)
+    for hint, mistake in check.mistakes:
+        outcome = check.judge(mistake)
+        assert outcome.state == NOT_RIGHT
+        if len(getattr(mistake, "keywords", {})) < 2:
+            assert outcome.text.startswith(hint)
+
+
+# Hostile functions: a hint each, and never an exception
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raises(error):
+    def function(*args):
+        raise error
+
+    return function
+
+
+def yields(*args):
+    yield args
+
+
+def seeds(*args):
+    torch.manual_seed(1)
+    return random.random() + np.random.random()
+
+
+def disables_gradients(*args):
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    return "abc"
+
+
+def vandal(*args):
+    for arg in args:
+        if isinstance(arg, list):
+            arg.clear()
+        if isinstance(arg, torch.Tensor):
+            arg.zero_()
+        if isinstance(arg, torch.nn.Module):
+            torch.nn.init.zeros_(next(arg.parameters()))
+    return 1.0
+
+
+def recursive(*args):
+    return recursive(*args)
+
+
+HOSTILE = {
+    "a division": (lambda *args: 1 / 0, "ZeroDivisionError in line 1"),
+    "an exit": (lambda *args: sys.exit(), "SystemExit in line 1"),
+    "an exit code": (lambda *args: sys.exit(3), "your function: 3."),
+    "unprintable": (raises(Unprintable()), "Unprintable in line 2"),
+    "address": (raises(KeyError(object())), "object at 0x…>"),
+    "many lines": (raises(OSError("one\ntwo")), "your function: one."),
+    "recursion": (recursive, "RecursionError in line 2 of your function"),
+    "generator": (yields, "returns a generator"),
+    "gradients off": (disables_gradients, ""),
+    "seeds": (seeds, ""),
+    "vandal": (vandal, ""),
+    "string": (lambda *args: "0.5", ""),
+    "strings": (lambda *args: ["a", "b", "c"], ""),
+    "dictionary": (lambda *args: {"a": 1}, ""),
+    "object": (lambda *args: object(), ""),
+    "nothing": (lambda *args: [], ""),
+    "nan": (lambda *args: float("nan"), ""),
+    "nans": (lambda *args: [float("nan")] * 3, ""),
+    "too deep": (lambda *args: [[1.0, 2.0], [3.0]], ""),
+    "table": (lambda *args: torch.ones(2, 3), ""),
+    "builtin": (print, ""),
+    "partial": (partial(max, default=0), ""),
+    "too few": (lambda a: a, "your function takes (a); keep `"),
+    "too many": (lambda a, b, c, d, e, f: a, "your function takes (a, b, c,"),
+    "a class": (Unprintable, "without calling it; this is a class"),
+    "an object": (object(), "this is an object"),
+    "None": (None, "without calling it; this is None"),
+    "a result": ([0.5, 0.5], "without calling it; this is a list"),
+    "a string": ("weights", "without calling it; this is a str"),
+}
+VALUES = {
+    "weights",
+    "token_weights",
+    "mean_of_means_error",
+    "noise_scale",
+    "largest_micro_batch",
+}
+
+
+@pytest.mark.filterwarnings("error")
+@each_exercise
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_function(name, kind, capsys):
+    function, words = HOSTILE[kind]
+    before = global_state()
+    checker(name)(function)
+    printed = capsys.readouterr()
+    text = " ".join(printed.out.split())
+    if kind != "builtin":
+        assert text.startswith(f"{NOT_RIGHT} ")
+        assert len(text) > len(NOT_RIGHT) + 10
+    assert words in text
+    assert not printed.err
+    assert "Traceback" not in text
+    assert_same_state(before)
+
+
+@pytest.mark.parametrize("name", ["weights", "token_weights"])
+def test_hint_for_values(name):
+    def text(function):
+        return checker(name).judge(function).text
+
+    assert "returns a str that is not made of numbers" in text(
+        lambda *args: "0.5"
+    )
+    assert "holds NaN or infinity" in text(lambda *args: [float("nan")] * 3)
+    assert "the answer is 0 numbers; 3 numbers is needed" in text(
+        lambda *args: []
+    )
+    assert "a table of 2 × 3 numbers" in text(lambda *args: torch.ones(2, 3))
+
+
+def test_hint_for_random_numbers():
+    def random_weights(counts):
+        torch.manual_seed(0)
+        torch.rand(1)
+        return solutions.weights(counts)
+
+    outcome = exercises.check_weights.judge(random_weights)
+    assert "drew random numbers" in outcome.text
+
+
+def test_hint_for_changed_batch():
+    def accumulate(model, x, y, micro_batch):
+        solutions.accumulate(model, x, y, micro_batch)
+        x.zero_()
+
+    outcome = exercises.check_accumulate.judge(accumulate)
+    assert "changed its arguments" in outcome.text
+
+
+def test_missing_operator_is_no_stub():
+    def accumulate(model, x, y, micro_batch):
+        F.cross_entropy(model(x[:micro_batch]).long(), y[:micro_batch])
+
+    outcome = exercises.check_accumulate.judge(accumulate)
+    assert "not implemented for 'Long'" in outcome.text
+    assert "NotImplementedError in line 2 of your function" in outcome.text
+
+
+def test_interrupt_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        exercises.check_weights(raises(KeyboardInterrupt()))
+
+
+def test_slow_search_is_correct_with_a_remark():
+    def scan(peak, budget, global_batch):
+        return max(s for s in range(1, global_batch + 1) if peak(s) <= budget)
+
+    outcome = exercises.check_largest_micro_batch.judge(scan)
+    assert outcome.state == CORRECT
+    assert "It measured 1000 times" in outcome.text
+    quick = exercises.check_largest_micro_batch.judge(
+        solutions.largest_micro_batch
+    )
+    assert "measured" not in quick.text
+
+
+def test_other_right_answers():
+    def autograd(model, x, y, micro_batch):
+        parameters = list(model.parameters())
+        parts = zip(x.split(micro_batch), y.split(micro_batch), strict=True)
+        for a, b in parts:
+            model(a)  # looked at, and not used
+            loss = F.cross_entropy(model(a), b, reduction="sum") / len(x)
+            grads = torch.autograd.grad(loss, parameters)
+            for p, grad in zip(parameters, grads, strict=True):
+                p.grad = grad if p.grad is None else p.grad + grad
+
+    def array(counts):
+        return np.array(counts) / np.sum(counts)
+
+    assert exercises.check_accumulate.judge(autograd).state == CORRECT
+    assert exercises.check_weights.judge(array).state == CORRECT
+    for kind in (tuple, torch.tensor):
+        outcome = exercises.check_weights.judge(
+            lambda counts, kind=kind: kind(solutions.weights(counts))
+        )
+        assert outcome.state == CORRECT
+
+
+# Nothing leaks, in either direction
+
+
+def global_state():
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        str(np.random.get_state()),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_device(),
+        torch.is_inference_mode_enabled(),
+    )
+
+
+def assert_same_state(before):
+    for was, now in zip(before, global_state(), strict=True):
+        assert was == now
+
+
+@each_exercise
+def test_state_is_kept_and_does_not_matter(name):
+    check = checker(name)
+    answers = [getattr(solutions, name), wrong.ANSWERS[name][0][0]]
+    expected = [check.judge(answer) for answer in answers]
+    torch.manual_seed(7)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            torch.inference_mode(),
+            torch.autocast("cpu", torch.bfloat16),
+            torch.device("meta"),
+        ):
+            before = global_state()
+            assert [check.judge(answer) for answer in answers] == expected
+            assert_same_state(before)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@each_exercise
+def test_names_carry_no_address(name, capsys):
+    assert repr(checker(name)) == f"check_{name}"
+    checker(name)()
+    assert "this is None" in " ".join(capsys.readouterr().out.split())

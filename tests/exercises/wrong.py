@@ -1,0 +1,746 @@
+# ruff: noqa: F811 (one name, many answers)
+"""Plausible wrong answers, each with words of the hint it must get.
+
+They are written as a reader would, not through the checkers' own variants.
+"""
+
+from collections import defaultdict
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+ANSWERS = defaultdict(list)
+
+
+def hinted(words):
+    """Register a wrong answer to the exercise that the name begins with."""
+
+    def register(fn):
+        ANSWERS[fn.__name__].append((fn, words))
+        return fn
+
+    return register
+
+
+# weights
+
+
+@hinted("every micro-batch weighs 1/K")
+def weights(counts):
+    return [1 / len(counts)] * len(counts)
+
+
+@hinted("counts themselves")
+def weights(counts):
+    return counts
+
+
+@hinted("already divided by n")
+def weights(counts):
+    return [1 / count for count in counts]
+
+
+@hinted("the answer is 2 numbers; 3 numbers is needed")
+def weights(counts):
+    total = sum(counts)
+    return [count / total for count in counts[1:]]
+
+
+@hinted("one for each micro-batch")
+def weights(counts):
+    return [1 / sum(counts) for count in counts for _ in range(count)]
+
+
+@hinted("returns None: end it with `return`")
+def weights(counts):
+    [count / sum(counts) for count in counts]
+
+
+@hinted("the answer is [0.6, 0.4, 0.1]; [0.6, 0.3, 0.1] is right")
+def weights(counts):
+    return [
+        round(count / sum(counts) + 0.049 * (count == 3), 1)
+        for count in counts
+    ]
+
+
+@hinted("changed its arguments")
+def weights(counts):
+    total = sum(counts)
+    for i, count in enumerate(counts):
+        counts[i] = count / total
+    return counts
+
+
+# token_weights
+
+
+@hinted("only labels other than -100 count")
+def token_weights(labels, micro_batches):
+    return [len(labels[part]) / len(labels) for part in micro_batches]
+
+
+@hinted("only labels other than -100 count")
+def token_weights(labels, micro_batches):
+    return [labels[part].numel() / labels.numel() for part in micro_batches]
+
+
+@hinted("every micro-batch weighs 1/K")
+def token_weights(labels, micro_batches):
+    return [1 / len(micro_batches)] * len(micro_batches)
+
+
+@hinted("counts themselves")
+def token_weights(labels, micro_batches):
+    return [(labels[part] != -100).sum() for part in micro_batches]
+
+
+@hinted("divided by all tokens")
+def token_weights(labels, micro_batches):
+    real = [(labels[part] != -100).sum() for part in micro_batches]
+    return [n / labels.numel() for n in real]
+
+
+@hinted("within each micro-batch")
+def token_weights(labels, micro_batches):
+    masks = [labels[part] != -100 for part in micro_batches]
+    return [mask.sum() / mask.numel() for mask in masks]
+
+
+@hinted("weighs the padding")
+def token_weights(labels, micro_batches):
+    padding = labels == -100
+    return [padding[part].sum() / padding.sum() for part in micro_batches]
+
+
+@hinted("label 0 is a token")
+def token_weights(labels, micro_batches):
+    real = labels > 0
+    return [real[part].sum() / real.sum() for part in micro_batches]
+
+
+# accumulate
+
+
+@hinted("10 samples ran through the model at once; a micro-batch holds 4")
+def accumulate(model, x, y, micro_batch):
+    F.cross_entropy(model(x), y).backward()
+
+
+@hinted("the graphs of 10 samples were alive at once")
+def accumulate(model, x, y, micro_batch):
+    total = 0
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        total += F.cross_entropy(model(a), b, reduction="sum")
+    (total / len(x)).backward()
+
+
+@hinted("the graphs of 6 samples were alive at once")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        loss = F.cross_entropy(model(a), b, reduction="sum") / len(x)
+        loss.backward(retain_graph=True)
+
+
+@hinted("divided by the number of micro-batches")
+def accumulate(model, x, y, micro_batch):
+    parts = list(zip(x.split(micro_batch), y.split(micro_batch), strict=True))
+    for a, b in parts:
+        (F.cross_entropy(model(a), b) / len(parts)).backward()
+
+
+@hinted("left over after the last full micro-batch")
+def accumulate(model, x, y, micro_batch):
+    for k in range(len(x) // micro_batch):
+        part = slice(k * micro_batch, (k + 1) * micro_batch)
+        loss = F.cross_entropy(model(x[part]), y[part])
+        (loss * micro_batch / len(x)).backward()
+
+
+@hinted("left over after the last full micro-batch")
+def accumulate(model, x, y, micro_batch):
+    steps = len(x) // micro_batch
+    for k in range(steps):
+        part = slice(k * micro_batch, (k + 1) * micro_batch)
+        (F.cross_entropy(model(x[part]), y[part]) / steps).backward()
+
+
+@hinted("not divided at all")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        F.cross_entropy(model(a), b).backward()
+
+
+@hinted("not divided by its count N")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        F.cross_entropy(model(a), b, reduction="sum").backward()
+
+
+@hinted("only the last micro-batch is left")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        model.zero_grad()
+        (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
+
+
+@hinted("no gradient in `param.grad` at the end: nothing called")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
+        model.zero_grad()
+
+
+@hinted("no gradient in `param.grad` at the end: your function returns a list")
+def accumulate(model, x, y, micro_batch):
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        loss = F.cross_entropy(model(a), b) * len(a) / len(x)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        total = [t + g for t, g in zip(total, grads, strict=True)]
+    return total
+
+
+@hinted("the parameters have changed")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+@hinted("the gradient is -1 times the right one")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        (-F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
+
+
+@hinted("the gradient is off by")
+def accumulate(model, x, y, micro_batch):
+    for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        (F.cross_entropy(model(a * 2), b) * len(a) / len(x)).backward()
+
+
+# amp_step
+
+
+def total(micro_batches):
+    return sum(len(x) for x, _ in micro_batches)
+
+
+def scaled_backward(model, scaler, x, y, weight):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(x), y) * weight
+    scaler.scale(loss).backward()
+
+
+def scaled_window(model, scaler, micro_batches):
+    n = total(micro_batches)
+    for x, y in micro_batches:
+        scaled_backward(model, scaler, x, y, len(x) / n)
+
+
+@hinted("call `scaler.unscale_(optimizer)` before `clip_grad_norm_`")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("call `scaler.unscale_(optimizer)` before `clip_grad_norm_`")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("`scaler.update()` runs before the scaler has seen a gradient")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        weight = len(x) / total(micro_batches)
+        scaled_backward(model, scaler, x, y, weight)
+        scaler.update()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+
+
+@hinted("`unscale_` runs after every micro-batch")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        weight = len(x) / total(micro_batches)
+        scaled_backward(model, scaler, x, y, weight)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("clipped after every micro-batch")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        weight = len(x) / total(micro_batches)
+        scaled_backward(model, scaler, x, y, weight)
+        clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps after every micro-batch")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        scaled_backward(model, scaler, x, y, 1)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@hinted("divided by the number of micro-batches")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        scaled_backward(model, scaler, x, y, 1 / len(micro_batches))
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("not divided at all")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        scaled_backward(model, scaler, x, y, 1)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("gradients are still there at the end")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@hinted("the loss scale stays as it was")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+
+
+@hinted("an overflow must skip the step")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the forward pass does not run in fp16")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    for x, y in micro_batches:
+        loss = F.cross_entropy(model(x), y) * len(x) / total(micro_batches)
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("unclipped gradient")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+# mean_of_means_error
+
+
+def terms(counts):
+    share = [n / sum(counts) for n in counts]
+    return [
+        (1 / len(counts) - s) ** 2 / n
+        for s, n in zip(share, counts, strict=True)
+    ]
+
+
+@hinted("take the square root")
+def mean_of_means_error(counts):
+    return sum(counts) * sum(terms(counts))
+
+
+@hinted("the factor N is missing")
+def mean_of_means_error(counts):
+    return sum(terms(counts)) ** 0.5
+
+
+@hinted("the 1/n_k is missing")
+def mean_of_means_error(counts):
+    bare = [t * n for t, n in zip(terms(counts), counts, strict=True)]
+    return (sum(counts) * sum(bare)) ** 0.5
+
+
+@hinted("take the square root")
+def mean_of_means_error(counts):
+    return sum(terms(counts))
+
+
+@hinted("the answer is 3 numbers; a single number is needed")
+def mean_of_means_error(counts):
+    return [(sum(counts) * term) ** 0.5 for term in terms(counts)]
+
+
+# noise_scale
+
+
+@hinted("upside down")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    square = batch * batch_square - micro_batch * micro_square
+    square /= batch - micro_batch
+    variance = micro_square - batch_square
+    variance /= 1 / micro_batch - 1 / batch
+    return square / variance
+
+
+@hinted("|ḡ|² still holds the noise of the batch")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    variance = micro_square - batch_square
+    variance /= 1 / micro_batch - 1 / batch
+    return variance / batch_square
+
+
+@hinted("a micro-batch's gradient, not of a sample's")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    return (micro_square - batch_square) / batch_square
+
+
+@hinted("as if |ḡ|² had no noise left")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    return micro_batch * (micro_square - batch_square) / batch_square
+
+
+@hinted("tr Σ alone")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    return (micro_square - batch_square) / (1 / micro_batch - 1 / batch)
+
+
+@hinted("|G|² alone")
+def noise_scale(micro_square, batch_square, micro_batch, batch):
+    square = batch * batch_square - micro_batch * micro_square
+    return square / (batch - micro_batch)
+
+
+# largest_micro_batch
+
+
+@hinted("power of two")
+def largest_micro_batch(peak, budget, global_batch):
+    if peak(1) > budget:
+        raise ValueError
+    size = 1
+    while 2 * size <= global_batch and peak(2 * size) <= budget:
+        size *= 2
+    return size
+
+
+@hinted("`<=`, not `<`")
+def largest_micro_batch(peak, budget, global_batch):
+    return max(s for s in range(1, global_batch + 1) if peak(s) < budget)
+
+
+@hinted("cannot be larger than the global batch")
+def largest_micro_batch(peak, budget, global_batch):
+    if peak(1) > budget:
+        raise ValueError
+    size = 1
+    while peak(size + 1) <= budget:
+        size += 1
+    return size
+
+
+@hinted("a ValueError must be raised")
+def largest_micro_batch(peak, budget, global_batch):
+    fits = [s for s in range(1, global_batch + 1) if peak(s) <= budget]
+    return max(fits, default=0)
+
+
+@hinted("a ValueError is needed here; your function raised nothing")
+def largest_micro_batch(peak, budget, global_batch):
+    fits = [s for s in range(1, global_batch + 1) if peak(s) <= budget]
+    return max(fits, default=1)
+
+
+@hinted("a ValueError is needed here. IndexError in line 3 of your function")
+def largest_micro_batch(peak, budget, global_batch):
+    fits = [s for s in range(1, global_batch + 1) if peak(s) <= budget]
+    return fits[-1]
+
+
+@hinted("one too many")
+def largest_micro_batch(peak, budget, global_batch):
+    size = 1
+    while peak(size) <= budget and size <= global_batch:
+        size += 1
+    return size
+
+
+@hinted("one sample more would fit")
+def largest_micro_batch(peak, budget, global_batch):
+    size = 1
+    while peak(size + 2) <= budget:
+        size += 1
+    return size
+
+
+@hinted("the search ends below it")
+def largest_micro_batch(peak, budget, global_batch):
+    return max(s for s in range(1, global_batch) if peak(s) <= budget)
+
+
+@hinted("the peak has a kink")
+def largest_micro_batch(peak, budget, global_batch):
+    slope = peak(2) - peak(1)
+    return min(int((budget - peak(1) + slope) / slope), global_batch)
+
+
+@hinted("proportional to the size")
+def largest_micro_batch(peak, budget, global_batch):
+    return min(int(budget / peak(1)), global_batch)
+
+
+# padded_gradient
+
+
+def token_loss(model, tokens, labels, reduction="mean"):
+    logits = model(tokens).flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), reduction=reduction)
+
+
+@hinted("weighted by samples")
+def padded_gradient(model, micro_batches):
+    n = total(micro_batches)
+    for tokens, labels in micro_batches:
+        loss = token_loss(model, tokens, labels)
+        (loss * len(tokens) / n).backward()
+
+
+@hinted("weighted by all tokens")
+def padded_gradient(model, micro_batches):
+    n = sum(labels.numel() for _, labels in micro_batches)
+    for tokens, labels in micro_batches:
+        loss = token_loss(model, tokens, labels)
+        (loss * labels.numel() / n).backward()
+
+
+@hinted("divided by all tokens")
+def padded_gradient(model, micro_batches):
+    n = sum(labels.numel() for _, labels in micro_batches)
+    for tokens, labels in micro_batches:
+        (token_loss(model, tokens, labels, "sum") / n).backward()
+
+
+@hinted("not divided at all")
+def padded_gradient(model, micro_batches):
+    for tokens, labels in micro_batches:
+        token_loss(model, tokens, labels).backward()
+
+
+@hinted("not divided by its count N")
+def padded_gradient(model, micro_batches):
+    for tokens, labels in micro_batches:
+        token_loss(model, tokens, labels, "sum").backward()
+
+
+@hinted("the graphs of 7 samples were alive at once")
+def padded_gradient(model, micro_batches):
+    n = sum((labels != -100).sum() for _, labels in micro_batches)
+    losses = [token_loss(model, *pair, "sum") for pair in micro_batches]
+    (sum(losses) / n).backward()
+
+
+# train_epoch
+
+
+@hinted("divided by `steps`, and it holds fewer micro-batches")
+def train_epoch(model, optimizer, loader, steps):
+    for number, (x, y) in enumerate(loader, 1):
+        (F.cross_entropy(model(x), y) / steps).backward()
+        if number % steps == 0 or number == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@hinted("the mean of each micro-batch is divided by the number")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader), steps):
+        window = loader[start : start + steps]
+        for x, y in window:
+            (F.cross_entropy(model(x), y) / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("ran through the model at once; a micro-batch holds 4")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader), steps):
+        x, y = zip(*loader[start : start + steps], strict=True)
+        F.cross_entropy(model(torch.cat(x)), torch.cat(y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("the last window is dropped")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader) - steps + 1, steps):
+        window = loader[start : start + steps]
+        for x, y in window:
+            loss = F.cross_entropy(model(x), y)
+            (loss * len(x) / total(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("the first step comes after a single micro-batch")
+def train_epoch(model, optimizer, loader, steps):
+    for number, (x, y) in enumerate(loader):
+        (F.cross_entropy(model(x), y) / steps).backward()
+        if number % steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.zero_grad()
+
+
+@hinted("gradients of one window are still there in the next")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader), steps):
+        window = loader[start : start + steps]
+        for x, y in window:
+            loss = F.cross_entropy(model(x), y)
+            (loss * len(x) / total(window)).backward()
+        optimizer.step()
+
+
+@hinted("gradients are still there at the end")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader), steps):
+        window = loader[start : start + steps]
+        optimizer.zero_grad()
+        for x, y in window:
+            loss = F.cross_entropy(model(x), y)
+            (loss * len(x) / total(window)).backward()
+        optimizer.step()
+
+
+@hinted("the samples of a full one")
+def train_epoch(model, optimizer, loader, steps):
+    full = steps * len(loader[0][0])
+    for number, (x, y) in enumerate(loader, 1):
+        (F.cross_entropy(model(x), y, reduction="sum") / full).backward()
+        if number % steps == 0 or number == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@hinted("the optimizer steps after every micro-batch")
+def train_epoch(model, optimizer, loader, steps):
+    for x, y in loader:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("the whole epoch is one window")
+def train_epoch(model, optimizer, loader, steps):
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        (loss * len(x) / total(loader)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# clipped_step
+
+
+def window_gradient(model, micro_batches):
+    for x, y in micro_batches:
+        loss = F.cross_entropy(model(x), y) * len(x) / total(micro_batches)
+        loss.backward()
+
+
+@hinted("unclipped gradient")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    window_gradient(model, micro_batches)
+    optimizer.step()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.zero_grad()
+
+
+@hinted("`clip_grad_value_` cuts each number")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    window_gradient(model, micro_batches)
+    clip_grad_value_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("clipping never lengthens it")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    window_gradient(model, micro_batches)
+    grads = [p.grad for p in model.parameters()]
+    norm = sum(grad.square().sum() for grad in grads).sqrt()
+    for grad in grads:
+        grad *= max_norm / norm
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps after every micro-batch")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    for x, y in micro_batches:
+        F.cross_entropy(model(x), y).backward()
+        clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("the mean of each micro-batch is divided by the number")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    for x, y in micro_batches:
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("clipped after every micro-batch")
+def clipped_step(model, optimizer, micro_batches, max_norm):
+    for x, y in micro_batches:
+        (
+            F.cross_entropy(model(x), y) * len(x) / total(micro_batches)
+        ).backward()
+        clip_grad_norm_(model.parameters(), max_norm)
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
