@@ -1,0 +1,123 @@
+"""What this book adds to Jupyter Book.
+
+* MathJax from the package sphinx-mathjax-offline, only the files we need;
+* live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
+  that widget's module and style inline, once, and the script that hosts them;
+* the directive ``mb-widget``, which shows a notebook's widget on another page.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDGETS = ROOT / "src/membudget/widgets"
+MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
+
+logger = logging.getLogger(__name__)
+
+
+class WidgetDirective(SphinxDirective):
+    """``{mb-widget} notebook name``: a notebook's committed widget output."""
+
+    required_arguments = 2
+
+    def run(self):
+        docname, name = self.arguments
+        path = ROOT / f"{docname}.ipynb"
+        self.env.note_dependency(str(path))
+        html = find_widget(path, name)
+        if html is None:
+            logger.warning(
+                "%s has no output with the widget %r; run `make notebooks`",
+                path.name,
+                name,
+                location=self.get_location(),
+            )
+            return []
+        return [nodes.raw("", html, format="html")]
+
+
+def find_widget(path, name):
+    """The first HTML output of the notebook that holds the widget."""
+    if not path.exists():
+        return None
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        for output in cell.get("outputs", []):
+            html = "".join(output.get("data", {}).get("text/html", ""))
+            if name in MARK.findall(html):
+                return html
+    return None
+
+
+def add_widgets(app, pagename, templatename, context, doctree):
+    """Put the modules that a page's widgets need into the page itself.
+
+    Inline, because a browser loads no module from a file:// address.
+    """
+    names = sorted(set(MARK.findall(context.get("body") or "")))
+    for name in names:
+        module = BUNDLE.module_text(name).replace("</script", r"<\/script")
+        app.add_js_file(
+            None, body=module, type="text/x-esm", **{"data-widget": name}
+        )
+        style = f"<style>{BUNDLE.style_text(name)}</style>"
+        context["metatags"] = context.get("metatags", "") + style
+    if names:
+        # At the end of the text, not deferred: widgets come before the theme.
+        host = context["pathto"]("_static/widget-host.js", resource=True)
+        context["body"] += f'<script src="{host}"></script>'
+
+
+def copy_mathjax(app, exception):
+    """Copy the parts of MathJax that a page can ask for (2 of 24 MB)."""
+    if exception or app.builder.format != "html":
+        return
+    # The package's name is no Python name, so it cannot simply be imported.
+    package = importlib.util.find_spec("sphinx-mathjax-offline")
+    source = Path(package.origin).parent / "static/mathjax"
+    target = Path(app.outdir) / "_static/mathjax"
+    for pattern in (
+        "tex-chtml.js",
+        "input/tex/extensions/*.js",
+        "output/chtml/fonts/woff-v2/*.woff",
+    ):
+        for path in source.glob(pattern):
+            copy = target / path.relative_to(source)
+            if path.name != "all-packages.js" and not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+
+
+def load_bundle():
+    """Import the widgets' bundle.py by its path: no torch is needed."""
+    path = WIDGETS / "bundle.py"
+    spec = importlib.util.spec_from_file_location("widget_bundle", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def digest():
+    """A hash of what every page depends on besides its own source."""
+    paths = [Path(__file__), *sorted(WIDGETS.glob("*.*"))]
+    content = b"".join(path.read_bytes() for path in paths)
+    return hashlib.sha256(content).hexdigest()
+
+
+BUNDLE = load_bundle()
+
+
+def setup(app):
+    """Register everything; a changed digest makes Sphinx write all pages."""
+    app.add_config_value("memory_budget_digest", digest(), "html")
+    app.add_directive("mb-widget", WidgetDirective)
+    app.connect("html-page-context", add_widgets, priority=600)
+    app.connect("build-finished", copy_mathjax)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,108 @@
+"""The test of the tests: plant one fault of each kind in a copy of the book.
+
+The same checks as in test_site.py, which must turn red here.
+"""
+
+import re
+import shutil
+
+import pytest
+import site_checks as checks
+from project import pages
+
+HOST = "https://example.com"
+
+
+@pytest.fixture
+def copy(site, tmp_path, monkeypatch):
+    """A copy of the built book."""
+    monkeypatch.setattr(checks, "TIMEOUT", 2_000)
+    return shutil.copytree(site, tmp_path / "site")
+
+
+@pytest.fixture
+def page(copy):
+    """The first page that has a widget."""
+    return next(
+        page
+        for page in pages()
+        if checks.soup(copy, page).select("article .mb-widget")
+    )
+
+
+def plant(copy, page, pattern, text):
+    """Replace the first match in a page and open the page."""
+    path = copy / f"{page}.html"
+    html, count = re.subn(
+        pattern, lambda _: text, path.read_text("utf-8"), count=1
+    )
+    assert count == 1
+    path.write_text(html, "utf-8")
+    return path.as_uri()
+
+
+def test_nothing_planted(browser, copy, page):
+    assert checks.missing_pages(copy) == []
+    assert [p for check in checks.STATIC for p in check(copy, page)] == []
+    address = (copy / f"{page}.html").as_uri()
+    assert checks.check_live(browser, address) == []
+
+
+def test_a_missing_page(copy, page):
+    (copy / f"{page}.html").unlink()
+    assert checks.missing_pages(copy) == [f"{page}.html is missing"]
+
+
+@pytest.mark.parametrize(
+    ("check", "planted"),
+    [
+        (checks.check_headings, "<h1>Again</h1></article>"),
+        (checks.check_images, '<img src="../_static/logo.svg"></article>'),
+        (checks.check_links, '<a href="nowhere.html">x</a></article>'),
+        (checks.check_links, '<a href="#nowhere">x</a></article>'),
+        (checks.check_weight, f"{300_000 * 'x'}</article>"),
+    ],
+)
+def test_a_static_fault(copy, page, check, planted):
+    plant(copy, page, "</article>", planted)
+    assert len(check(copy, page)) == 1
+
+
+def test_a_button_that_leads_elsewhere(copy, page):
+    plant(copy, page, r'href="[^"]*/issues/new', f'href="{HOST}')
+    assert checks.check_buttons(copy, page)
+
+
+@pytest.mark.parametrize(
+    ("planted", "problem"),
+    [
+        (f'<img src="{HOST}/a.png"></article>', HOST),
+        (f'<script src="{HOST}/a.js"></script></article>', HOST),
+        ("<script>console.error('x')</script></article>", "console"),
+        ("<script>throw Error('x')</script></article>", "error"),
+        ('<div style="width:3000px">x</div></article>', "px wide"),
+        ('<span class="math">x</span></article>', "formula"),
+    ],
+)
+def test_a_live_fault(browser, copy, page, planted, problem):
+    address = plant(copy, page, "</article>", planted)
+    assert problem in "\n".join(checks.check_live(browser, address))
+
+
+def test_a_dead_widget(browser, copy, page):
+    module = r'(?<=type="text/x-esm">)'
+    address = plant(copy, page, module, "throw Error('planted');")
+    problems = "\n".join(checks.check_live(browser, address))
+    assert "not live" in problems
+    assert "planted" in problems
+
+
+def test_a_widget_without_a_static_picture(browser, copy, page):
+    address = plant(copy, page, r'class="mb-fallback"', 'class="lost"')
+    assert checks.check_without_javascript(browser, address)
+
+
+def test_a_light_box_in_the_dark(browser, copy, page):
+    light = "<style>.mb-widget { background: white }</style></article>"
+    address = plant(copy, page, "</article>", light)
+    assert checks.check_dark(browser, address)

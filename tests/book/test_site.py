@@ -1,0 +1,37 @@
+"""Every page of the built book."""
+
+import pytest
+import site_checks as checks
+from project import pages
+
+
+@pytest.fixture(scope="module")
+def server(site):
+    with checks.serve(site) as address:
+        yield address
+
+
+def test_no_page_is_missing(site):
+    assert checks.missing_pages(site) == []
+
+
+@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("check", checks.STATIC, ids=lambda c: c.__name__)
+def test_static(site, page, check):
+    assert check(site, page) == []
+
+
+@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("width", ["DESKTOP", "PHONE"])
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_live(browser, server, site, page, width, scheme):
+    root = f"{site.as_uri()}/" if scheme == "file" else server
+    address = f"{root}{page}.html"
+    assert checks.check_live(browser, address, getattr(checks, width)) == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_without_javascript_and_in_the_dark(browser, site, page):
+    address = (site / f"{page}.html").as_uri()
+    assert checks.check_without_javascript(browser, address) == []
+    assert checks.check_dark(browser, address) == []

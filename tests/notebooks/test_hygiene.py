@@ -1,0 +1,21 @@
+"""Every committed notebook keeps the rules of the house."""
+
+import hygiene
+import pytest
+import repository
+from project import ROOT, notebooks, pages
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_hygiene(path):
+    assert hygiene.problems(path) == []
+
+
+def test_every_notebook_page_exists():
+    found = [p.relative_to(ROOT).with_suffix("") for p in notebooks()]
+    listed = [p for p in pages() if p.startswith(("chapters/", "labs/"))]
+    assert sorted(listed) == sorted(path.as_posix() for path in found)
+
+
+def test_the_repository_is_written_everywhere_alike():
+    assert repository.check() == []

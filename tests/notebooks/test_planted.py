@@ -1,0 +1,142 @@
+"""The test of the tests: plant one fault of each kind, and see red."""
+
+import shutil
+import subprocess
+import sys
+
+import hygiene
+import nbformat
+import pytest
+import repository
+from project import ROOT, notebooks
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A copy of the notebooks and of the settings they are checked against."""
+    for path in notebooks():
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / path.parent.name)
+    for name in ("_config.yml", "_toc.yml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def notebook(course):
+    """The first notebook of the copy; gives its path."""
+    return notebooks(course)[0]
+
+
+def edit(path, change):
+    """Change the notebook's code cells and write it."""
+    content = nbformat.read(path, as_version=4)
+    change([cell for cell in content.cells if cell.cell_type == "code"])
+    nbformat.write(content, path)
+
+
+def test_nothing_planted(course, notebook):
+    assert hygiene.problems(notebook, course) == []
+    assert repository.check(course) == []
+
+
+def strip(cells):
+    cells[-1].execution_count = None
+    cells[-1].outputs = []
+
+
+def out_of_order(cells):
+    cells[-1].execution_count += 1
+
+
+def stderr(cells):
+    cells[-1].outputs = [nbformat.v4.new_output("stream", name="stderr")]
+
+
+def failed(cells):
+    cells[-1].outputs = [nbformat.v4.new_output("error", ename="Error")]
+
+
+def drift(cells):
+    cells[0].source += "\n# drifted"
+
+
+def long_cell(cells):
+    cells[-1].source = "\n".join("x = 1" for _ in range(16))
+
+
+def wide_line(cells):
+    cells[-1].source = "x" * 80
+
+
+def semicolon(cells):
+    cells[-1].source = "plot();"
+
+
+def private_path(cells):
+    cells[-1].source = "open('/home/me/data')"
+
+
+def no_alt_text(cells):
+    data = {"image/png": ""}
+    cells[-1].outputs = [nbformat.v4.new_output("display_data", data)]
+    cells[-1].metadata = {}
+
+
+def tag_without_reason(cells):
+    cells[-1].metadata["tags"] = ["nbval-skip"]
+
+
+FAULTS = {
+    strip: "executed as None",
+    out_of_order: "executed as",
+    stderr: "writes to stderr",
+    failed: "ends in an error",
+    drift: "set-up cell has drifted",
+    long_cell: "has 16 lines",
+    wide_line: "has 80 columns",
+    semicolon: "semicolon",
+    private_path: "somebody's machine",
+    no_alt_text: "without alt text",
+    tag_without_reason: "without a `reason`",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_hygiene_turns_red(course, notebook, fault):
+    edit(notebook, fault)
+    assert FAULTS[fault] in "\n".join(hygiene.problems(notebook, course))
+
+
+def test_a_drifted_set_up_cell_or_badge_turns_red(course, notebook):
+    edit(notebook, drift)
+    (course / "README.md").write_text("")
+    found = "\n".join(repository.check(course))
+    assert "set-up cell has drifted" in found
+    assert "README.md lacks" in found
+
+
+def test_setting_the_repository_mends_everything(course, notebook):
+    edit(notebook, drift)
+    repository.write("https://github.com/somebody/a-fork.git/", course)
+    assert repository.url(course) == "https://github.com/somebody/a-fork"
+    assert repository.check(course) == []
+
+
+def test_a_stale_output_turns_red(tmp_path):
+    code = nbformat.v4.new_code_cell("1 + 1", execution_count=1)
+    for name, text in ("fresh", "2"), ("stale", "3"):
+        output = nbformat.v4.new_output(
+            "execute_result", {"text/plain": text}, execution_count=1
+        )
+        code.outputs = [output]
+        notebook = nbformat.v4.new_notebook(cells=[code])
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "FAILED stale.ipynb::Cell 0" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout

@@ -1,0 +1,113 @@
+"""Measure the budgets and print them beside their limits.
+
+Nothing fails here: timings depend on the machine.
+"""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import browser as browsers
+import site_checks as checks
+from project import ROOT, SITE, notebooks, pages
+
+BOOK = Path(sys.executable).with_name("jupyter-book")
+# The time from the start of the page to the first widget's first change of
+# what is shown, with the slider moved as soon as it exists.
+FIRST_REACTION = """
+new Promise((resolve) => {
+  const look = () => {
+    const slider = document.querySelector(".mb-widget input[type=range]");
+    if (!slider) return setTimeout(look, 1);
+    const seen = () => resolve(performance.now());
+    new MutationObserver(seen).observe(slider.closest(".mb-widget"),
+      { subtree: true, childList: true, attributes: true });
+    slider.stepUp();
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  look();
+})
+"""
+# The median time from an input to the next frame's start, the work between
+# included, over 50 inputs.
+INPUT_WORK = """
+(() => {
+  const slider = document.querySelector(".mb-widget input[type=range]");
+  const times = [];
+  for (let i = 0; i < 50; i++) {
+    const start = performance.now();
+    i % 2 ? slider.stepDown() : slider.stepUp();
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    document.body.getBoundingClientRect();
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[25];
+})()
+"""
+
+
+def row(what, value, limit, unit):
+    """Print one line of the table."""
+    mark = "" if value <= limit else "  over"
+    print(f"{what:48}{value:10.1f} {unit:3} (limit {limit:g}){mark}")
+
+
+def seconds(command):
+    """How long a command takes; it must succeed."""
+    start = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}\n{command} failed")
+    return time.perf_counter() - start
+
+
+def bench_book():
+    """Building, and the pages' weight."""
+    build = [BOOK, "build", ".", "-W", "-n", "--keep-going", "-q"]
+    shutil.rmtree(SITE.parent, ignore_errors=True)
+    row("book: clean build", seconds(build), 30, "s")
+    row("book: build without a change", seconds(build), 5, "s")
+    for page in pages():
+        weight = checks.page_weight(SITE, page) / 1000
+        row(f"weight of {page}", weight, checks.MAX_WEIGHT / 1000, "kB")
+
+
+def count_foreign(page, address):
+    """Open a page; how many of its requests go to other hosts."""
+    addresses = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.goto(address)
+    return sum(map(checks.is_foreign, addresses))
+
+
+def bench_browser():
+    """Requests to other hosts and the widgets' reactions."""
+    with browsers.launch() as browser:
+        foreign = 0
+        for name in pages():
+            page = browser.new_page()
+            page.add_init_script(f"window.reaction = {FIRST_REACTION}")
+            foreign += count_foreign(page, (SITE / f"{name}.html").as_uri())
+            if page.locator(".mb-widget").count():
+                reaction = page.evaluate("window.reaction")
+                row(f"widget on {name}: first reaction", reaction, 500, "ms")
+                work = page.evaluate(INPUT_WORK)
+                row(f"widget on {name}: input to layout", work, 16, "ms")
+            page.close()
+        row("requests to other hosts", foreign, 0, "")
+
+
+def bench_notebooks():
+    """Each notebook under strict nbval."""
+    for path in notebooks():
+        command = [sys.executable, "-m", "pytest", "--nbval", "-q", path]
+        limit = 15 if path.parent.name == "chapters" else 30
+        row(f"{path.stem} under nbval", seconds(command), limit, "s")
+
+
+if __name__ == "__main__":
+    bench_book()
+    bench_browser()
+    bench_notebooks()

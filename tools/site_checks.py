@@ -1,0 +1,252 @@
+"""Checks of the built book: each takes a site and returns what is wrong.
+
+`make book` runs `missing_pages`; the tests in tests/book run all of them, and
+tests/book/test_planted.py proves that each can turn red.
+"""
+
+import contextlib
+import functools
+import re
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import repository
+from bs4 import BeautifulSoup
+from project import ROOT, pages, read_yaml
+
+MAX_WEIGHT = 300_000
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
+OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
+TIMEOUT = 15_000  # ms; only waited for when something is wrong
+
+
+def soup(site, page):
+    """The parsed page."""
+    return BeautifulSoup((site / f"{page}.html").read_bytes(), "html.parser")
+
+
+# Without a browser ---------------------------------------------------------
+
+
+def missing_pages(site):
+    """Every entry of `_toc.yml` has its page: a failed build can exit 0."""
+    return [
+        f"{page}.html is missing"
+        for page in pages()
+        if not (site / f"{page}.html").is_file()
+    ]
+
+
+def check_headings(site, page):
+    """One h1 (the theme repeats it for print, outside of the article)."""
+    count = len(soup(site, page).select("article h1"))
+    return [] if count == 1 else [f"{page}: {count} h1 headings"]
+
+
+def check_images(site, page):
+    """Every image has alt text."""
+    return [
+        f"{page}: {image.get('src')} has no alt text"
+        for image in soup(site, page).find_all("img")
+        if not image.get("alt")
+    ]
+
+
+def check_links(site, page):
+    """Every link inside the book leads somewhere, anchors included."""
+    problems = []
+    for link in soup(site, page).find_all("a", href=True):
+        address = urlsplit(link["href"])
+        if address.scheme or address.netloc:
+            continue
+        target = site / unquote(urljoin(f"{page}.html", address.path))
+        if not address.path:
+            target = site / f"{page}.html"
+        if not target.is_file():
+            problems.append(f"{page}: {link['href']} leads nowhere")
+        elif address.fragment and address.fragment not in anchors(target):
+            problems.append(f"{page}: {link['href']} has no such anchor")
+    return problems
+
+
+@functools.cache
+def anchors(path):
+    """All the ids of a page."""
+    page = BeautifulSoup(path.read_bytes(), "html.parser")
+    return {tag["id"] for tag in page.find_all(id=True)}
+
+
+def check_weight(site, page):
+    """What the page brings beyond the theme and the math renderer."""
+    weight = page_weight(site, page)
+    if weight <= MAX_WEIGHT:
+        return []
+    return [f"{page}: {weight} bytes (at most {MAX_WEIGHT})"]
+
+
+def page_weight(site, page):
+    """Bytes of the page, its images and the book's own files."""
+    here = site / f"{page}.html"
+    weight = here.stat().st_size
+    for image in soup(site, page).select("article img[src]"):
+        path = here.parent / unquote(urlsplit(image["src"]).path)
+        weight += path.stat().st_size if path.is_file() else 0
+    own = [site / "_static" / name for name in OWN_FILES]
+    return weight + sum(path.stat().st_size for path in own)
+
+
+def check_buttons(site, page):
+    """Colab, download, edit and issue buttons lead to the repository."""
+    settings = read_yaml("_config.yml")["repository"]
+    address, branch = settings["url"], settings["branch"]
+    links = [a["href"] for a in soup(site, page).find_all("a", href=True)]
+    source = next(ROOT.glob(f"{page}.*"))
+    place = source.relative_to(ROOT).as_posix()
+    wanted = [f"{address}/edit/{branch}/{place}", f"{address}/issues/new"]
+    if source.suffix == ".ipynb":
+        wanted += [repository.colab(source), f"_sources/{place}"]
+    return [
+        f"{page}: no button leads to {want}"
+        for want in wanted
+        if not any(want in link for link in links)
+    ]
+
+
+STATIC = (
+    check_headings,
+    check_images,
+    check_links,
+    check_weight,
+    check_buttons,
+)
+
+
+# In a browser --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serve(site):
+    """Serve the site on this machine only; gives its address."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def is_foreign(address):
+    """Whether a request would leave this machine."""
+    parts = urlsplit(address)
+    local = parts.hostname in ("127.0.0.1", "localhost")
+    return parts.scheme not in ("file", "data", "blob") and not local
+
+
+def check_live(browser, address, viewport=DESKTOP):
+    """Open a page: quiet console, no foreign request, all of it alive.
+
+    Args:
+        browser: a running Playwright browser.
+        address: where the page is, `file:` or `http:`.
+        viewport: the size of the window.
+    """
+    problems = []
+    with browser.new_context(viewport=viewport) as context:
+
+        def see(request):
+            if is_foreign(request.url):
+                problems.append(f"requests {request.url}")
+
+        def route(route):
+            abroad = is_foreign(route.request.url)
+            return route.abort() if abroad else route.continue_()
+
+        page = context.new_page()
+        context.route("**/*", route)
+        page.on("request", see)
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on(
+            "console",
+            lambda message: (
+                message.type == "error"
+                and problems.append(f"console: {message.text}")
+            ),
+        )
+        page.goto(address)
+        for what, script in READY.items():
+            if not ready(page, script):
+                problems.append(what)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > viewport["width"]:
+            problems.append(
+                f"is {width} px wide in a window of {viewport['width']} px"
+            )
+    name = urlsplit(address).path.rsplit("/", 2)
+    return [f"{'/'.join(name[-2:])}: {text}" for text in problems]
+
+
+READY = {
+    "a formula is not drawn": """() =>
+        [...document.querySelectorAll("article .math")]
+        .every((math) => math.querySelector("mjx-container"))""",
+    "a widget is not live": """() =>
+        [...document.querySelectorAll(".mb-widget")].every((widget) =>
+        widget.querySelector("input") && !widget.querySelector(".mb-fallback"))
+        """,
+}
+
+
+def ready(page, script):
+    """Wait until the page fulfils the condition; False when it does not."""
+    from playwright.sync_api import TimeoutError as Late
+
+    try:
+        page.wait_for_function(script, timeout=TIMEOUT)
+    except Late:
+        return False
+    return True
+
+
+def check_without_javascript(browser, address):
+    """With JavaScript off, every widget shows its static picture."""
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(address)
+        return [
+            f"widget {number} shows no static picture"
+            for number, widget in enumerate(page.locator(".mb-widget").all())
+            if not widget.locator(".mb-fallback svg").first.is_visible()
+        ]
+
+
+DARK = """() => [...document.querySelectorAll(".mb-widget")].map((widget) => {
+  const ground = (node) => getComputedStyle(node).backgroundColor;
+  let node = widget;
+  while (node.parentElement && / 0\\)$/.test(ground(node)))
+    node = node.parentElement;
+  return ground(node);
+})"""
+
+
+def check_dark(browser, address):
+    """In dark mode every widget stands on a dark ground."""
+    with browser.new_context(color_scheme="dark") as context:
+        page = context.new_page()
+        page.goto(address)
+        return [
+            f"widget {number} stands on {color} in dark mode"
+            for number, color in enumerate(page.evaluate(DARK))
+            if sum(map(int, re.findall(r"\d+", color)[:3])) > 3 * 100
+        ]
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(missing_pages(Path(sys.argv[1]))) or None)
