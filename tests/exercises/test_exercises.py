@@ -180,7 +180,7 @@ HOSTILE = {
     "table": (lambda *args: torch.ones(2, 3), ""),
     "builtin": (print, ""),
     "partial": (partial(max, default=0), ""),
-    "too few": (lambda a: a, "your function takes (a); keep `"),
+    "too few": (lambda: 1, "your function takes (); keep `"),
     "too many": (lambda a, b, c, d, e, f: a, "your function takes (a, b, c,"),
     "a class": (Unprintable, "without calling it; this is a class"),
     "an object": (object(), "this is an object"),
@@ -224,7 +224,7 @@ def test_hint_for_values(name):
         lambda *args: "0.5"
     )
     assert "holds NaN or infinity" in text(lambda *args: [float("nan")] * 3)
-    assert "the answer is 0 numbers; 3 numbers is needed" in text(
+    assert "the answer is 0 numbers; it must be 3 numbers" in text(
         lambda *args: []
     )
     assert "a table of 2 × 3 numbers" in text(lambda *args: torch.ones(2, 3))

@@ -41,7 +41,7 @@ def weights(counts):
     return [1 / count for count in counts]
 
 
-@hinted("the answer is 2 numbers; 3 numbers is needed")
+@hinted("the answer is 2 numbers; it must be 3 numbers")
 def weights(counts):
     total = sum(counts)
     return [count / total for count in counts[1:]]
@@ -57,12 +57,9 @@ def weights(counts):
     [count / sum(counts) for count in counts]
 
 
-@hinted("the answer is [0.6, 0.4, 0.1]; [0.6, 0.3, 0.1] is right")
+@hinted("the answer is [0.1, 0.3, 0.6]; [0.6, 0.3, 0.1] is right")
 def weights(counts):
-    return [
-        round(count / sum(counts) + 0.049 * (count == 3), 1)
-        for count in counts
-    ]
+    return [count / sum(counts) for count in sorted(counts)]
 
 
 @hinted("changed its arguments")
@@ -136,7 +133,7 @@ def accumulate(model, x, y, micro_batch):
     (total / len(x)).backward()
 
 
-@hinted("the graphs of 6 samples were alive at once")
+@hinted("the graphs of 8 samples were alive at once")
 def accumulate(model, x, y, micro_batch):
     for a, b in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
         loss = F.cross_entropy(model(a), b, reduction="sum") / len(x)
@@ -407,7 +404,7 @@ def mean_of_means_error(counts):
     return sum(terms(counts))
 
 
-@hinted("the answer is 3 numbers; a single number is needed")
+@hinted("the answer is 3 numbers; it must be a single number")
 def mean_of_means_error(counts):
     return [(sum(counts) * term) ** 0.5 for term in terms(counts)]
 
@@ -492,7 +489,7 @@ def largest_micro_batch(peak, budget, global_batch):
     return max(fits, default=1)
 
 
-@hinted("a ValueError is needed here. IndexError in line 3 of your function")
+@hinted("a ValueError is needed here. IndexError in line 4 of your function")
 def largest_micro_batch(peak, budget, global_batch):
     fits = [s for s in range(1, global_batch + 1) if peak(s) <= budget]
     return fits[-1]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -30,35 +29,46 @@ def peak_lines(
 
     At each moment of a step the live bytes are a constant (parameters,
     gradients, optimizer states) plus a multiple of the micro-batch size
-    (activations). Two timelines give both for every moment; the peak is the
-    maximum over the moments, so it is convex and piecewise affine in the
-    size. Moments that are never the maximum are left out.
+    (activations). Two timelines give both for every moment, and a third
+    shows that it is so; the peak is the maximum over the moments, so it is
+    convex and piecewise affine in the size. Moments that are never the
+    maximum are left out.
 
     Args:
-        sizes: two different micro-batch sizes.
+        sizes: two or more different micro-batch sizes.
         timelines: bytes alive after each operator
             (:attr:`membudget.measuring.PeakTracker.timeline`) at each size.
 
     Raises:
-        ValueError: not two sizes, operators that differ between the sizes,
-            or bytes that are not affine in the size.
+        ValueError: fewer than two sizes, operators that differ between the
+            sizes, or bytes that are not affine in the size.
     """
-    if len(sizes) != 2 or len(timelines) != 2 or sizes[0] == sizes[1]:
-        raise ValueError("give two different sizes and a timeline for each")
-    (small, large), (before, after) = sizes, timelines
-    if len(before) != len(after):
+    if not 2 <= len(sizes) == len(timelines) == len(set(sizes)):
         raise ValueError(
-            f"{len(before)} operators ran at size {small} and {len(after)} "
-            f"at size {large}: use sizes at which the step runs alike"
+            "give two or more different sizes and a timeline for each"
         )
-    lines = set()
-    for low, high in zip(before, after, strict=True):
-        slope, rest = divmod(high - low, large - small)
-        if rest:
+    first, *others = timelines
+    for size, other in zip(sizes[1:], others, strict=True):
+        if len(other) != len(first):
             raise ValueError(
-                "the bytes are not a constant plus a multiple of the size"
+                f"{len(first)} operators ran at size {sizes[0]} and "
+                f"{len(other)} at size {size}: use sizes at which the step "
+                "runs alike"
             )
-        lines.add(PeakLine(low - slope * small, slope))
+    lines = set()
+    for moment in zip(*timelines, strict=True):
+        slope = (moment[1] - moment[0]) // (sizes[1] - sizes[0])
+        line = PeakLine(moment[0] - slope * sizes[0], slope)
+        if any(
+            line.constant + slope * size != live
+            for size, live in zip(sizes, moment, strict=True)
+        ):
+            raise ValueError(
+                f"the bytes at sizes {', '.join(map(str, sizes))} are not a "
+                "constant plus a multiple of the size: measure each size "
+                "with a PeakTracker instead"
+            )
+        lines.add(line)
     return _envelope(lines)
 
 
@@ -113,15 +123,16 @@ class Footprint:
 def footprint(
     build: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
     loss: Callable[[nn.Module, int], torch.Tensor],
-    sizes: tuple[int, int] = (2, 4),
+    sizes: Sequence[int] = (2, 4, 7),
 ) -> Footprint:
-    """Trace a window at two small sizes, for the peak at all of them.
+    """Trace a window at a few small sizes, for the peak at all of them.
 
     Args:
         build: makes the model and its optimizer anew.
         loss: the mean loss of a new micro-batch of the given size; what it
             makes, the inputs included, is counted.
-        sizes: the two micro-batch sizes that are run.
+        sizes: the micro-batch sizes that are run, two or more. With a third
+            one, bytes that do not grow in proportion are noticed.
 
     Raises:
         ValueError: as :func:`peak_lines`.
@@ -207,7 +218,11 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Peak bytes of the window."""
+        """Peak bytes of the window.
+
+        With a remainder and only one full micro-batch it is a bound from
+        above, as if the remainder were full.
+        """
         return self.footprint.peak(self.sizes[0], len(self.sizes))
 
     @property
@@ -218,4 +233,4 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch; the last window may be partial."""
-        return ceil(self.samples / self.global_batch)
+        return -(-self.samples // self.global_batch)

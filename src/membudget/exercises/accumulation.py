@@ -604,6 +604,11 @@ check_largest_micro_batch = Exercise(
     solution=_fitting,
     mistakes=[
         (
+            "where not even one sample fits, a ValueError must be raised; a "
+            "size of 0 would go unnoticed.",
+            lambda peak, budget, n: 0,
+        ),
+        (
             "this is a power of two; a size above it fits too.",
             lambda *args: 2 ** int(log2(_fitting(*args))),
         ),
@@ -639,11 +644,6 @@ check_largest_micro_batch = Exercise(
             "this takes the peak to be proportional to the size, but part "
             "of it is there at any size.",
             lambda peak, budget, n: min(budget // peak(1), n),
-        ),
-        (
-            "where not even one sample fits, a ValueError must be raised; a "
-            "size of 0 would go unnoticed.",
-            lambda peak, budget, n: 0,
         ),
     ],
     shown=(

@@ -65,16 +65,18 @@ def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
     )
     a, b = mine.parts[name], right.parts[name]
     if a.shape != b.shape:
-        return f"the {name} is {shape(a)}; {shape(b)} is needed."
+        return f"the {name} is {shape(a)}; it must be {shape(b)}."
     if not a.isfinite().all():
         return f"the {name} holds NaN or infinity."
     if a.numel() <= 8:
         return f"the {name} is {numbers(a)}; {numbers(b)} is right."
+    if not a.any():
+        return f"the {name} is zero."
     factor = ((a * b).sum() / (b * b).sum()).item()
-    if factor and close(a, factor * b, tolerance):
+    if close(a, factor * b, tolerance):
         return f"the {name} is {factor:.4g} times the right one."
     if not b.any():
-        return f"the {name} is not zero."
+        return f"the {name} must be zero here."
     off = (a - b).norm() / b.norm()
     return f"the {name} is off by {off:.2g} times its norm."
 

@@ -93,8 +93,10 @@ def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
             result = fn(*args)
         moved = _flat(parameters) - before
         left = any(p.grad is not None for p in parameters)
-        if graphs.unused and _is_empty(result) and not (left or moved.any()):
-            return Seen(attempted=False)
+        if graphs.unused and not (left or moved.any()):
+            if _is_empty(result):
+                return Seen(attempted=False)
+            return Seen(hint=f"nothing ran: this returns {kind(result)}.")
         hint = graphs.hint(limit(*args))
         if left:
             hint = (

@@ -1,0 +1,394 @@
+"""What a window costs, against traces and brute force."""
+
+import dataclasses
+import re
+from fractions import Fraction
+from itertools import pairwise
+from math import nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from membudget.accumulation import (
+    Footprint,
+    PeakLine,
+    Plan,
+    footprint,
+    partition,
+    peak_at,
+    peak_lines,
+    sample_weights,
+    states,
+)
+from membudget.measuring import PeakTracker
+from membudget.models import GPT, mlp
+
+# Peak lines --------------------------------------------------------------
+
+lines_of = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 40)),
+    min_size=1,
+    max_size=12,
+)
+sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=2, unique=True)
+
+
+def timelines(lines, sizes):
+    return [[c + s * n for c, s in lines] for n in sizes]
+
+
+@settings(max_examples=300)
+@given(lines_of, sizes_of)
+@example([(0, 1)], [2, 1])
+@example([(5, 0), (0, 5), (0, 5)], [2, 4])
+@example([(9, 1), (6, 2), (3, 3), (0, 4)], [2, 4])
+def test_the_maximum_of_the_lines_is_that_of_all_moments(lines, sizes):
+    found = peak_lines(sizes, timelines(lines, sizes))
+    for n in [*range(1, 50), 10**6]:
+        assert peak_at(found, n) == max(c + s * n for c, s in lines)
+    assert set(found) <= set(lines)
+    assert [s for _, s in found] == sorted({s for _, s in found})
+
+
+@settings(max_examples=300)
+@given(lines_of)
+def test_no_line_is_kept_in_vain(lines):
+    """Each is the only maximum at some size, whole or not, from 1 on."""
+    found = peak_lines([2, 4], timelines(lines, [2, 4]))
+    crossings = {Fraction(1), Fraction(10**6)}
+    for a in found:
+        for b in found:
+            if a.slope != b.slope:
+                crossings.add(
+                    Fraction(a.constant - b.constant, b.slope - a.slope)
+                )
+    places = sorted(n for n in crossings if n >= 1)
+    middles = [(a + b) / 2 for a, b in pairwise(places)]
+    best = [
+        [line for line in found if line.constant + line.slope * n == most]
+        for n in middles
+        for most in [max(c + s * n for c, s in found)]
+    ]
+    winners = {lines[0] for lines in best if len(lines) == 1}
+    assert winners == set(found)
+
+
+def test_a_kink_is_found():
+    """The gradient dominates small sizes, activations large ones."""
+    lines = peak_lines([2, 4], [[100, 30], [100, 40]])
+    assert lines == [PeakLine(100, 0), PeakLine(20, 5)]
+    assert [peak_at(lines, n) for n in (1, 16, 17)] == [100, 100, 105]
+
+
+@settings(max_examples=100)
+@given(
+    lines_of, st.lists(st.integers(1, 20), min_size=3, max_size=5, unique=True)
+)
+def test_more_sizes_give_the_same_lines(lines, sizes):
+    assert peak_lines(sizes, timelines(lines, sizes)) == peak_lines(
+        [2, 4], timelines(lines, [2, 4])
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "timelines"),
+    [
+        ([], []),
+        ([2], [[1]]),
+        ([2], [[1], [1]]),
+        ([2, 4, 8], [[1], [1]]),
+        ([2, 2], [[1], [1]]),
+        ([2, 4, 2], [[1], [1], [1]]),
+    ],
+)
+def test_two_sizes_are_needed(sizes, timelines):
+    message = "give two or more different sizes and a timeline for each"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        peak_lines(sizes, timelines)
+
+
+def test_operators_that_differ():
+    message = (
+        "3 operators ran at size 2 and 1 at size 8: use sizes at which the "
+        "step runs alike"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        peak_lines([2, 4, 8], [[1, 2, 3], [1, 2, 3], [1]])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "timelines"),
+    [
+        ([2, 4], [[1, 2], [1, 3]]),
+        ([4, 2], [[1, 3], [1, 2]]),
+        ([2, 4, 6], [[4], [16], [36]]),
+        ([2, 4, 6], [[4], [8], [13]]),
+    ],
+)
+def test_bytes_that_are_not_affine(sizes, timelines):
+    message = (
+        f"the bytes at sizes {str(sizes)[1:-1]} are not a constant plus a "
+        "multiple of the size: measure each size with a PeakTracker instead"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        peak_lines(sizes, timelines)
+
+
+# Footprints --------------------------------------------------------------
+
+
+def optimizers():
+    optim = torch.optim
+    return {
+        "SGD": lambda p: optim.SGD(p, lr=0.1),
+        "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+        "Adam": lambda p: optim.Adam(p, lr=1e-3),
+    }
+
+
+def dense(optimizer):
+    def build():
+        model = mlp(8, 16, 4)
+        return model, optimizers()[optimizer](model.parameters())
+
+    def loss(model, n):
+        return F.cross_entropy(
+            model(torch.randn(n, 8)), torch.randint(10, (n,))
+        )
+
+    return build, loss
+
+
+def transformer():
+    def build():
+        model = GPT(vocabulary=13, context=6, width=8, depth=2, heads=2)
+        return model, torch.optim.AdamW(model.parameters())
+
+    def loss(model, n):
+        tokens = torch.randint(13, (n, 7))
+        logits = model(tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    return build, loss
+
+
+def convolution():
+    def build():
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        )
+        model[0].requires_grad_(False)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(model, n):
+        return model(torch.randn(n, 1, 8, 8)).square().mean()
+
+    return build, loss
+
+
+SETTINGS = {
+    "MLP, SGD": dense("SGD"),
+    "MLP, momentum": dense("momentum"),
+    "MLP, Adam": dense("Adam"),
+    "GPT, AdamW": transformer(),
+    "convolution": convolution(),
+}
+SIZES = [1, 2, 3, 5, 8, 16, 33, 64, 100, 256, 500, 1024]
+
+
+def traced(build, loss, sizes):
+    """The peak of a real window of micro-batches of these sizes."""
+    model, optimizer = build()
+    loss(model, 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with PeakTracker(*model.parameters(), *states(optimizer)) as tracker:
+        for n in sizes:
+            loss(model, n).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert tracker.live == tracker.start
+    return tracker.peak
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_peak_is_known_to_the_byte_at_every_size(name):
+    build, loss = SETTINGS[name]
+    found = footprint(build, loss)
+    for n in SIZES:
+        assert found.peak(n, 1) == traced(build, loss, [n]), n
+        assert found.peak(n, 2) == traced(build, loss, [n, n]), n
+        assert found.peak(n, 7) == traced(build, loss, [n, n, n]), n
+    assert len({line for line in (*found.alone, *found.later)}) > 1
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_windows_with_a_remainder(name):
+    """Exact with two full micro-batches; with one, an upper bound."""
+    build, loss = SETTINGS[name]
+    found = footprint(build, loss)
+    for n, rest in ((8, 3), (64, 1), (65, 64)):
+        for steps in (3, 5):
+            sizes = [n] * (steps - 1) + [rest]
+            plan = Plan(sum(sizes), n, 10**4, found)
+            assert plan.sizes == sizes
+            assert plan.peak == traced(build, loss, sizes)
+        peak = traced(build, loss, [n, rest])
+        assert Plan(n + rest, n, 10**4, found).peak >= peak
+        assert peak == max(found.peak(n, 1), found.peak(rest, 2))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_lies_in_the_footprint(name):
+    build, loss = SETTINGS[name]
+    found = footprint(build, loss)
+    model, optimizer = build()
+    loss(model, 2).backward()
+    optimizer.step()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert found.parameters == sum(p.nbytes for p in model.parameters())
+    assert found.gradients == sum(p.nbytes for p in trained)
+    assert found.optimizer == sum(t.nbytes for t in states(optimizer))
+    # Whatever the size, these are there at the peak.
+    least = found.parameters + found.optimizer + found.gradients
+    assert min(peak_at(found.alone, 1), peak_at(found.later, 1)) >= least
+    # Later micro-batches hold the sum as well.
+    for n in SIZES:
+        grown = found.peak(n, 2) - found.peak(n, 1)
+        assert 0 <= grown <= found.gradients
+
+
+def test_states_of_the_optimizers():
+    sizes = {}
+    for name in optimizers():
+        build, loss = dense(name)
+        model, optimizer = build()
+        assert states(optimizer) == []
+        loss(model, 2).backward()
+        optimizer.step()
+        weights = sum(p.nbytes for p in model.parameters())
+        sizes[name] = sum(t.nbytes for t in states(optimizer)) / weights
+    assert sizes["SGD"] == 0
+    assert sizes["momentum"] == 1
+    assert sizes["Adam"] == pytest.approx(2, rel=0.02)  # and its step counts
+
+
+def test_other_sizes_to_trace_at_give_the_same():
+    build, loss = SETTINGS["MLP, Adam"]
+    assert footprint(build, loss) == footprint(build, loss, (5, 3))
+
+
+def test_a_footprint_leaves_the_random_numbers_alone():
+    before = torch.get_rng_state()
+    footprint(*SETTINGS["GPT, AdamW"])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_step_that_runs_differently_at_the_two_sizes():
+    build, loss = dense("SGD")
+
+    def uneven(model, n):
+        value = loss(model, n)
+        return value * 2 if n == 4 else value
+
+    with pytest.raises(ValueError, match="use sizes at which the step runs"):
+        footprint(build, uneven)
+    footprint(build, uneven, (2, 3))
+    with pytest.raises(ValueError, match="runs alike"):
+        footprint(build, uneven, (2, 3, 4))
+
+
+def test_a_model_that_is_not_affine_in_the_batch():
+    build, _ = dense("SGD")
+
+    def contrastive(model, n):
+        y = model(torch.randn(n, 8))
+        return (y @ y.T).logsumexp(1).mean()  # n × n
+
+    with pytest.raises(ValueError, match="not a constant plus a multiple"):
+        footprint(build, contrastive)
+
+
+# Plans -------------------------------------------------------------------
+
+ONE = Footprint(
+    parameters=40,
+    gradients=40,
+    optimizer=80,
+    alone=[PeakLine(200, 0), PeakLine(150, 3)],
+    later=[PeakLine(210, 0), PeakLine(190, 3)],
+)
+whole = st.integers(1, 200)
+
+
+@settings(max_examples=300)
+@given(
+    whole,
+    whole,
+    st.integers(1, 2000),
+    st.sampled_from(["window", "mean of means", "no division"]),
+)
+def test_a_plan_against_brute_force(batch, micro, samples, normalisation):
+    plan = Plan(batch, micro, samples, ONE, normalisation)
+    left, sizes = batch, []
+    while left:
+        sizes.append(min(micro, left))
+        left -= sizes[-1]
+    assert plan.sizes == sizes
+    assert len(plan.sizes) == len(partition(batch, micro))
+    assert plan.sample_weights == sample_weights(sizes, normalisation)
+    largest = sizes[0]
+    if len(sizes) == 1:
+        assert plan.peak == max(200, 150 + 3 * largest) == plan.whole_peak
+    else:
+        assert plan.peak == max(210, 190 + 3 * largest)
+    assert plan.whole_peak == max(200, 150 + 3 * batch)
+    steps, seen = 0, 0
+    while seen < samples:
+        seen += batch
+        steps += 1
+    assert plan.steps_per_epoch == steps
+
+
+def test_the_weights_of_a_plan_by_default_are_those_of_the_window():
+    plan = Plan(64, 24, 1000, ONE)
+    assert plan.sizes == [24, 24, 16]
+    assert plan.sample_weights == [1 / 64] * 3
+    assert dataclasses.replace(
+        plan, normalisation="mean of means"
+    ).sample_weights == [1 / 72, 1 / 72, 1 / 48]
+
+
+def test_a_large_epoch_is_counted_exactly():
+    """Steps are counted in whole numbers, not in floating point."""
+    big = 10**17
+    assert Plan(1, 1, big + 1, ONE).steps_per_epoch == big + 1
+
+
+@pytest.mark.parametrize("name", ["global_batch", "micro_batch", "samples"])
+@pytest.mark.parametrize("bad", [0, -1, 2.5, "8", None, True, nan])
+def test_sizes_that_are_not_whole_numbers(name, bad):
+    sizes = {"global_batch": 8, "micro_batch": 4, "samples": 100, name: bad}
+    message = f"{name} is {bad!r}: use a whole number of at least 1"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Plan(**sizes, footprint=ONE)
+
+
+def test_a_normalisation_that_is_not_known():
+    with pytest.raises(ValueError, match="unknown normalisation 'sum'"):
+        Plan(8, 4, 100, ONE, "sum")
+
+
+def test_a_plan_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Plan(8, 4, 100, ONE).micro_batch = 2
