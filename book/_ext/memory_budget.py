@@ -3,7 +3,9 @@
 * MathJax from the package sphinx-mathjax-offline, only the files we need;
 * live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
   that widget's module and style inline, once, and the script that hosts them;
-* the directive ``mb-widget``, which shows a notebook's widget on another page.
+* the directive ``mb-widget``, which shows a notebook's widget on another page;
+* a **bold** term of the glossary becomes a link to it. (Notebooks are read on
+  Colab as well, which knows no Sphinx roles.)
 """
 
 import hashlib
@@ -75,6 +77,29 @@ def add_widgets(app, pagename, templatename, context, doctree):
         context["body"] += f'<script src="{host}"></script>'
 
 
+def link_terms(app, doctree, docname):
+    """Turn bold text that is a term of the glossary into a link to it."""
+    terms = {
+        name.lower(): (page, anchor)
+        for name, _, kind, page, anchor, _ in app.env.domains[
+            "std"
+        ].get_objects()
+        if kind == "term" and page != docname
+    }
+    for bold in list(doctree.findall(nodes.strong)):
+        text = " ".join(bold.astext().lower().split())
+        forms = (text, text.removesuffix("s"), text.removesuffix("es"))
+        found = next((form for form in forms if form in terms), None)
+        if found:
+            page, anchor = terms[found]
+            uri = app.builder.get_relative_uri(docname, page)
+            link = nodes.reference(
+                refuri=f"{uri}#{anchor}", internal=True, classes=["mb-term"]
+            )
+            bold.replace_self(link)
+            link += bold
+
+
 def copy_mathjax(app, exception):
     """Copy the parts of MathJax that a page can ask for (2 of 24 MB)."""
     if exception or app.builder.format != "html":
@@ -118,6 +143,7 @@ def setup(app):
     """Register everything; a changed digest makes Sphinx write all pages."""
     app.add_config_value("memory_budget_digest", digest(), "html")
     app.add_directive("mb-widget", WidgetDirective)
+    app.connect("doctree-resolved", link_terms)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

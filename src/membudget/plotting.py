@@ -19,8 +19,8 @@ def use_style() -> None:
 
     mpl.rcParams.update(
         {
-            "figure.figsize": (5.6, 3.2),
-            "figure.dpi": 130,
+            "figure.figsize": (4.6, 3.0),
+            "figure.dpi": 150,
             "figure.facecolor": "white",
             "figure.constrained_layout.use": True,
             "font.size": 10,
