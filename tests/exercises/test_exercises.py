@@ -182,11 +182,11 @@ HOSTILE = {
     "partial": (partial(max, default=0), ""),
     "too few": (lambda: 1, "your function takes (); keep `"),
     "too many": (lambda a, b, c, d, e, f: a, "your function takes (a, b, c,"),
-    "a class": (Unprintable, "without calling it; this is a class"),
-    "an object": (object(), "this is an object"),
-    "None": (None, "without calling it; this is None"),
-    "a result": ([0.5, 0.5], "without calling it; this is a list"),
-    "a string": ("weights", "without calling it; this is a str"),
+    "a class": (Unprintable, "; this is a class."),
+    "an object": (object(), "this is an object."),
+    "None": (None, "; this is None."),
+    "a result": ([0.5, 0.5], "; this is a list."),
+    "a string": ("weights", "; this is a str."),
 }
 VALUES = {
     "weights",
@@ -237,7 +237,7 @@ def test_hint_for_random_numbers():
         return solutions.weights(counts)
 
     outcome = exercises.check_weights.judge(random_weights)
-    assert "drew random numbers" in outcome.text
+    assert "draws random numbers" in outcome.text
 
 
 def test_hint_for_changed_batch():
@@ -246,7 +246,7 @@ def test_hint_for_changed_batch():
         x.zero_()
 
     outcome = exercises.check_accumulate.judge(accumulate)
-    assert "changed its arguments" in outcome.text
+    assert "changes its arguments" in outcome.text
 
 
 def test_missing_operator_is_no_stub():

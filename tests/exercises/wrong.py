@@ -62,7 +62,7 @@ def weights(counts):
     return [count / sum(counts) for count in sorted(counts)]
 
 
-@hinted("changed its arguments")
+@hinted("changes its arguments")
 def weights(counts):
     total = sum(counts)
     for i, count in enumerate(counts):
@@ -372,6 +372,15 @@ def amp_step(model, optimizer, scaler, micro_batches, max_norm):
     optimizer.zero_grad()
 
 
+@hinted("the update of the parameters is zero")
+def amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    scaled_window(model, scaler, micro_batches)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.update()
+    optimizer.zero_grad()
+
+
 # mean_of_means_error
 
 
@@ -675,6 +684,17 @@ def train_epoch(model, optimizer, loader, steps):
         (loss * len(x) / total(loader)).backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+@hinted("your function does nothing here")
+def train_epoch(model, optimizer, loader, steps):
+    for start in range(0, len(loader), steps):
+        window = loader[start : start + steps]
+        for x, y in window if len(loader) >= steps else []:
+            loss = F.cross_entropy(model(x), y)
+            (loss * len(x) / total(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 # clipped_step

@@ -1,5 +1,8 @@
 """Bytes saved for backward, against hand counts."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -189,3 +192,12 @@ def test_attention_without_fusion_saves_the_square_of_the_tokens():
 
     assert total(64, attend) == 64 * 4 * 4 + 64 * 64 * 4
     assert total(64, fused) == 64 * 4 * 4 * 2 + 64 * 4
+
+
+def test_leaves_no_graph_behind():
+    """An output that its own operator saves must not keep the graph alive."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with SavedBytes():
+        kept = weakref.ref(model(torch.ones(2, 4)).untyped_storage())
+    gc.collect()
+    assert kept() is None

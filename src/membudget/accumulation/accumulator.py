@@ -325,9 +325,9 @@ class Window:
         if factor != 1:
             for parameter in parameters:
                 parameter.grad.mul_(factor)
-        norm = nn.utils.get_total_norm([_values(p.grad) for p in parameters])
-        if hasattr(norm, "full_tensor"):
-            norm = norm.full_tensor()
+        norm = _full(
+            nn.utils.get_total_norm([_values(p.grad) for p in parameters])
+        )
         value = norm.item()
         if not isfinite(value) and not owner.scaler:
             raise RuntimeError(
@@ -400,13 +400,21 @@ class _Snapshot:
             else []
         )
         self.scaler = owner.scaler.state_dict() if owner.scaler else None
+        self.synchronise_buffers = getattr(
+            owner.model, "require_forward_param_sync", None
+        )
 
     @torch.no_grad()
     def restore(self) -> None:
         model, scaler = self.owner.model, self.owner.scaler
         for parameter in (*model.parameters(), *self.owner.parameters()):
             parameter.grad = None
-        _clear_unsynchronised(model)
+        _clear_sharded(model)
+        if self.synchronise_buffers is not None:
+            # DistributedDataParallel expects a backward pass after a forward
+            # pass that synchronises, and it may not have come.
+            model.require_forward_param_sync = self.synchronise_buffers
+            model.reducer._reset_state()
         for module, name, buffer, value in self.buffers:
             if not torch.equal(buffer, value):
                 buffer.copy_(value)
@@ -423,7 +431,7 @@ class _Snapshot:
             scaler.load_state_dict(self.scaler)
 
 
-def _clear_unsynchronised(model: nn.Module) -> None:
+def _clear_sharded(model: nn.Module) -> None:
     """Clear gradients that ``fully_shard`` keeps outside ``param.grad``."""
     for module in model.modules():
         if not hasattr(module, "set_requires_gradient_sync"):
@@ -459,7 +467,12 @@ def _loss_value(loss: torch.Tensor) -> float:
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.any())
+    return parameter.grad is not None and bool(_full(parameter.grad.any()))
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    """The value that all ranks share, where a tensor is sharded."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

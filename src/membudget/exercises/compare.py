@@ -56,6 +56,8 @@ def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
         return f"a {name} is needed here; your function raised nothing."
     if mine.raised:
         return describe(mine.raised, fn)
+    if not mine.attempted:
+        return "your function does nothing here."
     if mine.hint:
         return mine.hint
     name = next(

@@ -14,6 +14,11 @@ from membudget.exercises.compare import Seen, difference, same
 NOT_ATTEMPTED = "Not attempted yet."
 NOT_RIGHT = "Not right yet:"
 CORRECT = "Correct."
+CHANGED = "your function changes its arguments: copy them."
+DISTURBED = (
+    "your function draws random numbers (a DataLoader does too) or sets a "
+    "seed, and needs neither."
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,14 @@ class Exercise:
 
     def __call__(self, fn: Callable | None = None) -> None:
         """Print the outcome."""
-        print(textwrap.fill(str(self.judge(fn)), 79, break_long_words=False))
+        print(
+            textwrap.fill(
+                str(self.judge(fn)),
+                width=79,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
 
     def __repr__(self) -> str:
         return f"check_{self.signature.split('(')[0]}"
@@ -75,7 +87,7 @@ class Exercise:
         remark = ""
         for case in self.cases:
             seen = self.see(fn, case)
-            if not seen.attempted:
+            if not seen.attempted and case is self.cases[0]:
                 return Outcome(NOT_ATTEMPTED)
             if hint := self._hint(fn, seen, case):
                 return Outcome(NOT_RIGHT, f"{hint} (Tried: {case.told}.)")
@@ -96,17 +108,14 @@ class Exercise:
             except BaseException as error:
                 return Seen(raised=error, attempted=not guard.is_stub(error))
             if not guard.unchanged(args, before):
-                seen.hint = "your function changed its arguments."
+                seen.hint = CHANGED
             elif disturbed():
-                seen.hint = (
-                    "your function drew random numbers (a DataLoader does "
-                    "too) or set a seed, and needs neither."
-                )
+                seen.hint = DISTURBED
         return seen
 
     def _hint(self, fn: Callable, seen: Seen, case: Case) -> str:
         right = _known(self, self.solution, case)
-        if type(seen.raised) is type(right.raised) is not type(None):
+        if right.raised and isinstance(seen.raised, type(right.raised)):
             return ""
         if same(seen, right, self.tolerance):
             return seen.hint

@@ -7,7 +7,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -38,16 +38,16 @@ def sealed() -> Iterator[Callable[[], bool]]:
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float32)
         before = torch.get_rng_state()
-        try:
-            yield (
-                lambda: (
-                    not (
-                        torch.equal(torch.get_rng_state(), before)
-                        and random.getstate() == python
-                        and unchanged(np.random.get_state(), array)
-                    )
-                )
+
+        def disturbed() -> bool:
+            return not (
+                torch.equal(torch.get_rng_state(), before)
+                and random.getstate() == python
+                and unchanged(np.random.get_state(), array)
             )
+
+        try:
+            yield disturbed
         finally:
             torch.set_default_dtype(dtype)
             random.setstate(python)
@@ -74,18 +74,16 @@ def unusable(fn: object, signature: str) -> str:
     name, arguments = signature.rstrip(")").split("(")
     if not callable(fn) or inspect.isclass(fn):
         return (
-            f"hand over the function itself, check_{name}({name}) without "
-            f"calling it; this is {kind(fn)}."
+            f"hand over the function itself, `check_{name}({name})`; this "
+            f"is {kind(fn)}."
         )
-    try:
+    with suppress(TypeError, ValueError):  # a builtin may have no signature
         parameters = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return ""
-    try:
-        parameters.bind(*arguments.split(", "))
-    except TypeError:
-        takes = ", ".join(parameters.parameters)
-        return f"your function takes ({takes}); keep `{signature}`."
+        try:
+            parameters.bind(*arguments.split(", "))
+        except TypeError:
+            takes = ", ".join(parameters.parameters)
+            return f"your function takes ({takes}); keep `{signature}`."
     return ""
 
 

@@ -124,7 +124,9 @@ class _Graphs(torch.autograd.graph.saved_tensors_hooks):
         self.largest = self.most = 0
         self._current: _Graphs._Pass | None = None
         self._alive: WeakSet[_Graphs._Pass] = WeakSet()
-        first = next(m for m in model.modules() if m._parameters)
+        first = next(
+            m for m in model.modules() if list(m.parameters(recurse=False))
+        )
         first.register_forward_pre_hook(self._begin)
         # detached: an output that its own graph held would never be freed
         super().__init__(

@@ -41,4 +41,5 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self.total += storage.nbytes()
-        return tensor
+        # Detached: a graph that holds its own output would never be freed.
+        return tensor.detach()
