@@ -372,7 +372,7 @@ function drawMemory(root, id, state, width) {
     text(
       step.x + step.width / 2,
       plot.bottom + 21,
-      step.width < 80 ? "step" : "optimizer step",
+      step.width < 104 ? "step" : "optimizer step",
       { "text-anchor": "middle" },
     ),
   );
