@@ -390,7 +390,7 @@ def check_fsdp_gradients_left_over_in_one_shard(rank):
     assert no_gradients(model)
 
 
-def check_one_rank_of_ddp_reads_one_ahead_and_no_more(rank):
+def check_ddp_reads_one_ahead_and_no_more(rank):
     model = DistributedDataParallel(classifier())
     accumulator = Accumulator(model, sgd(model))
     _, _, parts = share(rank, ALIKE)
