@@ -164,7 +164,8 @@ class Window:
     random number generators (CPU and CUDA) go back to where they were at the
     block's start, and parameters and optimizer have not been touched yet.
     (The exception is an error inside the optimizer's own ``step``, which may
-    have updated some parameters.)
+    have updated some parameters.) If only some of the ranks meet an error,
+    the others wait for them: end the job then.
     """
 
     def __init__(self, owner: Accumulator, total: float | None) -> None:
