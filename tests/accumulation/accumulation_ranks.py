@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -284,6 +284,30 @@ def check_ddp_error_in_the_second_micro_batch(rank):
 
 def check_fsdp_error_in_the_second_micro_batch(rank):
     undone("fsdp", rank, nan_loss, ValueError, "the loss is nan")
+
+
+def check_fsdp_error_with_mixed_precision(rank):
+    """There fully_shard keeps the unsynchronised sum in another place."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+
+    def gradient(fail_first):
+        model = classifier(dtype=torch.float32)
+        mesh = init_device_mesh("cpu", (WORLD,))
+        model = fully_shard(model, mesh=mesh, mp_policy=policy)
+        accumulator = Accumulator(model, sgd(model))
+        _, _, parts = share(rank, ALIKE, dtype=torch.float32)
+        if fail_first:
+            with suppress(ValueError), accumulator.window() as window:
+                nan_loss(window, model, parts)
+            assert no_gradients(model)
+        with accumulator.window() as window:
+            run(window, model, parts)
+            window.finish()
+            found = gradients(model)
+            window.step()
+        return found
+
+    assert all(map(torch.equal, gradient(False), gradient(True)))
 
 
 def stop_after_the_last(window, model, parts):

@@ -291,11 +291,25 @@ def optimizer_fails(rig, window):
         handle.remove()
 
 
+def caught_optimizer_error(rig, window):
+    with suppress(Stop):
+        optimizer_fails(rig, window)
+    window.step()
+
+
 def unscaled_by_the_loop(rig, window):
     """As in a loop without an accumulator."""
     rig.run(window, rig.parts)
     rig.scaler.unscale_(rig.optimizer)
     window.step()
+
+
+def updated_by_the_loop(rig, window):
+    """The scaler has counted a clean step that was never taken."""
+    rig.run(window, rig.parts)
+    rig.scaler.unscale_(rig.optimizer)
+    rig.scaler.update()
+    raise Stop("after an update")
 
 
 def infinite_gradient(rig, window):
@@ -374,6 +388,7 @@ FAILURES = [
         "the parameters of the model that made the loss",
     ),
     (optimizer_fails, Stop, "from the optimizer"),
+    (caught_optimizer_error, RuntimeError, NOT_OPEN),
 ]
 UNSCALED_ONLY = [
     (
@@ -383,7 +398,10 @@ UNSCALED_ONLY = [
         "a scaler if this is fp16",
     ),
 ]
-SCALED_ONLY = [(unscaled_by_the_loop, RuntimeError, None)]
+SCALED_ONLY = [
+    (unscaled_by_the_loop, RuntimeError, None),
+    (updated_by_the_loop, Stop, "after an update"),
+]
 CASES = [
     pytest.param(*case, scaled, id=f"{case[0].__name__}-{kind}")
     for kind, scaled, cases in (
@@ -625,6 +643,24 @@ def test_the_optimizer_of_another_model():
         run_window(Accumulator(model, sgd(other)), x, y, [4, 4])
     assert all(p.grad is None for p in model.parameters())
     assert differences(before, other.state_dict()) == []
+
+
+def test_a_trained_parameter_outside_the_model():
+    """A learnt temperature, say: it is trained, and cleared, as well."""
+    model = classifier()
+    x, y = samples(8)
+    extra = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = optim.SGD([*model.parameters(), extra], lr=0.1)
+    accumulator = Accumulator(model, optimizer)
+    with pytest.raises(Stop), accumulator.window() as window:
+        window.backward(F.cross_entropy(model(x) * extra, y), 8)
+        assert extra.grad is not None
+        raise Stop
+    assert extra.grad is None
+    with accumulator.window() as window:
+        window.backward(F.cross_entropy(model(x) * extra, y), 8)
+        window.step()
+    assert extra.item() != 1
 
 
 def test_reports_of_the_sum_reduction():
