@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from membudget.accumulation.partition import check_count
+from membudget.accumulation.snapshot import Snapshot
 
 Item = TypeVar("Item")
 
@@ -180,7 +181,7 @@ class Window:
         self._norm: float | None = None
         self._synchronised = True
         self._loop: Iterator | None = None
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: Snapshot | None = None
 
     def __enter__(self) -> "Window":
         if self._used:
@@ -189,8 +190,11 @@ class Window:
                 "ask the accumulator for a new one"
             )
         self._used = True
-        self._snapshot = _Snapshot(self.owner)
-        left = [p for p in self.owner.parameters() if _has_gradient(p)]
+        owner = self.owner
+        self._snapshot = Snapshot(
+            owner.model, owner.parameters(), owner.scaler
+        )
+        left = [p for p in owner.parameters() if _has_gradient(p)]
         if left:
             self._undo()
             raise RuntimeError(
@@ -382,68 +386,6 @@ class Window:
         self.micro_batches, self.count = 0, 0
         if snapshot is not None:
             snapshot.restore()
-
-
-class _Snapshot:
-    """What a window may change before its step, as it was at the start."""
-
-    def __init__(self, owner: Accumulator) -> None:
-        self.owner = owner
-        self.buffers = [
-            (module, name, buffer, buffer.clone())
-            for module in owner.model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        self.cpu_random = torch.get_rng_state()
-        self.cuda_random = (
-            torch.cuda.get_rng_state_all()
-            if torch.cuda.is_initialized()
-            else []
-        )
-        self.scaler = owner.scaler.state_dict() if owner.scaler else None
-        self.synchronise_buffers = getattr(
-            owner.model, "require_forward_param_sync", None
-        )
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        model, scaler = self.owner.model, self.owner.scaler
-        for parameter in (*model.parameters(), *self.owner.parameters()):
-            parameter.grad = None
-        _clear_sharded(model)
-        if self.synchronise_buffers is not None:
-            # DistributedDataParallel expects a backward pass after a forward
-            # pass that synchronises, and it may not have come.
-            model.require_forward_param_sync = self.synchronise_buffers
-            model.reducer._reset_state()
-        for module, name, buffer, value in self.buffers:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-            setattr(module, name, buffer)
-        torch.set_rng_state(self.cpu_random)
-        if self.cuda_random:
-            torch.cuda.set_rng_state_all(self.cuda_random)
-        if scaler:
-            # A scaler forgets that it unscaled when it is given a scale,
-            # which it takes once it has scaled something.
-            device = self.owner.parameters()[0].device
-            scaler.scale(torch.ones((), device=device))
-            scaler.update(self.scaler["scale"])
-            scaler.load_state_dict(self.scaler)
-
-
-def _clear_sharded(model: nn.Module) -> None:
-    """Clear gradients that ``fully_shard`` keeps outside ``param.grad``."""
-    for module in model.modules():
-        if not hasattr(module, "set_requires_gradient_sync"):
-            continue
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        for group in groups or [state._fsdp_param_group]:
-            for parameter in group.fsdp_params if group else []:
-                parameter.unsharded_accumulated_grad = None
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None
 
 
 def _loss_value(loss: torch.Tensor) -> float:

@@ -1,0 +1,76 @@
+"""What a window may change before its step, and how to take it back."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class Snapshot:
+    """What a window may change before its step, as it was at the start."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.model = model
+        self.parameters = parameters
+        self.scaler = scaler
+        self.buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        self.cpu_random = torch.get_rng_state()
+        self.cuda_random = (
+            torch.cuda.get_rng_state_all()
+            if torch.cuda.is_initialized()
+            else []
+        )
+        self.scale = scaler.state_dict() if scaler else None
+        self.synchronise_buffers = getattr(
+            model, "require_forward_param_sync", None
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put it all back, and clear the gradients."""
+        model, scaler = self.model, self.scaler
+        for parameter in (*model.parameters(), *self.parameters):
+            parameter.grad = None
+        _clear_sharded(model)
+        if self.synchronise_buffers is not None:
+            # DistributedDataParallel expects a backward pass after a forward
+            # pass that synchronises, and it may not have come.
+            model.require_forward_param_sync = self.synchronise_buffers
+            model.reducer._reset_state()
+        for module, name, buffer, value in self.buffers:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+            setattr(module, name, buffer)
+        torch.set_rng_state(self.cpu_random)
+        if self.cuda_random:
+            torch.cuda.set_rng_state_all(self.cuda_random)
+        if scaler:
+            # A scaler forgets that it unscaled when it is given a scale,
+            # which it takes once it has scaled something.
+            device = self.parameters[0].device
+            scaler.scale(torch.ones((), device=device))
+            scaler.update(self.scale["scale"])
+            scaler.load_state_dict(self.scale)
+
+
+def _clear_sharded(model: nn.Module) -> None:
+    """Clear gradients that ``fully_shard`` keeps outside ``param.grad``."""
+    for module in model.modules():
+        if not hasattr(module, "set_requires_gradient_sync"):
+            continue
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in groups or [state._fsdp_param_group]:
+            for parameter in group.fsdp_params if group else []:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
