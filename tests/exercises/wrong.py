@@ -36,6 +36,11 @@ def weights(counts):
     return counts
 
 
+@hinted("every micro-batch weighs 1, so")
+def weights(counts):
+    return [1.0] * len(counts)
+
+
 @hinted("already divided by n")
 def weights(counts):
     return [1 / count for count in counts]

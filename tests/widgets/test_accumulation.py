@@ -232,10 +232,10 @@ def test_no_division_is_k_times_too_large():
 @pytest.mark.parametrize(
     "arguments, parts",
     [
-        ({}, ["4 micro-batches of 128", "within the limit", "does not fit"]),
+        ({}, ["4 micro-batches of 128", "within the budget", "does not fit"]),
         ({"steps": 1}, ["One micro-batch, the whole batch of 128"]),
         ({"micro_batch": 8}, ["(in the optimizer step)"]),
-        ({"budget": 2**20}, ["above the limit of 1.00 MiB"]),
+        ({"budget": 2**20}, ["above the budget of 1.00 MiB"]),
         (
             {"micro_batch": 100, "global_batch": 250},
             ["3 micro-batches, 100 each and the last 50", "weighs 1/250"],

@@ -47,6 +47,11 @@ check_weights = Exercise(
             "the weights add up to 1.",
             lambda ns: ns,
         ),
+        (
+            "every micro-batch weighs 1, so the sum is several times too "
+            "large: divide by the sum N of the counts.",
+            lambda ns: [1 for n in ns],
+        ),
         (INVERSE, lambda ns: [1 / n for n in ns]),
         (INVERSE, lambda ns: [1 / n / len(ns) for n in ns]),
         (INVERSE, lambda ns: [1 / n / sum(1 / m for m in ns) for n in ns]),

@@ -92,7 +92,9 @@ def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
         with _Graphs(args[0]) as graphs:
             result = fn(*args)
         moved = _flat(parameters) - before
-        left = any(p.grad is not None for p in parameters)
+        left = any(
+            p.grad is not None and bool(p.grad.any()) for p in parameters
+        )
         if graphs.unused and not (left or moved.any()):
             if _is_empty(result):
                 return Seen(attempted=False)

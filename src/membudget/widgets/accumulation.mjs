@@ -40,7 +40,8 @@ const NOTES = {
     "A window is what runs between two optimizer steps. In each micro-batch " +
     "activations grow through the forward pass and are freed through the " +
     "backward pass; gradients appear in the first backward pass and stay " +
-    "until the step. The outline is the whole batch at once.",
+    "until the step. The corners are exact, the sides drawn straight. The " +
+    "outline is the whole batch at once.",
   weights:
     "A bar is as wide as its micro-batch has samples, so its area is the " +
     "micro-batch’s share of the gradient. The line is the weight in the " +
@@ -143,11 +144,11 @@ export function sentence(state) {
   const n = describe(state);
   const [count, all] = [n.micro_batches, n.global_batch];
   const [size, last] = [n.micro_batch, n.last_micro_batch];
-  const limit = formatBytes(state.budget);
+  const budget = formatBytes(state.budget);
   const peak =
     `peak ${formatBytes(n.peak)}` +
     (n.memory.activations ? ", " : " (in the optimizer step), ") +
-    `${n.fits ? "within" : "above"} the limit of ${limit}`;
+    `${n.fits ? "within" : "above"} the budget of ${budget}`;
   let memory = `One micro-batch, the whole batch of ${all}: ${peak}`;
   if (count > 1) {
     const rest = size === last ? "" : ` each and the last ${last}`;
@@ -378,7 +379,7 @@ function drawMemory(root, id, state, width) {
   );
   const marks = [
     [memory.whole, "whole batch", n.whole_peak, tick(n.whole_fits)],
-    [{ x: plot.right, y: memory.budget.y }, "limit", state.budget, ""],
+    [{ x: plot.right, y: memory.budget.y }, "budget", state.budget, ""],
     [memory.peak, "window", n.peak, tick(n.fits)],
   ];
   const places = spread(
@@ -404,7 +405,8 @@ function drawMemory(root, id, state, width) {
 function passStrip({ blocks, count }, plot, end) {
   const middle = { "text-anchor": "middle" };
   const y = plot.bottom + 21;
-  if (blocks[0].width < 14) {
+  const fits = (label, width) => width > 7 * label.length + 5;
+  if (!fits(`${count}`, blocks[0].width)) {
     const room = end - plot.left;
     const drawn =
       blocks.length < count && room > 200 ? ` (${blocks.length} drawn)` : "";
@@ -421,7 +423,7 @@ function passStrip({ blocks, count }, plot, end) {
         height: 3,
         class: "mb-strip",
       }),
-      ...(width > 12 ? [text(x + width / 2, y, label, middle)] : []),
+      ...(fits(label, width) ? [text(x + width / 2, y, label, middle)] : []),
     ];
   });
 }
@@ -532,7 +534,7 @@ function memoryTable(id, state) {
       html(
         "tr",
         {},
-        heading(`limit of ${formatBytes(state.budget)}`),
+        heading(`budget of ${formatBytes(state.budget)}`),
         verdict("fits", n.fits),
         verdict("whole_fits", n.whole_fits),
       ),

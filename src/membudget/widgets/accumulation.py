@@ -210,10 +210,10 @@ class Accumulation(Widget):
         n = self.numbers()
         count, whole = n["micro_batches"], n["global_batch"]
         size, last = n["micro_batch"], n["last_micro_batch"]
-        limit = f"the limit of {format_bytes(self.budget)}"
+        budget = f"the budget of {format_bytes(self.budget)}"
         step = "" if n["memory"]["activations"] else " (in the optimizer step)"
         fits = "within" if n["fits"] else "above"
-        peak = f"peak {format_bytes(n['peak'])}{step}, {fits} {limit}"
+        peak = f"peak {format_bytes(n['peak'])}{step}, {fits} {budget}"
         if count == 1:
             memory = f"One micro-batch, the whole batch of {whole}: {peak}"
         else:
@@ -273,7 +273,7 @@ class Accumulation(Widget):
             'stroke-width="1.5" stroke-dasharray="5 4"/>'
             f'<text x="{min(limit, 398):.1f}" y="{y + 20}" '
             f'text-anchor="{"end" if limit > 200 else "start"}">'
-            f"limit {format_bytes(self.budget)}</text>"
+            f"budget {format_bytes(self.budget)}</text>"
         )
         for index, (consumer, label) in enumerate(CONSUMERS.items()):
             x, row = 2 + 150 * (index % 3), y + 44 + 22 * (index // 3)
