@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from membudget.accumulation import windows
+from membudget import accumulation
 
 
 def weights(counts):
@@ -73,7 +73,7 @@ def padded_gradient(model, micro_batches):
 
 
 def train_epoch(model, optimizer, loader, steps):
-    for window in windows(loader, steps):
+    for window in accumulation.windows(loader, steps):
         total = sum(len(x) for x, _ in window)
         for x, y in window:
             loss = F.cross_entropy(model(x), y)
