@@ -65,10 +65,10 @@ def normalise(notebook):
 
 
 def smaller(png):
-    """A figure with a palette of 64 colours, a third of its size."""
+    """A figure with a palette of 32 colours, a third of its size."""
     picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
     file = io.BytesIO()
-    picture.quantize(64).save(file, "PNG", optimize=True)
+    picture.quantize(32).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()
 
 

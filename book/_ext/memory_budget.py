@@ -21,6 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 ROOT = Path(__file__).resolve().parents[2]
 WIDGETS = ROOT / "src/membudget/widgets"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
+PLAIN = re.compile(r'<span class="[npw]">([^<]*)</span>')
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,15 @@ def add_widgets(app, pagename, templatename, context, doctree):
         # At the end of the text, not deferred: widgets come before the theme.
         host = context["pathto"]("_static/widget-host.js", resource=True)
         context["body"] += f'<script src="{host}"></script>'
+
+
+def plain_code(app, pagename, templatename, context, doctree):
+    """Drop the marks of names, punctuation and blanks in code.
+
+    Their colour is the text's, and they are half of a chapter's weight.
+    """
+    if "body" in context:
+        context["body"] = PLAIN.sub(r"\1", context["body"])
 
 
 def link_terms(app, doctree, docname):
@@ -144,6 +154,7 @@ def setup(app):
     app.add_config_value("memory_budget_digest", digest(), "html")
     app.add_directive("mb-widget", WidgetDirective)
     app.connect("doctree-resolved", link_terms)
+    app.connect("html-page-context", plain_code)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("build-finished", copy_mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
