@@ -141,7 +141,8 @@ def load_bundle():
 
 def digest():
     """A hash of what every page depends on besides its own source."""
-    paths = [Path(__file__), *sorted(WIDGETS.glob("*.*"))]
+    static = sorted((ROOT / "book/_static").glob("*"))
+    paths = [Path(__file__), *sorted(WIDGETS.glob("*.*")), *static]
     content = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(content).hexdigest()
 

@@ -2,8 +2,10 @@
 
    A widget's module is the one that Jupyter runs: `{ initialize, render }`.
    Here it gets a stand-in model, whose state stands in the page as JSON, and
-   its text comes from <script type="text/x-esm" data-widget="NAME">. Until
-   (and unless) that works, the page shows the static picture, .mb-fallback. */
+   its text comes from <script type="text/x-esm" data-widget="NAME">. It is run
+   as a function, at once: import() would wait for every deferred script of the
+   theme. Until (and unless) that works, the page shows the static picture,
+   .mb-fallback. */
 (() => {
   const modules = new Map();
 
@@ -11,8 +13,10 @@
     if (!modules.has(name)) {
       const selector = `script[type="text/x-esm"][data-widget="${name}"]`;
       const text = document.querySelector(selector).textContent;
-      const blob = new Blob([text], { type: "text/javascript" });
-      modules.set(name, import(URL.createObjectURL(blob)));
+      const body = text
+        .replace(/^export default /m, "return ")
+        .replace(/^export /gm, "");
+      modules.set(name, new Function(`"use strict";${body}`)());
     }
     return modules.get(name);
   }
@@ -39,14 +43,15 @@
 
   async function start(host) {
     try {
-      const widget = (await load(host.dataset.widget)).default;
+      const widget = load(host.dataset.widget);
       const state = host.querySelector("script.mb-state").textContent;
       const model = makeModel(JSON.parse(state));
       const el = document.createElement("div");
-      await widget.initialize?.({ model });
-      await widget.render({ model, el });
+      if (widget.initialize) await widget.initialize({ model });
+      const rendered = widget.render({ model, el });
       host.append(el);
       host.querySelector(".mb-fallback")?.remove();
+      await rendered;
     } catch (error) {
       console.error(`The widget "${host.dataset.widget}" failed:`, error);
     }
