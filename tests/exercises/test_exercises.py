@@ -276,6 +276,15 @@ def test_slow_search_is_correct_with_a_remark():
     assert "measured" not in quick.text
 
 
+def test_a_hint_can_be_kept_back(capsys):
+    exercises.check_weights(lambda counts: counts, hint=False)
+    assert capsys.readouterr().out == (
+        f"{NOT_RIGHT} take `hint=False` away for a hint.\n"
+    )
+    exercises.check_weights(solutions.weights, hint=False)
+    assert capsys.readouterr().out.startswith(CORRECT)
+
+
 def test_other_right_answers():
     def autograd(model, x, y, micro_batch):
         parameters = list(model.parameters())

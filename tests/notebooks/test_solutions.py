@@ -30,7 +30,7 @@ def test_shown_solutions_are_tested(path):
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 def test_every_checked_exercise_has_its_solution(path):
     checked = re.findall(
-        r"exercises\.check_\w+\((\w+)\)", "\n".join(cells(path, "code"))
+        r"exercises\.check_\w+\((\w+)[,)]", "\n".join(cells(path, "code"))
     )
     shown = [
         name

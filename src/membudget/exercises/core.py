@@ -66,11 +66,14 @@ class Exercise:
     shown: str
     tolerance: float = 1e-6
 
-    def __call__(self, fn: Callable | None = None) -> None:
-        """Print the outcome."""
+    def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
+        """Print the outcome; with ``hint=False`` without the diagnosis."""
+        outcome = self.judge(fn)
+        if not hint and outcome.state == NOT_RIGHT:
+            outcome = Outcome(NOT_RIGHT, "take `hint=False` away for a hint.")
         print(
             textwrap.fill(
-                str(self.judge(fn)),
+                str(outcome),
                 width=79,
                 break_long_words=False,
                 break_on_hyphens=False,
