@@ -40,8 +40,9 @@ const NOTES = {
     "A window is what runs between two optimizer steps. In each micro-batch " +
     "activations grow through the forward pass and are freed through the " +
     "backward pass; gradients appear in the first backward pass and stay " +
-    "until the step. The corners are exact, the sides drawn straight. The " +
-    "outline is the whole batch at once.",
+    "until the step. Temporaries are a layer’s new gradient before it is added, " +
+    "the loss, and what the step needs. The corners are exact, the sides drawn " +
+    "straight. The outline is the whole batch at once.",
   weights:
     "A bar is as wide as its micro-batch has samples, so its area is the " +
     "micro-batch’s share of the gradient. The line is the weight in the " +
