@@ -1,10 +1,77 @@
-"""The peak tracker: live bytes after every operator."""
+"""The peak tracker: every tensor storage from its birth to its death."""
 
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from membudget.measuring.modules import OUTSIDE, ModuleStack
+from membudget.measuring.units import format_bytes
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "inputs",
+    "temporaries",
+)
+"""What a storage can be; ``"optimizer"`` are the optimizer's states."""
+
+PHASES = ("forward", "backward", "recomputation", "optimizer")
+"""When an operator can run."""
+
+
+class Operator(NamedTuple):
+    """An operator that ran: its name, the module at work, the phase.
+
+    In the backward pass the module is the one whose forward pass made the
+    autograd node at work; :data:`OUTSIDE` where there is none.
+    """
+
+    name: str
+    module: str
+    phase: str
+
+
+BEFORE = Operator("", OUTSIDE, "")
+"""What made the storages that were alive before the block."""
+
+
+@dataclass(eq=False, slots=True)
+class Allocation:
+    """A storage, from birth to death.
+
+    Attributes:
+        bytes: its size.
+        birth: index of the operator that made it; -1 for before the block.
+        category: one of :data:`CATEGORIES`.
+        operator: what made it.
+        death: index of the first operator after which it is gone; None while
+            it is alive.
+    """
+
+    bytes: int
+    birth: int
+    category: str
+    operator: Operator
+    death: int | None = None
+
+    def alive(self, moment: int) -> bool:
+        """Whether it is alive after the operator with this index."""
+        return self.birth <= moment and (
+            self.death is None or moment < self.death
+        )
 
 
 class PeakTracker(TorchDispatchMode):
@@ -13,73 +80,433 @@ class PeakTracker(TorchDispatchMode):
     Inside the ``with`` block each operator's new storages are added, once
     each, and subtracted when the last tensor that uses them is gone. Views
     share a storage and count once. The count is exact in requested bytes, on
-    any device; an allocator rounds each request up.
+    any device and for ``meta`` and fake tensors (enter the tracker inside
+    ``FakeTensorMode``); an allocator rounds each request up. What an operator
+    allocates and frees within itself is not seen.
 
     Args:
-        *existing: tensors that are alive before the block and belong to the
-            account (parameters, gradients, optimizer states, the batch).
-            Other tensors from outside the block, and views of them, are not
-            counted.
+        *existing: what is alive before the block and belongs to the account.
+            A module stands for its parameters, buffers and gradients, an
+            optimizer for its states, a tensor for itself. Other tensors from
+            outside the block, and views of them, are not counted.
+        device: count only what is on this device; by default on all.
+        budget: bytes that may be alive; an operator that needs more raises
+            ``torch.OutOfMemoryError``, as a device of that size would.
 
     Attributes:
         start: bytes of ``existing``.
         live: bytes alive now.
         peak: the most bytes alive after any operator, ``start`` included.
         timeline: bytes alive after each operator, in order.
+        operators: the operators, in the same order.
+        allocations: every storage that was ever counted, in order of birth.
         marks: ``(index, label)`` pairs set by :meth:`mark`.
+        events: every ``("allocate" or "free", number, bytes)`` in order; the
+            number is the index in ``allocations``.
+        current: the operator at work, or the last one.
+
+    The category of a storage:
+
+    * *parameters*: tensors of class ``Parameter`` in ``existing``, and the
+      buffers of its modules;
+    * *gradients*: what is or becomes the ``grad`` of such a parameter;
+    * *optimizer*: states of any optimizer that steps in the block, or is in
+      ``existing``;
+    * *inputs*: other tensors in ``existing``, and what the outermost module
+      is called with, unless it was computed from something trained;
+    * *activations*: made outside of the backward pass and the optimizer's
+      step, and still there when a backward pass begins or the block ends:
+      what autograd saved, and what a variable holds;
+    * *temporaries*: everything else, the gradients on their way back through
+      the layers included.
+
+    It is settled when the block ends, and holds for the storage's whole life.
 
     Example:
-        >>> with PeakTracker(*model.parameters()) as tracker:
-        ...     model(x).sum().backward()
+        >>> with PeakTracker(model, optimizer, x, y) as tracker:
+        ...     F.cross_entropy(model(x), y).backward()
+        ...     optimizer.step()
         >>> tracker.peak - tracker.start
+        >>> tracker.at_peak()[0].operator
 
-    Storages that are resized in place (as FSDP does) keep the size they were
-    first seen with.
+    Raises:
+        TypeError: ``existing`` holds something else.
+        ValueError: a budget that is not a positive whole number, or below
+            ``start``.
     """
 
-    def __init__(self, *existing: torch.Tensor) -> None:
+    def __init__(
+        self,
+        *existing: nn.Module | torch.optim.Optimizer | torch.Tensor,
+        device: torch.device | str | None = None,
+        budget: int | None = None,
+    ) -> None:
         super().__init__()
+        self.device = None if device is None else torch.device(device)
         self.live = self.peak = 0
         self.timeline: list[int] = []
+        self.operators: list[Operator] = []
+        self.allocations: list[Allocation] = []
         self.marks: list[tuple[int, str]] = []
-        self._storages: dict[int, weakref.finalize] = {}
-        for tensor in existing:
-            self._add(tensor)
+        self.events: list[tuple[str, int, int]] = []
+        self.current = BEFORE
+        self.budget: int | None = None
+        self._alive: dict[int, tuple[int, weakref.ref]] = {}
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._undecided: list[Allocation] = []
+        self._stepping = False
+        models = [m for m in existing if isinstance(m, nn.Module)]
+        self._modules = ModuleStack(*models, called=self._called)
+        self._made_in: dict[int, str] = {}  # autograd node -> module
+        self._hooks = ExitStack()
+        for tensor, category in _flatten(existing):
+            self._existing(tensor, category)
+        self._find_gradients()
         self.start = self.live
+        if budget is not None:
+            self._set_budget(budget)
+
+    def _set_budget(self, budget: int) -> None:
+        if not isinstance(budget, int) or budget < 1:
+            raise ValueError(
+                f"budget is {budget!r}: use a positive whole number of bytes"
+            )
+        if budget < self.start:
+            raise ValueError(
+                f"the budget is {format_bytes(budget)}, and what exists "
+                f"already takes {format_bytes(self.start)}: use a larger "
+                "budget or a smaller model"
+            )
+        self.budget = budget
+
+    # What was measured
 
     def mark(self, label: str) -> None:
         """Remember that ``label`` begins at the next operator."""
+        self._find_gradients()
         self.marks.append((len(self.timeline), label))
 
-    def _add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._storages:
-            return
-        size = storage.nbytes()
-        self._storages[key] = weakref.finalize(
-            storage, self._remove, key, size
+    @property
+    def peak_moment(self) -> int:
+        """Index of the first operator with the peak; -1: before them all."""
+        if self.peak == self.start:
+            return -1
+        return self.timeline.index(self.peak)
+
+    def at(self, moment: int) -> list[Allocation]:
+        """What is alive after an operator, the largest first.
+
+        Args:
+            moment: the operator's index; -1 is before the first.
+
+        Raises:
+            IndexError: no such operator.
+        """
+        if not -1 <= moment < len(self.timeline):
+            raise IndexError(
+                f"there is no operator {moment}: use -1 … "
+                f"{len(self.timeline) - 1}"
+            )
+        alive = [a for a in self.allocations if a.alive(moment)]
+        return sorted(alive, key=lambda a: -a.bytes)
+
+    def at_peak(self) -> list[Allocation]:
+        """What is alive at the peak, the largest first."""
+        return self.at(self.peak_moment)
+
+    def split(self, moment: int | None = None) -> dict[str, int]:
+        """Bytes of each category after an operator; by default at the peak.
+
+        Raises:
+            IndexError: no such operator.
+        """
+        sums = dict.fromkeys(CATEGORIES, 0)
+        for a in self.at_peak() if moment is None else self.at(moment):
+            sums[a.category] += a.bytes
+        return sums
+
+    def timelines(self) -> dict[str, list[int]]:
+        """Bytes of each category after each operator."""
+        ends = len(self.timeline)
+        changes = {c: [0] * (ends + 1) for c in CATEGORIES}
+        for a in self.allocations:
+            changes[a.category][max(a.birth, 0)] += a.bytes
+            changes[a.category][ends if a.death is None else a.death] -= (
+                a.bytes
+            )
+        for values in changes.values():
+            for i in range(1, ends):
+                values[i] += values[i - 1]
+            values.pop()
+        return changes
+
+    # The account
+
+    def _add(self, storage: torch.UntypedStorage, category: str) -> None:
+        allocation = Allocation(
+            storage.nbytes(), len(self.timeline), category, self.current
         )
-        self.live += size
+        if self.current is BEFORE:
+            allocation.birth = -1
+        elif self.current.phase in ("forward", "recomputation"):
+            self._undecided.append(allocation)
+        key, number = storage._cdata, len(self.allocations)
+        end = partial(self._freed, key, number)
+        self._alive[key] = number, weakref.ref(storage, end)
+        self.allocations.append(allocation)
+        self._count("allocate", number, allocation.bytes)
+
+    def _freed(self, key: int, number: int, _: weakref.ref) -> None:
+        del self._alive[key]
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        allocation = self.allocations[number]
+        allocation.death = len(self.timeline)
+        self._count("free", number, allocation.bytes)
+
+    def _count(self, kind: str, number: int, size: int) -> None:
+        self.events.append((kind, number, size))
+        self.live += size if kind == "allocate" else -size
         self.peak = max(self.peak, self.live)
 
-    def _remove(self, key: int, size: int) -> None:
-        del self._storages[key]
-        self.live -= size
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is on the device."""
+        mine, its = self.device, tensor.device
+        return mine is None or (
+            mine.type == its.type and mine.index in (None, its.index)
+        )
+
+    def _existing(self, tensor: torch.Tensor, category: str) -> None:
+        for storage in _storages(tensor) if self._counts(tensor) else ():
+            if storage._cdata not in self._alive:
+                self._add(storage, category)
+        if isinstance(tensor, nn.Parameter):
+            self._parameters.append(weakref.ref(tensor))
+
+    def _label(self, tensor: torch.Tensor, category: str) -> None:
+        for storage in _storages(tensor):
+            number, _ = self._alive.get(storage._cdata, (None, None))
+            if number is not None:
+                self.allocations[number].category = category
+
+    def _find_gradients(self) -> None:
+        for ref in self._parameters:
+            parameter = ref()
+            if parameter is not None and parameter.grad is not None:
+                self._label(parameter.grad, "gradients")
+
+    def _decide(self) -> None:
+        """What is alive of the forward pass now was made to stay."""
+        for a in self._undecided:
+            if a.death is None and a.category == "temporaries":
+                a.category = "activations"
+        self._undecided.clear()
+
+    # What runs in the block
+
+    def __enter__(self) -> "PeakTracker":
+        hooks = self._hooks
+        hooks.enter_context(self._modules)
+        for handle in (
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        ):
+            hooks.callback(handle.remove)
+        for ref in self._parameters:
+            parameter = ref()
+            if parameter is not None and parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(
+                    lambda p: self._label(p.grad, "gradients")
+                )
+                hooks.callback(handle.remove)
+        hooks.enter_context(_resizing(self._resize))
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+        self._find_gradients()
+        self._decide()
+        self._made_in.clear()
+        self._stepping = False
+
+    def _called(self, args: tuple) -> None:
+        """The outermost module was called with ``args``."""
+        for tensor in _tensors(args):
+            if tensor.grad_fn is None:
+                for storage in _storages(tensor):
+                    number, _ = self._alive.get(storage._cdata, (None, None))
+                    if number is not None:
+                        a = self.allocations[number]
+                        if a.category == "temporaries":
+                            a.category = "inputs"
+
+    def _step_begins(self, optimizer, args, kwargs) -> None:
+        self._find_gradients()
+        self._stepping = True
+
+    def _step_ends(self, optimizer, args, kwargs) -> None:
+        for tensor in _states(optimizer):
+            self._label(tensor, "optimizer")
+        self._stepping = False
+
+    def _operator(self, name: str) -> Operator:
+        """The operator that runs now."""
+        modules = self._modules
+        node = torch._C._current_autograd_node()
+        if node is not None and not torch.is_grad_enabled():
+            made_in = self._made_in.get(node._sequence_nr(), OUTSIDE)
+            return Operator(name, modules.name or made_in, "backward")
+        # The last node that the forward pass made is this operator's.
+        last = torch._C._autograd._get_sequence_nr() - 1
+        self._made_in.setdefault(last, modules.name)
+        if node is not None:
+            return Operator(name, modules.name, "recomputation")
+        stepping = self._stepping and not modules.names
+        phase = "optimizer" if stepping else "forward"
+        return Operator(name, modules.name, phase)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(_is_wrapper, types)):
+            return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
-        inputs = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        touched = [s for t in _tensors((args, kwargs)) for s in _storages(t)]
+        foreign = {s._cdata for s in touched} - self._alive.keys()
         if func is torch.ops.aten.lift_fresh.default:
-            inputs = set()  # torch.tensor(...) hands its new tensor over so
-        foreign = inputs - self._storages.keys()
+            foreign = set()  # torch.tensor(...) hands its new tensor over so
+        self.current = self._operator(_name(func))
+        before = len(self.allocations)
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
-            if tensor.untyped_storage()._cdata not in foreign:
-                self._add(tensor)
+        for storage in touched:
+            self._remeasure(storage)
+        del touched
+        for tensor in filter(self._counts, _tensors(result)):
+            for storage in _storages(tensor):
+                key = storage._cdata
+                if key not in foreign and key not in self._alive:
+                    self._add(storage, "temporaries")
+        if len(self.allocations) > before:
+            if self.current.phase == "backward":
+                self._decide()
+            if self.budget is not None and self.live > self.budget:
+                self._refuse(self.allocations[before:])
+        self.operators.append(self.current)
         self.timeline.append(self.live)
         return result
 
+    def _refuse(self, asked: list[Allocation]) -> None:
+        size = sum(a.bytes for a in asked)
+        raise torch.OutOfMemoryError(
+            f"Tried to allocate {format_bytes(size)} ({size} bytes) in "
+            f"{self.current.name}; {format_bytes(self.live - size)} of the "
+            f"budget of {format_bytes(self.budget)} were in use."
+        )
 
-def _tensors(tree) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    def _remeasure(self, storage: torch.UntypedStorage) -> None:
+        """Notice a storage whose size has changed: one ends, one begins."""
+        number, _ = self._alive.get(storage._cdata, (None, None))
+        if number is None:
+            return
+        old = self.allocations[number]
+        if storage.nbytes() != old.bytes:
+            self._end(number)
+            self._add(storage, old.category)
+
+    def _resize(self, storage: torch.UntypedStorage) -> None:
+        """``storage.resize_`` was called; it is no operator."""
+        if storage._cdata in self._alive:
+            self.current = self._operator("storage.resize_")
+            self._remeasure(storage)
+            self.operators.append(self.current)
+            self.timeline.append(self.live)
+
+
+class _resizing:
+    """While it is entered, calls ``seen`` after ``UntypedStorage.resize_``.
+
+    FSDP frees and refills its shards so. The method is no operator; PyTorch's
+    ``MemTracker`` replaces it in the same way.
+    """
+
+    def __init__(self, seen: Callable[[torch.UntypedStorage], None]) -> None:
+        self.seen = seen
+
+    def __enter__(self) -> None:
+        self.original = original = torch.UntypedStorage.resize_
+        seen = self.seen
+
+        def resize_(storage, size):
+            result = original(storage, size)
+            seen(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_
+
+    def __exit__(self, *error: object) -> None:
+        torch.UntypedStorage.resize_ = self.original
+
+
+def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
+    """Tensors with their category, and gradients with the parameters'."""
+    for thing in existing:
+        if isinstance(thing, nn.Module):
+            for tensor in [*thing.parameters(), *thing.buffers()]:
+                yield tensor, "parameters"
+                if tensor.grad is not None:
+                    yield tensor.grad, "gradients"
+        elif isinstance(thing, torch.optim.Optimizer):
+            for tensor in _states(thing):
+                yield tensor, "optimizer"
+        elif isinstance(thing, nn.Parameter):
+            yield thing, "parameters"
+        elif isinstance(thing, torch.Tensor):
+            yield thing, "inputs"
+        else:
+            raise TypeError(
+                f"cannot count {type(thing).__name__}: hand over modules, "
+                "optimizers and tensors (unpack lists with *)"
+            )
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors an optimizer holds."""
+    for state in optimizer.state.values():
+        yield from _tensors(state)
+
+
+def _tensors(tree: object) -> Iterator[torch.Tensor]:
+    """Tensors in the arguments or the result of an operator."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _tensors(item)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+
+
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """The storages behind a tensor; two or more for sparse and wrapped."""
+    if _is_wrapper(type(tensor)):
+        names, _ = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+    elif tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    else:
+        yield tensor.untyped_storage()
+        return
+    for part in parts:
+        yield from _storages(part)
+
+
+@cache
+def _is_wrapper(kind: type) -> bool:
+    """Whether tensors of this class hold others, as DTensor does."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+@cache
+def _name(func: object) -> str:
+    """``aten.mm.default`` and ``aten.sum.dim_IntList`` without overload."""
+    return str(func).rpartition(".")[0]

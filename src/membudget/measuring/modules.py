@@ -1,0 +1,81 @@
+"""Which module is at work."""
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+OUTSIDE = ""
+"""The name of what runs outside of every module."""
+
+
+class ModuleStack:
+    """The names of the modules whose forward pass is running.
+
+    The outermost module goes by its class, those inside it by their path in
+    it: ``"GPT"``, ``"blocks"``, ``"blocks.0"``, ``"blocks.0.up"``. While the
+    ``with`` block runs, public hooks on all modules keep the stack; they
+    look at the calls and change nothing.
+
+    Args:
+        *models: outermost modules that are known from the start. A part of
+            one keeps its path when it is called alone, as checkpointing does.
+        called: is called with the positional arguments of each outermost
+            module.
+
+    Attributes:
+        names: the running modules' names, the outermost first.
+    """
+
+    def __init__(
+        self,
+        *models: nn.Module,
+        called: Callable[[tuple], None] = lambda args: None,
+    ) -> None:
+        self.names: list[str] = []
+        self._called = called
+        self._paths: weakref.WeakKeyDictionary[nn.Module, str] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._hooks = ExitStack()
+        for model in models:
+            self._know(model)
+
+    @property
+    def name(self) -> str:
+        """The innermost running module, or :data:`OUTSIDE`."""
+        return self.names[-1] if self.names else OUTSIDE
+
+    def __enter__(self) -> "ModuleStack":
+        for handle in (
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end, always_call=True),
+        ):
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.close()
+        self.names.clear()
+
+    def _know(self, model: nn.Module) -> None:
+        self._outermost.add(model)
+        for path, module in model.named_modules():
+            self._paths[module] = path or type(model).__name__
+
+    def _begin(self, module: nn.Module, args: tuple) -> None:
+        if module not in self._paths and not self.names:
+            self._know(module)
+        if module in self._outermost and not self.names:
+            self._called(args)
+        self.names.append(self._paths.get(module, type(module).__name__))
+
+    def _end(self, module: nn.Module, args: tuple, result: object) -> None:
+        if self.names:  # empty where the block began inside this module
+            self.names.pop()

@@ -1,0 +1,185 @@
+"""One training step under the tracker, with its memory or without."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+
+from membudget.measuring.tracker import PeakTracker
+
+Loss = Callable[..., torch.Tensor]
+"""``loss(model, *batch)``: the mean loss of a batch, as a scalar tensor."""
+
+
+def trace_step(
+    model: nn.Module,
+    loss: Loss,
+    *batch: torch.Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: int | None = None,
+    device: torch.device | str | None = None,
+    budget: int | None = None,
+) -> PeakTracker:
+    """Track one training step: forward, backward, optimizer step.
+
+    A step that is not tracked comes first and makes the optimizer's states;
+    both change the model as training steps do. Gradients are None before and
+    after. The marks say where ``"forward"``, ``"backward"`` and ``"step"``
+    begin.
+
+    Args:
+        model: a model with trained parameters.
+        loss: called as ``loss(model, *batch)``.
+        *batch: tensors with the samples along their first dimension; alive
+            during the whole step.
+        optimizer: steps where it is given.
+        micro_batch: samples that run at once; the batch is cut, and the
+            gradients are summed with the micro-batches' shares as weights.
+        device: count only what is on it, as :class:`PeakTracker`.
+        budget: bytes, as for :class:`PeakTracker`.
+
+    Raises:
+        ValueError: a model without trained parameters, a loss that is not a
+            scalar tensor with a graph, or a micro-batch below 1.
+        torch.OutOfMemoryError: the budget does not suffice.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no parameters that are trained "
+            "(requires_grad): hand over the model whose step is to be "
+            "measured"
+        )
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch is {micro_batch}: use at least 1")
+    samples = len(batch[0]) if batch else 1
+    size = micro_batch or max(samples, 1)
+
+    def step(mark: Callable[[str], None]) -> None:
+        for start in range(0, samples, size):
+            part = batch
+            if size < samples:
+                part = tuple(t[start : start + size] for t in batch)
+            mark("forward")
+            value = _checked(loss(model, *part))
+            mark("backward")
+            if size < samples:
+                value = value * (len(part[0]) / samples)
+            value.backward()
+            del value
+        if optimizer is not None:
+            mark("step")
+            optimizer.step()
+        model.zero_grad()
+
+    model.zero_grad()
+    step(lambda label: None)
+    existing = [model, *([optimizer] if optimizer else []), *batch]
+    with PeakTracker(*existing, device=device, budget=budget) as tracker:
+        step(tracker.mark)
+    return tracker
+
+
+def dry_run(
+    model: nn.Module,
+    loss: Loss,
+    *batch: torch.Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: int | None = None,
+    device: torch.device | str | None = None,
+) -> PeakTracker:
+    """:func:`trace_step` without its memory: tensors without data.
+
+    The model, the optimizer and the batch are left as they are. Copies of
+    them as fake tensors (``torch._subclasses.FakeTensorMode``) take the same
+    operators as on the model's device and give the same bytes, though none
+    is allocated. So a step that does not fit can be measured; the batch may
+    be on ``meta`` and never have been anywhere else. Other operators than in
+    a real step may stand between those that allocate.
+
+    Args:
+        as for :func:`trace_step`. Tensors that a module holds outside of its
+        parameters and buffers are not converted.
+
+    Raises:
+        ValueError: as :func:`trace_step`, or a step that needs the values of
+            tensors (``.item()``, an index by condition).
+    """
+    device_of_model = next(
+        (p.device for p in model.parameters()), torch.device("cpu")
+    )
+    fake = FakeTensorMode()
+    memo = {id(t): _fake(fake, t) for t in _held(model, optimizer)}
+    with fake:
+        batch = tuple(
+            torch.empty(t.shape, dtype=t.dtype, device=device_of_model)
+            for t in batch
+        )
+        model, optimizer = copy.deepcopy((model, optimizer), memo)
+        try:
+            return trace_step(
+                model,
+                loss,
+                *batch,
+                optimizer=optimizer,
+                micro_batch=micro_batch,
+                device=device,
+            )
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            UnsupportedFakeTensorException,
+        ) as error:
+            raise ValueError(
+                f"{error} needs the values of a tensor, which a dry run has "
+                "not: use no .item() and no index by condition in the loss, "
+                "or measure with trace_step"
+            ) from error
+        except AssertionError as error:
+            if "FakeTensor" not in str(error):
+                raise
+            raise ValueError(
+                "the loss uses a tensor that is neither the model's nor the "
+                "batch's: make it a buffer, or hand it over in the batch"
+            ) from error
+
+
+def _held(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> list[torch.Tensor]:
+    states = optimizer.state.values() if optimizer else ()
+    return [
+        *model.parameters(),
+        *model.buffers(),
+        *(t for state in states for t in state.values() if torch.is_tensor(t)),
+    ]
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its data; a count keeps its value."""
+    if tensor.ndim == 0 and tensor.device.type == "cpu":
+        value = tensor.item()
+        with mode:
+            return torch.tensor(value, dtype=tensor.dtype)
+    return mode.from_tensor(tensor)
+
+
+def _checked(value: object) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"the loss function returned {value!r}: return the loss, a "
+            "scalar tensor"
+        )
+    if value.numel() != 1 or not value.requires_grad:
+        raise ValueError(
+            f"the loss has the shape {tuple(value.shape)} and "
+            f"requires_grad={value.requires_grad}: return a scalar that was "
+            "computed from the model's parameters"
+        )
+    return value
