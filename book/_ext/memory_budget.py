@@ -21,7 +21,8 @@ from sphinx.util.docutils import SphinxDirective
 ROOT = Path(__file__).resolve().parents[2]
 WIDGETS = ROOT / "src/membudget/widgets"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
-PLAIN = re.compile(r'<span class="[npw]">([^<]*)</span>')
+PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
+INDENT = re.compile(r"^[ \t]+", re.M)
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def add_widgets(app, pagename, templatename, context, doctree):
     """
     names = sorted(set(MARK.findall(context.get("body") or "")))
     for name in names:
-        module = BUNDLE.module_text(name).replace("</script", r"<\/script")
+        module = INDENT.sub("", BUNDLE.module_text(name))
+        module = module.replace("</script", r"<\/script")
         app.add_js_file(
             None, body=module, type="text/x-esm", **{"data-widget": name}
         )
@@ -79,9 +81,9 @@ def add_widgets(app, pagename, templatename, context, doctree):
 
 
 def plain_code(app, pagename, templatename, context, doctree):
-    """Drop the marks of names, punctuation and blanks in code.
+    """Drop the marks of names, operators, punctuation and blanks in code.
 
-    Their colour is the text's, and they are half of a chapter's weight.
+    They are half of a chapter's weight, and code reads as well without.
     """
     if "body" in context:
         context["body"] = PLAIN.sub(r"\1", context["body"])
