@@ -1,13 +1,20 @@
 """Bytes saved for backward, against hand counts."""
 
 import gc
+import sys
+import warnings
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.nn.modules import module as module_hooks
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from membudget.measuring import SavedBytes
 from membudget.models import GPT, Block
@@ -201,3 +208,701 @@ def test_leaves_no_graph_behind():
         kept = weakref.ref(model(torch.ones(2, 4)).untyped_storage())
     gc.collect()
     assert kept() is None
+
+
+# By module and by operator -----------------------------------------------
+
+
+def counted(function, *exclude):
+    """Run it; both accounts add up to the total."""
+    with SavedBytes(*exclude) as saved:
+        out = function()
+    assert sum(saved.by_module.values()) == saved.total
+    assert sum(saved.by_operator.values()) == saved.total
+    assert all(saved.by_module.values()) and all(saved.by_operator.values())
+    return saved, out
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_who_saved_what_in_a_chain(depth):
+    """ReLU saves its output first; the next Linear finds it saved."""
+    model, x = chain(depth, nn.ReLU), torch.randn(BATCH, WIDTH)
+    saved, _ = counted(lambda: model(x), model)
+    assert saved.by_operator == {"linear": UNIT, "relu": depth * UNIT}
+    relus = {str(2 * i + 1): UNIT for i in range(depth)}
+    assert saved.by_module == {"0": UNIT, **relus}
+    saved, _ = counted(lambda: model(x), model, x)
+    assert saved.by_operator == {"relu": depth * UNIT}
+    assert saved.by_module == relus
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_who_saved_what_in_a_chain_of_gelus(depth):
+    model, x = chain(depth, nn.GELU), torch.randn(BATCH, WIDTH)
+    saved, _ = counted(lambda: model(x), model)
+    half = depth * UNIT
+    assert saved.by_operator == {"linear": half, "gelu": half}
+    assert saved.by_module == {str(i): UNIT for i in range(2 * depth)}
+
+
+def test_who_saved_what_in_a_transformer_block():
+    """The sixteen units of the block, one hand count for each account."""
+    batch, tokens, width, heads = 3, 5, 16, 2
+    x = torch.randn(batch, tokens, width, requires_grad=True)
+    unit, row = 4 * x.numel(), 4 * batch * tokens
+    block = Block(width, heads)
+    saved, _ = counted(lambda: block(x), block)
+    assert saved.by_operator == {
+        "layer_norm": 2 * (unit + 2 * row),  # in, mean, deviation
+        "linear": (1 + 0 + 1 + 4) * unit,  # out's input: saved below
+        "scaled_dot_product_attention": 4 * unit + heads * row,
+        "gelu": 4 * unit,
+    }
+    assert saved.by_module == {
+        "norm1": unit + 2 * row,
+        "qkv": unit,
+        "Block": 8 * unit + heads * row,  # attention and GELU
+        "norm2": unit + 2 * row,
+        "up": unit,
+        "down": 4 * unit,
+    }
+
+
+def test_paths_begin_below_the_outermost_module():
+    model = GPT(vocabulary=5, context=4, width=8, depth=2, heads=2)
+    x = torch.zeros(2, 4, dtype=torch.int64)
+    unit, row, heads = 4 * 2 * 4 * 8, 4 * 2 * 4, 2
+
+    def loss():
+        return F.cross_entropy(model(x).flatten(0, 1), x.flatten())
+
+    saved, _ = counted(loss, model, x)
+    of_a_block = {
+        "norm1": unit + 2 * row,
+        "qkv": unit,
+        "norm2": unit + 2 * row,
+        "up": unit,
+        "down": 4 * unit,
+    }
+    assert saved.by_module == {
+        "position": 4 * 8,  # the indices; the batch was excluded
+        "norm": unit + 2 * row,
+        "head": unit,
+        "": 5 * 2 * 4 * 4 + 4,  # log-probabilities, and the weights' sum
+        **{
+            f"blocks.{i}{'.' * bool(name)}{name}": size
+            for i in range(2)
+            for name, size in {
+                **of_a_block,
+                "": 8 * unit + heads * row,
+            }.items()
+        },
+    }
+    assert saved.by_operator["cross_entropy"] == saved.by_module[""]
+
+    def part():
+        return model.blocks[1](torch.ones(2, 4, 8, requires_grad=True))
+
+    below_the_part, _ = counted(part, *model.parameters())
+    assert set(below_the_part.by_module) == {*of_a_block, "Block"}
+    below_the_model, _ = counted(part, model)
+    assert set(below_the_model.by_module) == {
+        "blocks.1",
+        *(f"blocks.1.{name}" for name in of_a_block),
+    }
+
+
+class Caller(nn.Module):
+    """Calls modules that are below it, twice, or that are not."""
+
+    def __init__(self, outside):
+        super().__init__()
+        self.first = self.second = nn.Tanh()
+        self.outside = [outside]
+
+    def forward(self, x):
+        x = self.second(self.first(x).exp())
+        return self.outside[0](x).exp()
+
+
+def test_names_of_modules_that_are_shared_or_not_below():
+    x = torch.randn(10, requires_grad=True)
+    model = Caller(nn.Sequential(nn.Sigmoid()))
+    saved, _ = counted(lambda: model(x).exp())
+    assert saved.by_module == {
+        "first": 80,
+        "Caller": 80,
+        "Sigmoid": 40,
+        "": 40,
+    }
+    assert saved.by_operator == {
+        "tanh": 80,
+        "exp": 120,
+        "sigmoid": 40,
+    }
+
+
+def test_modules_of_the_same_name_add_up():
+    x = torch.randn(10, requires_grad=True)
+    one, two = nn.Sequential(nn.Tanh()), nn.Sequential(nn.Sigmoid())
+    saved, _ = counted(lambda: two(one(x)))
+    assert saved.by_module == {"0": 80}
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x * 2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: x * (x + 1), "mul"),
+        (lambda x: x @ x, "matmul"),
+        (lambda x: 1 / x, "rdiv"),
+        (lambda x: x / (x + 1), "div"),
+        (lambda x: x**3, "pow"),
+        (lambda x: x[torch.tensor([1, 0])], "getitem"),
+        (lambda x: (x + 1).exp_(), "exp"),
+        (lambda x: F.relu(x + 1, inplace=True), "relu"),
+        (lambda x: torch.nn.functional.silu(x), "silu"),
+        (lambda x: F.max_pool2d(x[None], 2), "max_pool2d"),
+        (lambda x: nn.Softmax(-1)(x), "softmax"),
+        (lambda x: torch.linalg.det(x), "linalg_det"),
+        (lambda x: Twice.apply(x), "Twice"),
+        (lambda x: torch.ops.aten.exp(x), "exp"),
+    ],
+)
+def test_operators_have_the_names_of_the_public_functions(function, name):
+    x = torch.rand(4, 4) + 1
+    x.requires_grad_()
+    saved, y = counted(lambda: function(x))
+    assert set(saved.by_operator) == {name}
+    y.sum().backward()
+
+
+def test_properties_are_known_by_their_names():
+    """A subclass that saves in a property's getter."""
+
+    class Tensor(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            out = super().__torch_function__(func, types, args, kwargs)
+            if func == torch.Tensor.T.__get__:
+                return out.as_subclass(torch.Tensor).exp()
+            return out
+
+    x = torch.ones(4, 4, requires_grad=True).as_subclass(Tensor)
+    saved, _ = counted(lambda: x.T)
+    assert saved.by_operator == {"T": 64}
+
+
+def test_a_function_that_calls_others_answers_for_them():
+    attention = nn.MultiheadAttention(8, 2)
+    x = torch.randn(3, 2, 8)
+    saved, _ = counted(lambda: attention(x, x, x), attention)
+    assert set(saved.by_operator) == {"multi_head_attention_forward"}
+
+
+def test_the_first_who_saves_a_storage_answers_for_it():
+    x = torch.randn(10, requires_grad=True)
+    first, _ = counted(lambda: [x * x, x.sin()])
+    assert first.by_operator == {"mul": 40}
+    second, _ = counted(lambda: [x.sin(), x * x])
+    assert second.by_operator == {"sin": 40}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Softplus]),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 5),
+)
+def test_the_accounts_add_up_and_are_what_was_saved(kinds, rows):
+    """Against plain hooks that know nothing of modules and operators."""
+    layers = [layer for k in kinds for layer in (nn.Linear(3, 3), k())]
+    model, x = nn.Sequential(*layers), torch.randn(rows, 3)
+    saved, _ = counted(lambda: model(x), model)
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.data_ptr()] = tensor
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = model(x)
+    for parameter in model.parameters():
+        storages.pop(parameter.data_ptr(), None)
+    assert saved.total == sum(t.nbytes for t in storages.values())
+    y.sum().backward()
+
+
+# What is excluded --------------------------------------------------------
+
+
+def test_a_module_stands_for_its_parameters_and_buffers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(3, 4)
+    listed, _ = counted(
+        lambda: model(x), *model.parameters(), *model.buffers(), x
+    )
+    whole, _ = counted(lambda: model(x), model, x)
+    assert whole.by_module == listed.by_module
+    with_buffers, _ = counted(lambda: model(x), *model.parameters(), x)
+    assert with_buffers.total - whole.total == 2 * 4 * 4
+    all_of_it, _ = counted(lambda: model(x), x)
+    # only the second weight, of the BatchNorm, is needed for backward
+    assert all_of_it.total - with_buffers.total == 4 * 4
+
+
+@pytest.mark.parametrize("bad", [None, 3, "x", [torch.ones(2)]])
+def test_something_else_cannot_be_excluded(bad):
+    kind = type(bad).__name__
+    message = f"^{kind} cannot be excluded: give tensors or modules$"
+    with pytest.raises(TypeError, match=message):
+        SavedBytes(torch.ones(1), bad)
+
+
+def test_a_freed_storage_does_not_hide_the_next():
+    x = torch.randn(100, requires_grad=True)
+    with SavedBytes() as saved:
+        for _ in range(20):
+            x.exp()
+    assert saved.total == 20 * 400
+
+
+def test_a_freed_excluded_storage_does_not_hide_the_next():
+    x = torch.randn(100, requires_grad=True)
+    saved = SavedBytes(*(torch.empty(100) for _ in range(20)))
+    with saved:
+        kept = [x.exp() for _ in range(20)]
+    assert saved.total == len(kept) * 400
+
+
+def test_sparse_and_nested_tensors_count_with_their_parts():
+    coo, x = torch.eye(4).to_sparse(), torch.randn(4, 2, requires_grad=True)
+    with warnings.catch_warnings(action="ignore"):
+        csr = torch.sparse_csr_tensor(range(5), range(4), torch.ones(4))
+    for matrix, size in ((coo, 2 * 4 * 8 + 16), (csr, 5 * 8 + 4 * 8 + 16)):
+        saved, y = counted(lambda matrix=matrix: torch.sparse.mm(matrix, x))
+        assert saved.by_operator == {"sparse_mm": size}
+        y.sum().backward()
+        assert (
+            counted(lambda m=matrix: torch.sparse.mm(m, x), matrix)[
+                0
+            ].by_operator
+            == {}
+        )
+    nested = torch.nested.nested_tensor(
+        [torch.ones(2, 3), torch.ones(4, 3)],
+        layout=torch.jagged,
+        requires_grad=True,
+    )
+    saved, _ = counted(lambda: nested.sin())
+    assert saved.by_operator == {"sin": 6 * 3 * 4 + 3 * 8}  # and offsets
+
+
+# It changes nothing ------------------------------------------------------
+
+
+def hooks():
+    """Everything a SavedBytes hooks into, as it is now."""
+    return (
+        dict(module_hooks._global_forward_pre_hooks),
+        dict(module_hooks._global_forward_hooks),
+        dict(module_hooks._global_forward_hooks_always_called),
+        _get_current_function_mode_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+    )
+
+
+def test_all_gradients_are_bitwise_the_same():
+    torch.manual_seed(0)
+    model = GPT(vocabulary=11, context=6, width=8, depth=2, heads=2)
+    x = torch.randint(11, (3, 6))
+
+    def step(counting):
+        model.zero_grad()
+        torch.manual_seed(1)
+        saved = SavedBytes(model)
+        if counting:
+            saved.__enter__()
+        logits = model(x)
+        loss = F.cross_entropy(
+            F.dropout(logits, 0.3).flatten(0, 1), x.flatten()
+        )
+        if counting:
+            saved.__exit__(None, None, None)
+            assert saved.total > 0
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    plain, counted_ = step(False), step(True)
+    for a, b in zip(plain, counted_, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_second_derivatives_are_the_same():
+    x = torch.randn(4, requires_grad=True)
+
+    def second():
+        (first,) = torch.autograd.grad(
+            (x.sigmoid() * x).sum(), x, create_graph=True
+        )
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    expected = second()
+    saved, found = counted(second)
+    assert torch.equal(found, expected)
+    assert saved.total > 0
+
+
+def test_a_tensor_changed_in_place_is_still_an_error():
+    """PyTorch does not check versions where there are hooks."""
+    x = torch.randn(4, requires_grad=True)
+    with SavedBytes():
+        y = x.exp()
+        z = x.sin().relu_().exp_()  # these change nothing that was saved
+    y.mul_(2)
+    message = (
+        r"modified by an inplace operation: a torch.float32 tensor of shape "
+        r"\(4,\) is at version 1; expected version 0 instead"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        y.sum().backward()
+    assert z.grad_fn is not None
+
+
+@pytest.mark.parametrize(
+    "in_place",
+    [
+        lambda x: (x + 1).relu_(),
+        lambda x: (x * x).mul_(2).add_(1).sigmoid_(),
+        lambda x: (x + 1).view(2, 2)[0].exp_(),
+        lambda x: (x + 3).div_(x + 4),
+        lambda x: F.silu(x + 1, inplace=True),
+        lambda x: F.elu_(x + 1),
+        lambda x: (x + 2).addcmul_(x, x),
+    ],
+)
+def test_in_place_operators_are_no_error(in_place):
+    x = torch.rand(4, requires_grad=True)
+    (expected,) = torch.autograd.grad(in_place(x).sum(), x)
+    with SavedBytes() as saved:
+        y = in_place(x)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+    assert saved.total > 0
+
+
+def test_activations_are_freed_by_backward():
+    model, x = chain(3, nn.GELU), torch.randn(BATCH, WIDTH)
+    alive = []
+    for layer in model:
+        layer.register_forward_hook(
+            lambda _, args, out: alive.append(
+                weakref.ref(out.untyped_storage())
+            )
+        )
+    gc.disable()
+    try:
+        with SavedBytes(model) as saved:
+            loss = model(x).sum()
+            assert alive[0]() is not None
+            loss.backward()
+            assert [ref() for ref in alive] == [None] * 6
+    finally:
+        gc.enable()
+    assert saved.total == 6 * UNIT
+
+
+def test_the_account_holds_neither_model_nor_graph():
+    model = chain(2, nn.ReLU)
+    refs = [weakref.ref(model), weakref.ref(model[0].weight)]
+    gc.disable()
+    try:
+        with SavedBytes(model) as saved:
+            y = model(torch.randn(2, WIDTH))
+        refs.append(weakref.ref(y.untyped_storage()))
+        del model, y
+        assert [ref() for ref in refs] == [None] * 3
+    finally:
+        gc.enable()
+    assert saved.by_operator == {"linear": 64, "relu": 128}
+
+
+def test_no_hook_is_left_behind():
+    before = hooks()
+    with SavedBytes() as saved:
+        assert len(hooks()[0]) == len(before[0]) + 1
+        assert len(hooks()[3]) == len(before[3]) + 1
+        assert hooks()[4] is not None
+    assert hooks() == before
+    with pytest.raises(KeyError), saved:
+        {}["x"]
+    assert hooks() == before
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        raise ArithmeticError("of the model's own")
+
+
+def test_no_hook_is_left_behind_by_an_error_of_the_model():
+    before = hooks()
+    model = nn.Sequential(nn.Tanh(), nn.Sequential(Failing()))
+    x = torch.randn(10, requires_grad=True)
+    with pytest.raises(ArithmeticError), SavedBytes() as saved:
+        model(x)
+    assert hooks() == before
+    assert saved.by_module == {"0": 40}
+    with saved:  # nothing is left of where it was
+        x.sin()
+        nn.Tanh()(x)
+    assert saved.by_module == {"0": 40, "": 40, "Tanh": 40}
+
+
+def test_an_error_that_the_loop_catches_does_not_confuse_the_names():
+    model = nn.Sequential(nn.Tanh(), nn.Sequential(Failing()))
+    x = torch.randn(10, requires_grad=True)
+    with SavedBytes() as saved:
+        with pytest.raises(ArithmeticError):
+            model(x)
+        with pytest.raises(RuntimeError, match="shape"):
+            x.view(3)
+        nn.Sequential(nn.Identity(), nn.Sigmoid())(x)
+        Twice.apply(x)
+    assert saved.by_module == {"0": 40, "1": 40, "": 40}
+    assert saved.by_operator == {"tanh": 40, "sigmoid": 40, "Twice": 40}
+
+
+def test_a_failing_hook_before_its_own_does_not_confuse_the_names():
+    def refuse(module, args):
+        if isinstance(module, nn.Sigmoid):
+            raise ArithmeticError
+
+    handle = module_hooks.register_module_forward_pre_hook(refuse)
+    x = torch.randn(10, requires_grad=True)
+    try:
+        with SavedBytes() as saved:
+            with pytest.raises(ArithmeticError):
+                nn.Sequential(nn.Sigmoid())(x)
+            nn.Sequential(nn.Tanh())(x)
+    finally:
+        handle.remove()
+    assert saved.by_module == {"0": 40}
+
+
+def test_where_hooks_are_forbidden_nothing_is_left_behind():
+    before = hooks()
+    saved = SavedBytes()
+    with (
+        disable_saved_tensors_hooks("no hooks here"),
+        pytest.raises(RuntimeError, match="no hooks here"),
+        saved,
+    ):
+        pass
+    assert hooks() == before
+    with saved:  # it can still be used
+        torch.ones(2, requires_grad=True).exp()
+    assert saved.total == 8
+
+
+def test_it_counts_on_when_it_is_entered_again():
+    x = torch.randn(10, requires_grad=True)
+    saved = SavedBytes()
+    with saved:
+        y = x.exp()
+    x.sin()
+    with saved:
+        z = x.exp()
+    assert saved.by_operator == {"exp": 80}
+    (y + z).sum().backward()
+
+
+def test_it_cannot_be_entered_twice_at_once():
+    before = hooks()
+    message = "^this SavedBytes is counting already: use another one inside$"
+    x = torch.randn(10, requires_grad=True)
+    with SavedBytes() as saved:
+        with pytest.raises(RuntimeError, match=message), saved:
+            pass
+        x.exp()
+    assert saved.total == 40
+    assert hooks() == before
+
+
+# Checkpoints -------------------------------------------------------------
+
+both = pytest.mark.parametrize("reentrant", [False, True])
+REFUSAL = (
+    "^SavedBytes was entered inside a function that runs under "
+    r"torch\.utils\.checkpoint: there its hooks would switch the "
+    r"checkpointing off, or see nothing\. Enter it around the "
+    "checkpointed call$"
+)
+
+
+@both
+def test_from_outside_a_checkpoint_saves_its_inputs(reentrant):
+    model = chain(4, nn.GELU)
+    x, y = (torch.randn(BATCH, WIDTH, requires_grad=True) for _ in range(2))
+    saved, z = counted(
+        lambda: checkpoint(
+            lambda x, y: model(x * y), x, y, use_reentrant=reentrant
+        ),
+        model,
+    )
+    assert saved.by_operator == {"checkpoint": 2 * UNIT}
+    assert saved.by_module == {"": 2 * UNIT}
+    z.sum().backward()
+    assert x.grad.any()
+
+
+@both
+def test_the_segments_of_a_sequence_save_their_inputs(reentrant):
+    """Three segments; the last runs without a checkpoint."""
+    model, x = chain(6, nn.GELU), torch.randn(BATCH, WIDTH)
+    x.requires_grad_()
+    saved, _ = counted(
+        lambda: checkpoint_sequential(model, 3, x, use_reentrant=reentrant),
+        model,
+    )
+    assert saved.by_operator == {
+        "checkpoint": 2 * UNIT,
+        "linear": 2 * UNIT,
+        "gelu": 2 * UNIT,
+    }
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = chain(2, nn.GELU), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@both
+def test_the_module_that_checkpoints_answers_for_the_inputs(reentrant):
+    model = nn.Sequential(Checkpointed(reentrant), nn.Tanh())
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+    saved, y = counted(lambda: model(x), model)
+    assert saved.by_module == {"0": UNIT, "1": UNIT}
+    assert saved.by_operator == {"checkpoint": UNIT, "tanh": UNIT}
+    y.sum().backward()
+    assert saved.total == 2 * UNIT
+
+
+def test_backward_in_the_block_counts_what_a_reentrant_one_saves_again():
+    model, x = chain(2, nn.GELU), torch.randn(BATCH, WIDTH)
+    x.requires_grad_()
+    totals = []
+    for reentrant in (False, True):
+        with SavedBytes(model) as saved:
+            y = checkpoint(model, x, use_reentrant=reentrant)
+            y.sum().backward()
+        totals.append(saved.total)
+    assert totals == [UNIT, UNIT + 3 * UNIT]  # the input is shared
+
+
+@both
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_refuses_inside_a_checkpoint(reentrant, depth):
+    before = hooks()
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+
+    def function(x):
+        with SavedBytes():
+            return x.exp()
+
+    for _ in range(depth):
+        function = checkpointed(function, reentrant)
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        function(x)
+    assert hooks() == before
+
+
+def checkpointed(function, reentrant):
+    return lambda x: checkpoint(function, x, use_reentrant=reentrant)
+
+
+@both
+def test_it_refuses_inside_a_module_inside_a_checkpoint(reentrant):
+    class Counting(nn.Module):
+        def forward(self, x):
+            with SavedBytes():
+                return x.exp()
+
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+    model = nn.Sequential(nn.Tanh(), Counting())
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        checkpoint(model, x, use_reentrant=reentrant)
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        checkpoint(
+            lambda x: [SavedBytes().__enter__() for _ in range(1)],
+            x,
+            use_reentrant=reentrant,
+        )
+
+
+@both
+def test_it_refuses_when_the_function_runs_again(reentrant):
+    before = hooks()
+    runs = []
+
+    def function(x):
+        runs.append(None)
+        if len(runs) == 1:
+            return x.exp()
+        with SavedBytes():
+            return x.exp()
+
+    x = torch.randn(BATCH, WIDTH, requires_grad=True)
+    y = checkpoint(function, x, use_reentrant=reentrant)
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        y.sum().backward()
+    assert len(runs) == 2
+    assert hooks() == before
+
+
+def test_it_refuses_where_no_frame_tells_of_the_checkpoint():
+    """FSDP's companion checkpoints a module from its forward hooks."""
+    name = "torch.distributed._composable"
+    composable = pytest.importorskip(name, reason=f"no {name} here")
+    found = []
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            frame = sys._getframe()
+            while frame is not None:
+                found.append(frame.f_globals.get("__name__"))
+                frame = frame.f_back
+            with SavedBytes():
+                return x.exp()
+
+    model = Counting()
+    composable.checkpoint(model)
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        model(torch.randn(4, requires_grad=True))
+    assert "torch.utils.checkpoint" not in found
+
+
+@both
+def test_after_a_checkpoint_it_may_be_entered(reentrant):
+    x = torch.randn(10, requires_grad=True)
+    y = checkpoint(torch.exp, x, use_reentrant=reentrant)
+    saved, _ = counted(lambda: x.exp())
+    assert saved.total == 40
+    y.sum().backward()
+    assert counted(lambda: x.exp())[0].total == 40

@@ -1,45 +1,214 @@
 """Bytes that autograd keeps for the backward pass."""
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import FrameType
+from weakref import WeakSet
+
 import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from membudget.measuring.modules import ModuleStack
+
+CHECKPOINT = "torch.utils.checkpoint"
 
 
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+class SavedBytes:
     """Count the bytes autograd saves for backward inside the block.
 
-    Each storage counts once, however many operators saved it. A tensor saved
-    by an operator is held by the graph until backward has used it.
+    Each storage counts once, with all of its bytes and for the first who
+    saved it, however many operators save it later. A tensor saved by an
+    operator is held by the graph until backward has used it. What an
+    ``autograd.Function`` keeps as a plain attribute is not seen.
 
     Args:
-        *exclude: tensors that are alive anyway and are not to be counted
-            (parameters, the batch).
+        *exclude: what is alive anyway and is not to be counted: tensors
+            (the batch), or modules (their parameters and buffers).
 
     Attributes:
-        total: bytes saved so far.
+        by_module: bytes by the innermost module at work, as
+            :class:`ModuleStack` names it: by its path below the outermost
+            module called or an excluded one (``"blocks.0.up"``), by its
+            class for the outermost itself and for a module that is not below
+            it, and ``""`` for what no module saved (a loss function, say).
+            Modules of the same name, in two models, add up.
+        by_operator: bytes by the outermost public function at work, without
+            its underscores (``"linear"``, ``"matmul"`` for ``@``), or by the
+            class's name for an ``autograd.Function``. A checkpoint's inputs
+            are saved by ``"checkpoint"``; ``""`` is the unknown.
+
+    Raises:
+        TypeError: ``exclude`` holds something else.
+        RuntimeError: entered twice at once, or inside a function that runs
+            under ``torch.utils.checkpoint``, where its hooks would switch the
+            checkpointing off or see nothing. Enter it around the
+            checkpointed call; it then sees the checkpoint's inputs.
 
     Example:
-        >>> with SavedBytes(*model.parameters(), x) as saved:
+        >>> with SavedBytes(model, x) as saved:
         ...     loss = model(x).sum()
-        >>> saved.total
+        >>> saved.total, saved.by_operator["linear"]
 
-    The graph has to stay alive until ``total`` is read: a storage that is
-    freed inside the block may hand its identity to a new one. Entered inside
-    a function that runs under ``torch.utils.checkpoint``, hooks switch the
-    checkpointing off; enter it outside.
+    Leave the block before backward: a reentrant checkpoint saves again, and
+    would be counted, when it recomputes. PyTorch applies the innermost pair
+    of saved-tensor hooks alone, so another pair entered outside this block
+    (``save_on_cpu``) is idle within it. The hooks are those of
+    :class:`torch.autograd.graph.saved_tensors_hooks`, and the names those of
+    :class:`torch.overrides.TorchFunctionMode`.
     """
 
-    def __init__(self, *exclude: torch.Tensor) -> None:
-        self.total = 0
-        self._seen = {t.untyped_storage()._cdata for t in exclude}
-        super().__init__(self._pack, lambda tensor: tensor)
+    def __init__(self, *exclude: torch.Tensor | nn.Module) -> None:
+        self.by_module: dict[str, int] = {}
+        self.by_operator: dict[str, int] = {}
+        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
+        for item in exclude:
+            for tensor in _tensors(item):
+                self._seen.update(_storages(tensor))
+        self._functions = _Functions()
+        self._modules = ModuleStack(
+            *(item for item in exclude if isinstance(item, nn.Module))
+        )
+        self._exit: ExitStack | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes saved so far."""
+        return sum(self.by_operator.values())
 
     def __enter__(self) -> "SavedBytes":
-        super().__enter__()
+        if self._exit is not None:
+            raise RuntimeError(
+                "this SavedBytes is counting already: use another one inside"
+            )
+        if _inside_checkpoint():
+            raise RuntimeError(
+                "SavedBytes was entered inside a function that runs under "
+                f"{CHECKPOINT}: there its hooks would switch the "
+                "checkpointing off, or see nothing. Enter it around the "
+                "checkpointed call"
+            )
+        with ExitStack() as stack:
+            stack.enter_context(self._modules)
+            stack.enter_context(self._functions)
+            stack.enter_context(saved_tensors_hooks(self._pack, _unpack))
+            self._exit = stack.pop_all()
         return self
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._seen:
-            self._seen.add(storage._cdata)
-            self.total += storage.nbytes()
+    def __exit__(self, *error: object) -> None:
+        stack, self._exit = self._exit, None
+        stack.close()
+
+    def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        new = [s for s in _storages(tensor) if s not in self._seen]
+        self._seen.update(new)
+        size = sum(storage.nbytes() for storage in new)
+        if size:
+            operator = self._functions.name or _function_applied()
+            _add(self.by_module, self._modules.name, size)
+            _add(self.by_operator, operator, size)
         # Detached: a graph that holds its own output would never be freed.
-        return tensor.detach()
+        return tensor.detach(), tensor._version
+
+
+def _add(counts: dict[str, int], name: str, size: int) -> None:
+    counts[name] = counts.get(name, 0) + size
+
+
+def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """The saved tensor; PyTorch leaves checking its version to the hooks."""
+    tensor, version = packed
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been "
+            f"modified by an inplace operation: a {tensor.dtype} tensor of "
+            f"shape {tuple(tensor.shape)} is at version {tensor._version}; "
+            f"expected version {version} instead"
+        )
+    return tensor
+
+
+class _Functions(TorchFunctionMode):
+    """The name of the public function at work; what it calls goes unseen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.name = _name(func)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.name = ""
+
+
+def _name(func: Callable) -> str:
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ("__get__", "__set__"):
+        name = func.__self__.__name__  # a property's
+    return name.strip("_")
+
+
+def _tensors(item: torch.Tensor | nn.Module) -> list[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        return [item]
+    if isinstance(item, nn.Module):
+        return [*item.parameters(), *item.buffers()]
+    raise TypeError(
+        f"{type(item).__name__} cannot be excluded: give tensors or modules"
+    )
+
+
+def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """One for a strided tensor, those of its parts for any other."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+    elif tensor.layout is torch.strided:
+        return [tensor.untyped_storage()]
+    elif tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    else:
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [storage for part in parts for storage in _storages(part)]
+
+
+def _frames() -> Iterator[FrameType]:
+    """The Python frames at work, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _of_checkpoint(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == CHECKPOINT
+
+
+def _inside_checkpoint() -> bool:
+    """Whether a checkpointed function runs, for the first time or again."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = top(True) if top else None  # without a frame in composable ones
+    if hooks and getattr(hooks[0], "__module__", None) == CHECKPOINT:
+        return True
+    return any(map(_of_checkpoint, _frames()))
+
+
+def _function_applied() -> str:
+    """The name of the ``autograd.Function`` that is being applied."""
+    for frame in _frames():
+        if _of_checkpoint(frame):
+            return "checkpoint"
+        if frame.f_code.co_name == "apply":
+            kind = frame.f_locals.get("cls")
+            function = isinstance(kind, type) and issubclass(kind, Function)
+            if function and kind.__module__ != CHECKPOINT:
+                return kind.__name__
+    return ""

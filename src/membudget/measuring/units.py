@@ -1,19 +1,24 @@
-"""Bytes as people read them."""
+"""Bytes for people: everything else counts in plain bytes."""
 
 from decimal import ROUND_HALF_UP, Decimal
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 def format_bytes(count: int) -> str:
-    """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``.
+
+    Differences may be negative: ``-1.50 KiB``.
+    """
     power = 0
-    while count >= 1024 ** (power + 1) and power + 1 < len(units):
+    while abs(count) >= 1024 ** (power + 1) and power + 1 < len(UNITS):
         power += 1
     value = Decimal(count) / 1024**power
-    digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{round_half_up(value, digits)} {units[power]}"
+    large = abs(value)
+    digits = 0 if power == 0 or large >= 100 else 1 if large >= 10 else 2
+    return f"{round_half_up(value, digits)} {UNITS[power]}"
 
 
 def round_half_up(value: Decimal, digits: int) -> Decimal:
-    """Round a half up, as JavaScript's ``toFixed`` does."""
+    """Round to ``digits`` decimals, a half away from zero."""
     return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)

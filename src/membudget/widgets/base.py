@@ -2,7 +2,7 @@
 
 import json
 import sys
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from html import escape
 from numbers import Integral
 from typing import Any, ClassVar
@@ -10,7 +10,10 @@ from typing import Any, ClassVar
 import anywidget
 import traitlets
 
+from membudget.measuring.units import format_bytes, round_half_up
 from membudget.widgets.bundle import module_text, style_text
+
+__all__ = ["Whole", "Widget", "format_bytes", "format_number"]
 
 
 class Whole(traitlets.Int):
@@ -86,23 +89,7 @@ class Widget(anywidget.AnyWidget):
         )
 
 
-def format_bytes(count: int) -> str:
-    """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    power = 0
-    while count >= 1024 ** (power + 1) and power + 1 < len(units):
-        power += 1
-    value = Decimal(count) / 1024**power
-    digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{_round(value, digits)} {units[power]}"
-
-
 def format_number(value: float) -> str:
     """At most two decimals: ``25.6``; as ``base.mjs``."""
-    text = str(_round(Decimal(value), 2))
+    text = str(round_half_up(Decimal(value), 2))
     return text.rstrip("0").rstrip(".")
-
-
-def _round(value: Decimal, digits: int) -> Decimal:
-    """Round a half up, as JavaScript's ``toFixed`` does."""
-    return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)

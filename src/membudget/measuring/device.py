@@ -1,0 +1,165 @@
+"""What a real device says of its memory, in bytes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from membudget.measuring.units import format_bytes
+
+
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """The device of this machine that is meant.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"`` (the current one), ``"cuda:1"``, the
+            same as a ``torch.device``, or None for CUDA where there is one
+            and the CPU where not.
+
+    Returns:
+        The device as tensors name theirs: ``cpu`` or ``cuda:0``.
+
+    Raises:
+        ValueError: a device that is not there, or of another kind.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        device = "cuda" if count else "cpu"
+    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    name = str(device)
+    if name == "cuda" and count:
+        name = f"cuda:{torch.cuda.current_device()}"
+    if name not in names:
+        raise ValueError(
+            f"device {str(device)!r} is not here: use one of "
+            f"{', '.join(map(repr, names))}, or None for the best of them"
+        )
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Bytes at one moment; None where the device does not tell.
+
+    Attributes:
+        device: which device, ``"cpu"`` or ``"cuda:0"``.
+        requested: what this process's live tensors on it asked for.
+        allocated: what the allocator gave them: the requests, rounded up.
+        reserved: what the allocator took from the device, live or cached.
+        peak_requested: the most that was requested since the last reset.
+        peak_allocated: the most that was allocated.
+        peak_reserved: the most that was reserved.
+        free: what no process uses; on the CPU what is available to a new
+            one, reclaimable caches included.
+        total: what the device has.
+        process: what this process holds of it, on the CPU alone: its resident
+            set, with the interpreter, libraries and freed memory it kept.
+    """
+
+    device: str
+    requested: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_requested: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    free: int | None = None
+    total: int | None = None
+    process: int | None = None
+
+    @property
+    def used(self) -> int:
+        """``total`` less ``free``: by every process, as nvidia-smi shows."""
+        return self.total - self.free
+
+    def __str__(self) -> str:
+        lines = [f"memory of {self.device}"]
+        for name in ("requested", "allocated", "reserved"):
+            now, peak = getattr(self, name), getattr(self, f"peak_{name}")
+            if now is not None:
+                line = f"{name:<9}  {format_bytes(now)}"
+                if peak is not None:
+                    line += f", peak {format_bytes(peak)}"
+                lines.append(line)
+        if self.process is not None:
+            lines.append(f"process    {format_bytes(self.process)}")
+        if self.free is not None and self.total is not None:
+            free, total = format_bytes(self.free), format_bytes(self.total)
+            lines.append(f"free       {free} of {total}")
+        return "\n".join(lines)
+
+
+def read_memory(device: str | torch.device | None = None) -> MemoryReading:
+    """Read a device's memory now.
+
+    On CUDA ``requested`` to ``peak_reserved`` are
+    :func:`torch.cuda.memory_stats`, of this process and PyTorch's allocator
+    alone, and ``free`` and ``total`` are :func:`torch.cuda.mem_get_info`, of
+    all. (The backend ``cudaMallocAsync`` reports zeros for some.) It does not
+    wait for the device: the allocator counts when memory is handed out.
+
+    On the CPU there is no such allocator; ``process``, ``free`` and ``total``
+    come from psutil.
+
+    Args:
+        device: as in :func:`resolve_device`.
+
+    Raises:
+        ValueError: the device is not there.
+        ModuleNotFoundError: the CPU is to be read and psutil is missing.
+    """
+    device = resolve_device(device)
+    if device.type == "cpu":
+        return _read_cpu()
+    torch.cuda.init()
+    stats = torch.cuda.memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return MemoryReading(
+        device=str(device),
+        requested=stats.get("requested_bytes.all.current"),
+        allocated=stats.get("allocated_bytes.all.current"),
+        reserved=stats.get("reserved_bytes.all.current"),
+        peak_requested=stats.get("requested_bytes.all.peak"),
+        peak_allocated=stats.get("allocated_bytes.all.peak"),
+        peak_reserved=stats.get("reserved_bytes.all.peak"),
+        free=free,
+        total=total,
+    )
+
+
+def _read_cpu() -> MemoryReading:
+    try:
+        import psutil
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "reading the CPU's memory needs psutil: pip install psutil",
+            name="psutil",
+        ) from error
+    memory = psutil.virtual_memory()
+    return MemoryReading(
+        device="cpu",
+        free=memory.available,
+        total=memory.total,
+        process=psutil.Process().memory_info().rss,
+    )
+
+
+def reset_peak(device: str | torch.device | None = None) -> bool:
+    """Let the peaks of a device begin again at what is live now.
+
+    Args:
+        device: as in :func:`resolve_device`.
+
+    Returns:
+        Whether there was a peak to reset. The CPU keeps none (the peaks that
+        :func:`read_memory` reads there are None): False, and nothing is done,
+        so that one loop runs on both.
+
+    Raises:
+        ValueError: the device is not there.
+    """
+    device = resolve_device(device)
+    if device.type == "cpu":
+        return False
+    torch.cuda.init()
+    torch.cuda.reset_peak_memory_stats(device)
+    return True

@@ -1,0 +1,174 @@
+"""Timing calls, with a clock and a device that only pretend."""
+
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from membudget.measuring import timing
+from membudget.measuring.timing import Timing, time_calls
+
+QUEUE, RUN, WAIT = 1.0, 10.0, 0.25
+
+
+class Machine:
+    """A GPU that works behind the program, and the clock on the wall.
+
+    A call takes QUEUE seconds to queue work that takes RUN; to wait for the
+    device takes WAIT, and as long as the work does.
+    """
+
+    def __init__(self):
+        self.now = 0.0
+        self.done = 0.0  # when the device will have done its work
+        self.events = []
+
+    def clock(self):
+        self.events.append("clock")
+        return self.now
+
+    def synchronise(self, device=None):
+        self.events.append("wait")
+        assert device == torch.device("cuda:0")
+        self.now = max(self.now, self.done) + WAIT
+
+    def call(self):
+        self.events.append("call")
+        self.now += QUEUE
+        self.done = max(self.now, self.done) + RUN
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr(timing, "perf_counter", machine.clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", machine.synchronise)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return machine
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", None])
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_the_device_is_waited_for_before_each_reading(
+    machine, warm_up, device
+):
+    result = time_calls(machine.call, device, warm_up=warm_up, repeats=3)
+    assert machine.events == (
+        ["call"] * warm_up
+        + ["wait", "clock", "call", "wait", "clock"] * 3
+        + ["wait"]
+    )
+    assert result.samples == (QUEUE + RUN + WAIT,) * 3
+
+
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_without_synchronisation_it_times_the_queue(machine, warm_up):
+    result = time_calls(
+        machine.call, "cuda", warm_up=warm_up, repeats=3, synchronise=False
+    )
+    assert machine.events == (
+        ["call"] * warm_up + ["clock", "call", "clock"] * 3 + ["wait"]
+    )
+    assert result.samples == (QUEUE,) * 3
+    assert machine.now >= machine.done  # nothing is left for the next
+
+
+@pytest.mark.parametrize("synchronise", [False, True])
+def test_the_cpu_is_not_waited_for(machine, synchronise):
+    time_calls(machine.call, repeats=2, synchronise=synchronise)
+    assert machine.events == ["call"] * 3 + ["clock", "call", "clock"] * 2
+
+
+def test_by_default_three_calls_warm_up_and_ten_are_timed(machine):
+    result = time_calls(machine.call)
+    assert machine.events.count("call") == 13
+    assert len(result.samples) == 10
+
+
+def test_the_samples_are_raw_and_in_order(machine):
+    durations = iter([100.0, 3.0, 1.0, 2.0])
+
+    def call():
+        machine.now += next(durations)
+
+    result = time_calls(call, warm_up=1, repeats=3)
+    assert result.samples == (3.0, 1.0, 2.0)
+    assert result.median == 2.0
+
+
+def test_an_error_of_the_call_is_its_own(machine):
+    with pytest.raises(ZeroDivisionError):
+        time_calls(lambda: 1 / 0)
+
+
+def test_with_the_real_clock():
+    result = time_calls(lambda: torch.ones(4).sum(), warm_up=1, repeats=5)
+    assert len(result.samples) == 5
+    assert all(isinstance(x, float) and x > 0 for x in result.samples)
+    assert min(result.samples) <= result.median <= max(result.samples)
+
+
+# Statistics --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "median", "spread"),
+    [
+        ((5.0,), 5.0, 0.0),
+        ((1.0, 3.0), 2.0, 1.0),
+        ((1.0, 2.0, 9.0), 2.0, 4.0),
+        ((5.0, 1.0, 3.0, 2.0, 4.0), 3.0, 2.0),
+        ((1.0, 1.0, 1.0, 1.0, 100.0), 1.0, 0.0),
+    ],
+)
+def test_median_and_interquartile_range(samples, median, spread):
+    result = Timing(samples)
+    assert result.median == median
+    assert result.spread == spread
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30))
+def test_the_statistics_are_numpys(samples):
+    numpy = pytest.importorskip("numpy")
+    result = Timing(tuple(samples))
+    first, third = numpy.percentile(samples, [25, 75])
+    assert result.median == statistics.median(samples)
+    assert result.spread == pytest.approx(third - first, rel=1e-9, abs=1e-9)
+
+
+# Wrong use ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [None, 3, "x", torch.ones(1)])
+def test_what_cannot_be_called(bad):
+    message = "give a function without arguments, such as lambda: model"
+    with pytest.raises(TypeError, match=message):
+        time_calls(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "error", "message"),
+    [
+        ("warm_up", -1, ValueError, "^warm_up is -1: use at least 0$"),
+        ("repeats", 0, ValueError, "^repeats is 0: use at least 1$"),
+        ("repeats", -3, ValueError, "^repeats is -3: use at least 1$"),
+        ("warm_up", 1.5, TypeError, "^warm_up is 1.5: use a whole number$"),
+        ("warm_up", None, TypeError, "^warm_up is None: use a whole number$"),
+        ("repeats", "3", TypeError, "^repeats is '3': use a whole number$"),
+        ("repeats", True, TypeError, "^repeats is True: use a whole number$"),
+    ],
+)
+def test_bad_numbers(machine, name, bad, error, message):
+    with pytest.raises(error, match=message):
+        time_calls(machine.call, **{name: bad})
+    assert machine.events == []
+
+
+def test_a_device_that_is_not_there(machine):
+    with pytest.raises(ValueError, match="device 'cuda:1' is not here"):
+        time_calls(machine.call, "cuda:1")
+    assert machine.events == []
