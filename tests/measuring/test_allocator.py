@@ -1,0 +1,856 @@
+"""The simulated caching allocator, rule by rule and against a plain model."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from membudget.measuring import allocator as module
+from membudget.measuring.allocator import (
+    CachingAllocator,
+    replay,
+    round_size,
+    segment_size,
+)
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def layout(allocator):
+    """Each segment as its blocks: bytes, negative where they are free."""
+    return [
+        [-block.size if block.free else block.size for block in s.blocks]
+        for s in allocator.segments
+    ]
+
+
+def in_mib(allocator):
+    return [[size / MIB for size in blocks] for blocks in layout(allocator)]
+
+
+def bytes_of(allocator):
+    return (allocator.requested, allocator.allocated, allocator.reserved)
+
+
+# The constants -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kMinBlockSize", module.MIN_BLOCK),
+        ("kSmallSize", module.SMALL_SIZE),
+        ("kSmallBuffer", module.SMALL_SEGMENT),
+        ("kMinLargeAlloc", module.MIN_LARGE),
+        ("kRoundLarge", module.ROUND_LARGE),
+        ("large_segment_size_", module.LARGE_SEGMENT),
+    ],
+)
+def test_constants_are_those_of_the_installed_pytorch(name, value):
+    header = Path(torch.__file__).parent / "include/c10/core/AllocatorConfig.h"
+    text = header.read_text() if header.exists() else ""
+    found = re.search(rf"{name} ?[={{] ?(\d+)", text)
+    if not found:
+        pytest.skip("this version of PyTorch has its constants elsewhere")
+    assert int(found[1]) == value
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (511, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (1024, 1024, 2 * MIB),
+        (MIB - 1, MIB, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB - 511, 10 * MIB, 10 * MIB),  # rounded before the choice
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (12 * MIB, 12 * MIB, 12 * MIB),
+        (13 * MIB, 13 * MIB, 14 * MIB),
+    ],
+)
+def test_rounding(size, block, segment):
+    assert round_size(size) == block
+    assert segment_size(block) == segment
+    allocator = CachingAllocator()
+    allocator.allocate(size)
+    unsplit = segment == 14 * MIB  # a rest of 1 MiB is not split off
+    assert bytes_of(allocator) == (
+        size,
+        segment if unsplit else block,
+        segment,
+    )
+
+
+# Segments and splitting --------------------------------------------------
+
+
+def test_small_requests_share_a_segment_of_2_mib():
+    allocator = CachingAllocator()
+    for _ in range(2):
+        allocator.allocate(MIB - 512)
+    assert layout(allocator) == [[MIB - 512, MIB - 512, -1024]]
+    allocator.allocate(1025)  # does not fit into the rest
+    assert layout(allocator)[1] == [1536, -(2 * MIB - 1536)]
+    allocator.allocate(1000)  # fits it
+    assert layout(allocator)[0] == [MIB - 512, MIB - 512, 1024]
+    assert [segment.pool for segment in allocator.segments] == ["small"] * 2
+
+
+def test_requests_under_10_mib_share_a_segment_of_20_mib():
+    allocator = CachingAllocator()
+    for _ in range(3):
+        allocator.allocate(9 * MIB)
+    assert in_mib(allocator) == [[9, 9, -2], [9, -11]]
+    assert [segment.pool for segment in allocator.segments] == ["large"] * 2
+
+
+def test_the_pools_are_apart():
+    allocator = CachingAllocator()
+    allocator.allocate(2 * MIB)
+    allocator.allocate(MIB)
+    assert in_mib(allocator) == [[2, -18], [1, -1]]
+    allocator = CachingAllocator()
+    allocator.allocate(512)
+    allocator.allocate(MIB + 512)  # 2 MiB − 512 are free in the small pool
+    assert len(allocator.segments) == 2
+
+
+@pytest.mark.parametrize(
+    ("second", "blocks"),
+    [
+        (MIB - 512, [MIB, MIB - 512, -512]),
+        (MIB - 513, [MIB, MIB - 512, -512]),
+        (MIB, [MIB, MIB]),
+    ],
+)
+def test_small_rests_split_from_512_bytes(second, blocks):
+    allocator = CachingAllocator()
+    allocator.allocate(MIB)
+    allocator.allocate(second)
+    assert layout(allocator) == [blocks]
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    [
+        (19 * MIB - 512, [19 * MIB - 512, -(MIB + 512)]),
+        (19 * MIB, [20 * MIB]),
+        (19 * MIB + 1, [20 * MIB]),
+        (20 * MIB, [20 * MIB]),
+    ],
+)
+def test_large_rests_split_above_1_mib(size, blocks):
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(20 * MIB))
+    allocator.allocate(size)
+    assert layout(allocator) == [blocks]
+    assert bytes_of(allocator) == (size, blocks[0], 20 * MIB)
+
+
+def test_an_unsplit_rest_returns_with_its_block():
+    allocator = CachingAllocator()
+    handle = allocator.allocate(13 * MIB)
+    assert in_mib(allocator) == [[14]]
+    allocator.free(handle)
+    allocator.allocate(14 * MIB)
+    assert in_mib(allocator) == [[14]]
+
+
+# Best fit and joining ----------------------------------------------------
+
+
+def test_the_smallest_block_that_fits_is_taken():
+    allocator = CachingAllocator()
+    handles = [allocator.allocate(n * MIB) for n in (30, 10, 20)]
+    for handle in handles:
+        allocator.free(handle)
+    allocator.allocate(12 * MIB)
+    assert in_mib(allocator) == [[-30], [-10], [12, -8]]
+    allocator.allocate(7 * MIB)  # the rest of 8 MiB: 1 MiB is not split off
+    assert in_mib(allocator) == [[-30], [-10], [12, 8]]
+    allocator.allocate(9 * MIB)
+    assert in_mib(allocator) == [[-30], [10], [12, 8]]
+    allocator.allocate(9 * MIB)
+    assert in_mib(allocator) == [[9, -21], [10], [12, 8]]
+
+
+def test_of_equal_blocks_the_first_is_taken():
+    allocator = CachingAllocator()
+    handles = [allocator.allocate(10 * MIB) for _ in range(3)]
+    for handle in reversed(handles):
+        allocator.free(handle)
+    allocator.allocate(10 * MIB)
+    assert in_mib(allocator) == [[10], [-10], [-10]]
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        ("abc", [[-4, 4, 4, -8], [-8, 4, -8], [-20]]),
+        ("acb", [[-4, 4, 4, -8], [-4, 4, -12], [-20]]),
+        ("cba", [[4, 4, -12], [4, -16], [-20]]),
+        ("bac", [[4, -4, 4, -8], [-8, 4, -8], [-20]]),
+    ],
+)
+def test_free_neighbours_join(order, steps):
+    allocator = CachingAllocator()
+    handles = {name: allocator.allocate(4 * MIB) for name in "abc"}
+    for name, blocks in zip(order, steps, strict=True):
+        allocator.free(handles[name])
+        assert in_mib(allocator) == [blocks]
+    assert bytes_of(allocator) == (0, 0, 20 * MIB)
+    allocator.allocate(20 * MIB)
+    assert in_mib(allocator) == [[20]]
+
+
+def test_blocks_of_different_segments_do_not_join():
+    allocator = CachingAllocator()
+    for handle in [allocator.allocate(10 * MIB) for _ in range(2)]:
+        allocator.free(handle)
+    allocator.allocate(20 * MIB)
+    assert in_mib(allocator) == [[-10], [-10], [20]]
+
+
+def test_empty_cache_keeps_segments_in_use():
+    allocator = CachingAllocator()
+    for n in (4 * MIB, 14 * MIB, 512, MIB):
+        handle = allocator.allocate(n)
+        if n == 4 * MIB:
+            kept = allocator.allocate(n)
+        allocator.free(handle)
+    assert allocator.reserved == 36 * MIB
+    allocator.empty_cache()
+    assert in_mib(allocator) == [[-4, 4, -12]]
+    assert allocator.reserved == 20 * MIB
+    allocator.free(kept)
+    allocator.empty_cache()
+    assert allocator.segments == ()
+    assert bytes_of(allocator) == (0, 0, 0)
+
+
+# Pressure ----------------------------------------------------------------
+
+
+def test_unused_segments_go_back_under_pressure():
+    allocator = CachingAllocator(capacity=40 * MIB)
+    allocator.free(allocator.allocate(18 * MIB))
+    allocator.free(allocator.allocate(512))
+    allocator.allocate(20 * MIB)  # 18 + 2 + 20: just fits
+    assert in_mib(allocator)[2] == [20]
+    assert allocator.reserved == 40 * MIB
+    allocator.allocate(20 * MIB)
+    assert in_mib(allocator) == [[20], [20]]
+    assert allocator.peak_reserved == 40 * MIB
+
+
+def test_shortage():
+    allocator = CachingAllocator(capacity=30 * MIB)
+    allocator.allocate(20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        allocator.allocate(12 * MIB)
+    assert str(caught.value) == (
+        "out of memory (simulated): tried to allocate 12.0 MiB. Of a "
+        "capacity of 30.0 MiB, 20.0 MiB are allocated and 20.0 MiB reserved; "
+        "0 B are free inside segments and 10.0 MiB outside."
+    )
+
+
+def test_fragmentation_is_blamed():
+    """Four of five tensors are freed, and still no segment is."""
+    allocator = CachingAllocator(capacity=GIB)
+    handles = [allocator.allocate(4 * MIB) for _ in range(255)]
+    for index, handle in enumerate(handles):
+        if index % 5 != 2:
+            allocator.free(handle)
+    assert bytes_of(allocator) == (204 * MIB, 204 * MIB, 1020 * MIB)
+    allocator.allocate(8 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        allocator.allocate(8 * MIB + 1 + 4 * MIB)
+    assert str(caught.value) == (
+        "out of memory (simulated): tried to allocate 12.0 MiB. Of a "
+        "capacity of 1.00 GiB, 212 MiB are allocated and 1020 MiB reserved; "
+        "808 MiB are free inside segments and 4.00 MiB outside. Enough is "
+        "free, but not in one piece: fragmentation. The largest piece that "
+        "a large request can use has 8.00 MiB. expandable_segments may help."
+    )
+
+
+def test_the_pool_is_named_where_the_free_piece_is_in_the_other():
+    allocator = CachingAllocator(capacity=20 * MIB)
+    allocator.allocate(4 * MIB)
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"piece that a small request can use has 0 B\.",
+    ):
+        allocator.allocate(512)
+
+
+def test_the_segment_is_blamed_where_the_tensor_would_fit():
+    allocator = CachingAllocator(capacity=19 * MIB)
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"outside would hold the tensor, but the driver is asked for "
+        r"20\.0 MiB\.$",
+    ):
+        allocator.allocate(19 * MIB - 511)
+    allocator.allocate(10 * MIB)
+
+
+def test_after_out_of_memory_the_allocator_goes_on():
+    allocator = CachingAllocator(capacity=40 * MIB)
+    used = allocator.allocate(20 * MIB)
+    allocator.free(allocator.allocate(20 * MIB))
+    with pytest.raises(torch.OutOfMemoryError):
+        allocator.allocate(30 * MIB)
+    assert bytes_of(allocator) == (20 * MIB, 20 * MIB, 20 * MIB)
+    assert allocator.timeline[-1] == bytes_of(allocator)
+    assert len(allocator.timeline) == 4
+    allocator.free(used)
+    assert allocator.allocate(40 * MIB) == 3
+    assert allocator.peak_requested == 40 * MIB
+
+
+# Expandable segments -----------------------------------------------------
+
+
+def test_pages_are_mapped_as_needed():
+    allocator = CachingAllocator(expandable_segments=True)
+    allocator.allocate(30 * MIB)
+    assert in_mib(allocator) == [[30, -10]]
+    allocator.allocate(5 * MIB)
+    assert in_mib(allocator) == [[30, 5, -5]]
+    allocator.allocate(26 * MIB)  # 5 are there, 21 more take two pages
+    assert in_mib(allocator) == [[30, 5, 26, -19]]
+    allocator.allocate(512)
+    allocator.allocate(3 * MIB // 4)
+    allocator.allocate(MIB)
+    allocator.allocate(MIB)
+    assert in_mib(allocator)[0] == [30, 5, 26, -19]
+    assert layout(allocator)[1] == [
+        512,
+        3 * MIB // 4,
+        MIB,
+        MIB,
+        -(5 * MIB // 4 - 512),
+    ]
+    assert allocator.reserved == 84 * MIB
+    assert [segment.pool for segment in allocator.segments] == [
+        "large",
+        "small",
+    ]
+
+
+def test_expandable_rests_split_from_512_bytes():
+    allocator = CachingAllocator(expandable_segments=True)
+    allocator.allocate(20 * MIB - 512)
+    assert layout(allocator) == [[20 * MIB - 512, -512]]
+    allocator.allocate(2 * MIB)
+    assert allocator.allocated == 22 * MIB - 512
+    assert layout(allocator) == [[20 * MIB - 512, 2 * MIB, -(18 * MIB + 512)]]
+
+
+def test_whole_free_pages_go_back():
+    allocator = CachingAllocator(expandable_segments=True)
+    a, b, c = (allocator.allocate(n * MIB) for n in (25, 70, 10))
+    allocator.free(b)
+    assert in_mib(allocator) == [[25, -70, 10, -15]]
+    allocator.empty_cache()
+    # Pages are [0, 20), …: 40 to 80 lies within the free block.
+    assert in_mib(allocator) == [[25, -15], [-15, 10, -15]]
+    assert allocator.reserved == 80 * MIB
+    first, second = allocator.segments
+    assert second.address - first.address == 80 * MIB
+    allocator.free(a)
+    allocator.free(c)
+    allocator.empty_cache()
+    assert allocator.segments == ()
+    assert allocator.reserved == 0
+
+
+def test_gaps_are_filled_first():
+    allocator = CachingAllocator(expandable_segments=True)
+    a, b, _ = (allocator.allocate(n * MIB) for n in (20, 60, 20))
+    allocator.free(b)
+    allocator.empty_cache()
+    assert in_mib(allocator) == [[20], [20]]
+    allocator.free(allocator.allocate(60 * MIB))
+    assert in_mib(allocator) == [[20, -60, 20]]
+    allocator.empty_cache()
+    allocator.allocate(25 * MIB)
+    assert in_mib(allocator) == [[20, 25, -15], [20]]
+    allocator.allocate(30 * MIB)  # 15 and the unmapped page behind
+    assert in_mib(allocator) == [[20, 25, 30, -5, 20]]
+    allocator.free(a)
+    allocator.empty_cache()
+    allocator.allocate(8 * MIB)
+    assert in_mib(allocator) == [[8, -12, 25, 30, -5, 20]]
+
+
+def test_free_and_unmapped_blocks_in_a_row_serve_one_request():
+    allocator = CachingAllocator(expandable_segments=True)
+    a, b, c, _ = (allocator.allocate(n * MIB) for n in (40, 10, 50, 20))
+    allocator.free(a)
+    allocator.free(c)
+    allocator.empty_cache()
+    assert in_mib(allocator) == [[10, -10], [20]]
+    allocator.free(b)
+    # unmapped 40, free 20, unmapped 40, used 20
+    allocator.allocate(90 * MIB)
+    assert in_mib(allocator) == [[90, -10, 20]]
+
+
+def test_a_block_counts_with_the_room_behind_it():
+    """Best fit spares the block at the growing end, though it is smaller."""
+    allocator = CachingAllocator(expandable_segments=True)
+    a, _ = (allocator.allocate(n * MIB) for n in (5, 12))
+    allocator.free(a)
+    assert in_mib(allocator) == [[-5, 12, -3]]
+    allocator.allocate(2 * MIB)
+    assert in_mib(allocator) == [[2, -3, 12, -3]]
+    allocator.allocate(3 * MIB)
+    assert in_mib(allocator) == [[2, 3, 12, -3]]
+    allocator.allocate(3 * MIB)
+    assert in_mib(allocator) == [[2, 3, 12, 3]]
+
+
+def test_of_blocks_without_room_behind_the_smallest_is_taken():
+    allocator = CachingAllocator(expandable_segments=True)
+    sizes = (9, 2, 4, 2, 6, 14)
+    handles = [allocator.allocate(n * MIB) for n in sizes]
+    for handle in handles[::2]:
+        allocator.free(handle)
+    assert in_mib(allocator) == [[-9, 2, -4, 2, -6, 14, -3]]
+    allocator.allocate(3 * MIB)
+    assert in_mib(allocator) == [[-9, 2, 3, -1, 2, -6, 14, -3]]
+
+
+def test_pages_unmapped_under_pressure_serve_elsewhere():
+    allocator = CachingAllocator(100 * MIB, expandable_segments=True)
+    handles = [allocator.allocate(20 * MIB) for _ in range(5)]
+    allocator.free(handles[0])
+    allocator.free(handles[2])
+    allocator.allocate(40 * MIB)
+    assert allocator.reserved == allocator.allocated == 100 * MIB
+    # 112.5 MiB of addresses, in pages 120: the range ends after 20 more.
+    assert in_mib(allocator) == [[20], [20, 20], [40]]
+
+
+def test_partly_used_pages_are_blamed():
+    allocator = CachingAllocator(50 * MIB, expandable_segments=True)
+    allocator.allocate(25 * MIB)
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"not in whole pages of 20\.0 MiB: fragmentation\.$",
+    ):
+        allocator.allocate(24 * MIB)
+    with pytest.raises(torch.OutOfMemoryError, match=r"10\.0 MiB outside\.$"):
+        allocator.allocate(26 * MIB)
+    allocator.allocate(15 * MIB)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"the driver is asked for 20\.0 MiB\.$"
+    ):
+        allocator.allocate(9 * MIB)
+    assert in_mib(allocator) == [[25, 15]]
+
+
+def test_more_than_the_addresses_is_out_of_memory():
+    allocator = CachingAllocator(20 * MIB, expandable_segments=True)
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate 50"):
+        allocator.allocate(50 * MIB)
+    assert allocator.segments == ()
+    unlimited = CachingAllocator(expandable_segments=True)
+    unlimited.allocate(1 << 50)
+    assert unlimited.reserved == 53687092 * 20 * MIB
+
+
+# Peaks, timeline, segments, errors ---------------------------------------
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_peaks_and_timeline(expandable):
+    allocator = CachingAllocator(expandable_segments=expandable)
+    a = allocator.allocate(3 * MIB + 1)
+    b = allocator.allocate(700)
+    allocator.free(a)
+    allocator.empty_cache()
+    whole = (3 * MIB + 701, 3 * MIB + 512 + 1024, 22 * MIB)
+    assert allocator.timeline == [
+        (3 * MIB + 1, 3 * MIB + 512, 20 * MIB),
+        whole,
+        (700, 1024, 22 * MIB),
+        (700, 1024, 2 * MIB),
+    ]
+    assert allocator.timeline[1].reserved == 22 * MIB
+    peaks = ("peak_requested", "peak_allocated", "peak_reserved")
+    assert tuple(getattr(allocator, name) for name in peaks) == whole
+    allocator.reset_peak()
+    assert tuple(getattr(allocator, name) for name in peaks) == (
+        700,
+        1024,
+        2 * MIB,
+    )
+    allocator.free(b)
+    assert tuple(getattr(allocator, name) for name in peaks) == (
+        700,
+        1024,
+        2 * MIB,
+    )
+
+
+def test_segments_say_who_uses_what():
+    allocator = CachingAllocator()
+    handles = [allocator.allocate(n) for n in (100, 600, 300)]
+    allocator.free(handles[1])
+    (segment,) = allocator.segments
+    assert (segment.size, segment.pool) == (2 * MIB, "small")
+    assert [
+        (b.address - segment.address, b.size, b.requested, b.handle, b.free)
+        for b in segment.blocks
+    ] == [
+        (0, 512, 100, handles[0], False),
+        (512, 1024, 0, None, True),
+        (1536, 512, 300, handles[2], False),
+        (2048, 2 * MIB - 2048, 0, None, True),
+    ]
+    for part in (segment, segment.blocks[0]):
+        with pytest.raises(AttributeError):
+            part.size = 1
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_runs_are_the_same_and_addresses_not_used_twice(expandable):
+    def run():
+        allocator = CachingAllocator(expandable_segments=expandable)
+        allocator.free(allocator.allocate(20 * MIB))
+        first = allocator.segments[0].address
+        allocator.empty_cache()
+        allocator.allocate(20 * MIB)
+        return first, allocator.segments[0].address
+
+    assert run() == run()
+    assert len(set(run())) == 2
+
+
+def test_no_bytes_take_no_block():
+    allocator = CachingAllocator()
+    handle = allocator.allocate(0)
+    assert bytes_of(allocator) == (0, 0, 0)
+    assert allocator.segments == ()
+    allocator.free(handle)
+    with pytest.raises(ValueError, match="freed already"):
+        allocator.free(handle)
+    assert allocator.timeline == [(0, 0, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "message"),
+    [
+        (-1, ValueError, "allocation is -1: use a number of bytes from zero"),
+        (1.0, TypeError, r"allocation is 1\.0: use a whole number of bytes"),
+        ("1", TypeError, "allocation is '1': use a whole"),
+        (None, TypeError, "allocation is None"),
+    ],
+)
+def test_bad_sizes(size, kind, message):
+    allocator = CachingAllocator()
+    with pytest.raises(kind, match=message):
+        allocator.allocate(size)
+    assert allocator.timeline == []
+
+
+@pytest.mark.parametrize(
+    ("capacity", "kind", "message"),
+    [
+        (0, ValueError, "capacity is 0: use a number of bytes above zero"),
+        (-5, ValueError, "capacity is -5"),
+        (1e9, TypeError, "capacity is 1000000000.0: use a whole number"),
+    ],
+)
+def test_bad_capacity(capacity, kind, message):
+    with pytest.raises(kind, match=message):
+        CachingAllocator(capacity)
+
+
+def test_bad_handles():
+    allocator = CachingAllocator()
+    handle = allocator.allocate(100)
+    allocator.free(handle)
+    with pytest.raises(ValueError, match=f"{handle} was freed already"):
+        allocator.free(handle)
+    for unknown in (handle + 1, 0, -1, "a"):
+        with pytest.raises(ValueError, match=f"unknown handle {unknown!r}"):
+            allocator.free(unknown)
+    assert bytes_of(allocator) == (0, 0, 2 * MIB)
+
+
+# Replay ------------------------------------------------------------------
+
+
+def test_replay():
+    events = [
+        ("allocate", "x", 3 * MIB),
+        ("allocate", 7, 600),
+        ("free", "x", 3 * MIB),
+        ("allocate", "x", 2 * MIB),  # a key may come again
+        ("free", 7, None),
+    ]
+    allocator = replay(events, expandable_segments=True)
+    assert allocator.expandable_segments
+    assert [usage.requested for usage in allocator.timeline] == [
+        3 * MIB,
+        3 * MIB + 600,
+        600,
+        2 * MIB + 600,
+        2 * MIB,
+    ]
+    assert allocator.peak_allocated == 3 * MIB + 1024
+    assert in_mib(allocator) == [[2, -18], [-2]]
+    assert replay(iter([])).timeline == []
+
+
+def test_replay_on_an_allocator_at_hand():
+    allocator = CachingAllocator(capacity=30 * MIB)
+    events = [("allocate", n, 10 * MIB) for n in range(4)]
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        replay(events, allocator)
+    assert caught.value.__notes__ == ["at event 3: ('allocate', 3, 10485760)"]
+    assert [usage.reserved // MIB for usage in allocator.timeline] == [
+        10,
+        20,
+        30,
+        30,
+    ]
+    with pytest.raises(TypeError, match="capacity would be ignored: give"):
+        replay([], allocator, capacity=1)
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "message"),
+    [
+        ([("allocate", 1, 5)] * 2, ValueError, "1 is allocated twice"),
+        ([("free", 1, 5)], ValueError, "1 is freed, but not allocated"),
+        ([("alloc", 1, 5)], ValueError, "'alloc': use 'allocate' or 'free'"),
+        ([("allocate", 1)], ValueError, "three parts"),
+        (["abc"], ValueError, "three parts"),
+        ([5], ValueError, "three parts"),
+        ([("allocate", 1, -5)], ValueError, "is -5"),
+        ([("allocate", 1, 0.5)], TypeError, "is 0.5"),
+    ],
+)
+def test_bad_events(events, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        replay([("allocate", 0, 1), *events])
+    assert caught.value.__notes__[0].startswith("at event ")
+
+
+# Scenarios of the chapter ------------------------------------------------
+
+
+def growing(allocator, lengths):
+    """Per step a scratch tensor and a kept one of two thirds its size."""
+    for length in lengths:
+        scratch = allocator.allocate(3 * length * MIB)
+        allocator.allocate(2 * length * MIB)
+        allocator.free(scratch)
+
+
+def test_growing_lengths_end_with_a_third_free():
+    allocator = CachingAllocator(capacity=16 * GIB)
+    with pytest.raises(torch.OutOfMemoryError, match="one piece: fragmenta"):
+        growing(allocator, range(64, 129))
+    assert len(allocator.timeline) == 3 * 58 + 2  # fails in step 59
+    assert bytes_of(allocator) == (11096 * MIB, 11096 * MIB, 16254 * MIB)
+    assert 1 - allocator.allocated / (16 * GIB) > 0.32
+
+
+def test_growing_lengths_fit_longest_first_or_expandable():
+    allocator = CachingAllocator(capacity=16 * GIB)
+    growing(allocator, reversed(range(64, 129)))
+    assert allocator.peak_reserved == 12712 * MIB
+    allocator = CachingAllocator(16 * GIB, expandable_segments=True)
+    growing(allocator, range(64, 129))
+    assert allocator.peak_reserved == 15840 * MIB
+
+
+def test_ten_thousand_tensors_of_513_bytes():
+    allocator = CachingAllocator()
+    for _ in range(10_000):
+        allocator.allocate(513)
+    assert bytes_of(allocator) == (5_130_000, 10_240_000, 10 * MIB)
+
+
+# Any sequence ------------------------------------------------------------
+
+EDGES = [512, MIB, 2 * MIB, 10 * MIB, 19 * MIB, 20 * MIB]
+SIZES = st.one_of(
+    st.integers(1, 3000),
+    st.integers(1, 30 * MIB),
+    st.sampled_from(EDGES).flatmap(lambda n: st.integers(n - 513, n + 513)),
+    st.integers(1, 24).map(lambda n: n * MIB),
+).map(lambda size: max(size, 0))
+STEPS = st.lists(
+    st.one_of(
+        SIZES.map(lambda size: ("allocate", size)),
+        SIZES.map(lambda size: ("allocate", size)),
+        st.integers(0, 99).map(lambda index: ("free", index)),
+        st.integers(0, 99).map(lambda index: ("free", index)),
+        st.just(("empty", 0)),
+    ),
+    max_size=60,
+)
+CAPACITIES = st.sampled_from([None, 30 * MIB, 64 * MIB, 100 * MIB])
+
+
+def run(allocator, steps):
+    """Run steps; yields after each, with what is live."""
+    live = {}
+    for kind, value in steps:
+        if kind == "allocate":
+            try:
+                live[allocator.allocate(value)] = value
+            except torch.OutOfMemoryError:
+                kind = "failed"
+        elif kind == "free" and live:
+            handle = list(live)[value % len(live)]
+            allocator.free(handle)
+            del live[handle]
+        elif kind == "empty":
+            allocator.empty_cache()
+        yield kind, value, live
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, CAPACITIES, st.booleans())
+def test_invariants(steps, capacity, expandable):
+    allocator = CachingAllocator(capacity, expandable)
+    live, peak = {}, (0, 0, 0)
+    for kind, _, live in run(allocator, steps):
+        segments = allocator.segments
+        end = 0
+        for segment in segments:
+            assert segment.address >= end
+            end = segment.address
+            for block in segment.blocks:
+                assert block.address == end
+                assert block.size > 0
+                assert block.size % 512 == 0
+                end += block.size
+            assert end == segment.address + segment.size
+            assert segment.size % (2 * MIB) == 0
+            free = [block.free for block in segment.blocks]
+            assert (True, True) not in set(pairwise(free))
+        used = [b for s in segments for b in s.blocks if not b.free]
+        assert {b.handle: b.requested for b in used} == {
+            h: size for h, size in live.items() if size
+        }
+        assert allocator.requested == sum(live.values())
+        assert allocator.allocated == sum(b.size for b in used)
+        assert allocator.reserved == sum(s.size for s in segments)
+        assert allocator.reserved <= (capacity or 1 << 60)
+        for block in used:
+            rest = block.size - round_size(block.requested)
+            assert 0 <= rest <= (0 if expandable else MIB)
+        before, peak = (
+            peak,
+            (
+                allocator.peak_requested,
+                allocator.peak_allocated,
+                allocator.peak_reserved,
+            ),
+        )
+        assert all(a <= b for a, b in zip(before, peak, strict=True))
+        now = allocator.timeline[-1] if allocator.timeline else (0, 0, 0)
+        assert now == bytes_of(allocator)
+        assert all(a <= b for a, b in zip(now, peak, strict=True))
+        if kind == "empty" and not expandable:
+            assert all(any(not b.free for b in s.blocks) for s in segments)
+    for handle in list(live):
+        allocator.free(handle)
+    allocator.empty_cache()
+    assert bytes_of(allocator) == (0, 0, 0)
+    assert allocator.segments == ()
+
+
+class Plain:
+    """The default mode once more: lists, and a search through all of them."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.segments = []  # (small, [[size, name or None], …])
+
+    def reserved(self):
+        return sum(size for _, blocks in self.segments for size, _ in blocks)
+
+    def release(self):
+        self.segments = [
+            s for s in self.segments if len(s[1]) > 1 or s[1][0][1] is not None
+        ]
+
+    def allocate(self, name, size):
+        need = -(-size // 512) * 512
+        small = need <= MIB
+        fits = [
+            (block[0], position, index)
+            for position, (kind, blocks) in enumerate(self.segments)
+            for index, block in enumerate(blocks)
+            if kind == small and block[1] is None and block[0] >= need
+        ]
+        if fits:
+            _, position, index = min(fits)
+        else:
+            new = 2 if small else 20 if need < 10 * MIB else 0
+            new = new * MIB or -(-need // (2 * MIB)) * 2 * MIB
+            if self.capacity and self.reserved() + new > self.capacity:
+                self.release()
+                if self.reserved() + new > self.capacity:
+                    return False
+            self.segments.append((small, [[new, None]]))
+            position, index = len(self.segments) - 1, 0
+        blocks = self.segments[position][1]
+        rest = blocks[index][0] - need
+        if rest >= 512 if small else rest > MIB:
+            blocks[index : index + 1] = [[need, name], [rest, None]]
+        else:
+            blocks[index][1] = name
+        return True
+
+    def free(self, name):
+        for _, blocks in self.segments:
+            for block in blocks:
+                if block[1] == name:
+                    block[1] = None
+            for index in range(len(blocks) - 1, 0, -1):
+                if blocks[index][1] is None is blocks[index - 1][1]:
+                    blocks[index - 1][0] += blocks.pop(index)[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, CAPACITIES)
+def test_every_layout_is_that_of_the_plain_model(steps, capacity):
+    allocator, plain = CachingAllocator(capacity), Plain(capacity)
+    known = set()
+    for kind, value, live in run(allocator, steps):
+        for handle in known - live.keys():
+            plain.free(handle)
+        if kind == "allocate" and value:
+            (handle,) = live.keys() - known
+            assert plain.allocate(handle, value)
+        elif kind == "failed":
+            assert not plain.allocate("none", value)
+        elif kind == "empty":
+            plain.release()
+        known = set(live)
+        assert [
+            [(block.size, block.handle) for block in segment.blocks]
+            for segment in allocator.segments
+        ] == [[tuple(b) for b in blocks] for _, blocks in plain.segments]

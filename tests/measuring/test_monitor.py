@@ -1,0 +1,384 @@
+"""The memory monitor, on invented readings, on the CPU and on a CUDA stub."""
+
+import re
+import weakref
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from membudget.measuring import (
+    MemoryMonitor,
+    Reading,
+    Status,
+    monitor,
+    process_limit,
+)
+from membudget.measuring.device import MemoryReading
+
+MIB = 2**20
+
+
+def reading(values, **options):
+    values = iter(values)
+    return MemoryMonitor(read=lambda: next(values), **options)
+
+
+# The status --------------------------------------------------------------
+
+
+def test_a_later_status_is_fuller():
+    assert Status.NORMAL < Status.WARNING < Status.CRITICAL
+    assert list(Status) == sorted(Status)
+
+
+def test_the_thresholds_belong_to_the_fuller_status():
+    m = reading([0, 79, 80, 89, 90, 100, 130], budget=100, window=1)
+    assert [m().name for _ in range(7)] == [
+        "NORMAL",
+        "NORMAL",
+        "WARNING",
+        "WARNING",
+        "CRITICAL",
+        "CRITICAL",
+        "CRITICAL",
+    ]
+
+
+def test_a_dip_does_not_hide_a_peak():
+    m = reading([95, 10, 10, 10, 85, 10, 10, 10], budget=100, window=3)
+    assert [m().name for _ in range(8)] == [
+        "CRITICAL",
+        "CRITICAL",
+        "CRITICAL",
+        "NORMAL",
+        "WARNING",
+        "WARNING",
+        "WARNING",
+        "NORMAL",
+    ]
+
+
+@given(
+    st.lists(st.integers(0, 1200), min_size=1, max_size=30),
+    st.integers(1, 1000),
+    st.integers(1, 8),
+    st.lists(st.integers(1, 100), min_size=2, max_size=2, unique=True),
+)
+@example([29, 57, 58], 100, 1, [29, 57])  # 0.29 * 100 < 29 in floats
+@example([55], 100, 1, [55, 56])  # 0.55 * 100 > 55
+def test_status_and_peaks_against_exact_arithmetic(
+    values, budget, window, percents
+):
+    low, high = sorted(percents)
+    m = reading(
+        values,
+        budget=budget,
+        window=window,
+        warning=low / 100,
+        critical=high / 100,
+    )
+    for n in range(1, len(values) + 1):
+        status = m()
+        most = max(values[max(0, n - window) : n])
+        share = 100 * Fraction(most, budget)
+        assert status == m.status == (share >= low) + (share >= high)
+        assert m.window_peak == most
+        assert m.peak == max(values[:n])
+    assert m.readings == list(enumerate(values))
+
+
+def test_before_the_first_reading():
+    m = reading([1], budget=10)
+    assert (m.status, m.peak, m.window_peak) == (Status.NORMAL, 0, 0)
+    assert m.readings == []
+    with pytest.raises(RuntimeError, match=r"call the monitor, then line\(\)"):
+        m.line()
+
+
+def test_changes_are_announced_once_and_after_the_reading_is_kept():
+    seen = []
+
+    def on_change(old, new, which):
+        assert which is m and m.status is new
+        seen.append((old.name, new.name, m.readings[-1].bytes))
+
+    m = reading(
+        [50, 85, 86, 95, 50, 50, 81, 10, 10],
+        budget=100,
+        window=2,
+        on_change=on_change,
+    )
+    for _ in range(9):
+        m()
+    assert seen == [
+        ("NORMAL", "WARNING", 85),
+        ("WARNING", "CRITICAL", 95),
+        ("CRITICAL", "NORMAL", 50),
+        ("NORMAL", "WARNING", 81),
+        ("WARNING", "NORMAL", 10),
+    ]
+
+
+def test_a_callback_that_raises_loses_no_reading():
+    def on_change(*args):
+        raise KeyError("stop")
+
+    m = reading([95], budget=100, on_change=on_change)
+    with pytest.raises(KeyError, match="stop"):
+        m(7)
+    assert m.readings == [Reading(7, 95)]
+    assert m.status is Status.CRITICAL
+
+
+# Steps, values and the line ----------------------------------------------
+
+
+def test_steps_are_counted_on_from_the_last():
+    m = reading([1] * 5, budget=10)
+    m()
+    m()
+    m(10)
+    m()
+    m(step=0)
+    assert [r.step for r in m.readings] == [0, 1, 10, 11, 0]
+
+
+def test_the_line_of_a_log():
+    m = reading([int(3.61 * MIB), int(3.2 * MIB) + 1], budget=4 * MIB)
+    m(11)
+    m(12, loss=2.3012)
+    assert m.line() == (
+        "step 12 | 3.20 MiB of 4.00 MiB (80 %) | peak of the last 20: "
+        "3.61 MiB | CRITICAL | loss 2.301"
+    )
+
+
+def test_a_share_is_not_rounded_up_to_the_threshold():
+    m = reading([899], budget=1000)
+    m()
+    assert "(89 %)" in m.line() and "WARNING" in m.line()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (1.23456789, "1.235"),
+        (0.000123456, "0.0001235"),
+        (float("nan"), "nan"),
+        ("cosine", "cosine"),
+        (torch.tensor(1.23456789), "1.235"),
+        (torch.tensor([[7]]), "7"),
+        (np.float64(1.23456789), "1.235"),
+        (np.float32(1.23456789), "1.235"),
+        (np.int64(12), "12"),
+    ],
+)
+def test_values_are_rounded(value, text):
+    m = reading([1], budget=10)
+    m(value=value)
+    assert m.line().endswith(f"NORMAL | value {text}")
+
+
+def test_the_line_shows_only_the_last_values_in_their_order():
+    m = reading([1, 1, 1], budget=10)
+    m(loss=1.0)
+    m(rate=0.1, loss=2.0)
+    assert m.line().endswith("NORMAL | rate 0.1 | loss 2")
+    m()
+    assert m.line().endswith("NORMAL")
+
+
+def test_a_loss_does_not_keep_its_graph():
+    m = reading([1], budget=10)
+    x = torch.ones(3, requires_grad=True)
+    hidden = x.exp()
+    graph = weakref.ref(hidden.untyped_storage())
+    m(loss=hidden.sum())
+    del hidden
+    assert graph() is None
+    assert m.line().endswith("loss 8.155")
+
+
+def test_several_values_in_one_are_refused_before_a_reading_is_taken():
+    m = reading([1], budget=10)
+    message = "loss is a tensor of shape (2,): hand over one number"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        m(loss=torch.zeros(2))
+    assert m.readings == []
+    m()
+    assert m.readings == [Reading(0, 1)]
+
+
+# Bad input ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 0.9), (-0.1, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)],
+)
+def test_thresholds_in_the_wrong_order(low, high):
+    message = (
+        f"warning is {low} and critical {high}: use shares of the budget with "
+        "0 < warning < critical <= 1"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        reading([], budget=10, warning=low, critical=high)
+
+
+def test_thresholds_up_to_the_whole_budget():
+    m = reading([99, 100], budget=100, warning=0.99, critical=1, window=1)
+    assert [m(), m()] == [Status.WARNING, Status.CRITICAL]
+
+
+@pytest.mark.parametrize("name", ["budget", "window"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_too_small(name, value):
+    message = f"{name} is {value}: use at least 1"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        reading([], **{"budget": 10, name: value})
+
+
+@pytest.mark.parametrize("name", ["budget", "window"])
+@pytest.mark.parametrize("value", [1.0, "8", True, float("inf")])
+def test_no_whole_number(name, value):
+    message = f"{name} is {value!r}: use a whole number, at least 1"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        reading([], **{"budget": 10, name: value})
+
+
+def test_a_reading_needs_to_know_of_how_much_it_is_a_part():
+    with pytest.raises(ValueError, match=r"^read= needs budget=: say of how"):
+        reading([])
+
+
+@pytest.mark.parametrize("value", [None, 1.0, "1", True])
+def test_a_reading_that_is_no_whole_number(value):
+    message = (
+        f"a reading of memory is {value!r}: use a whole number, at least 0"
+    )
+    m = reading([value], budget=10)
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        m()
+    assert m.readings == []
+
+
+def test_a_negative_reading():
+    m = reading([-1], budget=10)
+    with pytest.raises(ValueError, match=r"^a reading of memory is -1: use"):
+        m()
+    assert m.readings == []
+
+
+def test_whole_numbers_of_numpy_are_bytes_too():
+    m = reading([np.int64(9)], budget=np.int64(10), window=np.int64(2))
+    assert m() is Status.CRITICAL
+    assert type(m.readings[0].bytes) is int
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises(ValueError, match="cuda:99"):
+        MemoryMonitor("cuda:99")
+
+
+# The CPU -----------------------------------------------------------------
+
+
+def test_the_cpu_is_read_when_the_monitor_is_called():
+    m = MemoryMonitor("cpu")
+    m()
+    kept = torch.ones(16 * MIB)
+    m()
+    before, after = (r.bytes for r in m.readings)
+    assert 0 <= after - before - kept.nbytes < 8 * MIB
+    assert m.budget > after
+
+
+def test_on_the_cpu_the_limit_is_what_it_has_and_what_is_available(
+    monkeypatch,
+):
+    now = MemoryReading("cpu", process=30, free=50, total=100)
+    monkeypatch.setattr(monitor, "read_memory", lambda device: now)
+    assert process_limit("cpu") == 80
+    m = MemoryMonitor("cpu")
+    assert m.budget == 80
+    m()
+    assert m.readings == [Reading(0, 30)]
+    assert MemoryMonitor("cpu", budget=70).budget == 70
+
+
+# CUDA, as far as it goes without ------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A stub of CUDA's counters; the list is what was called."""
+
+    class Stub:
+        calls: list[str]
+
+        def __init__(self):
+            self.calls, self.peaks, self.fraction = [], [], 1.0
+
+        def read(self, device):
+            assert str(device) == "cuda:0"
+            self.calls.append("read")
+            peak = self.peaks.pop(0) if self.peaks else 0
+            return MemoryReading(
+                "cuda:0",
+                requested=28,
+                allocated=30,
+                reserved=40,
+                peak_requested=1000 + peak,
+                peak_allocated=peak,
+                peak_reserved=2000 + peak,
+                free=500,
+                total=1000,
+            )
+
+        def reset(self, device):
+            assert str(device) == "cuda:0"
+            self.calls.append("reset")
+            return True
+
+    stub = Stub()
+    device = torch.device("cuda:0")
+    monkeypatch.setattr(monitor, "resolve_device", lambda name: device)
+    monkeypatch.setattr(monitor, "read_memory", stub.read)
+    monkeypatch.setattr(monitor, "reset_peak", stub.reset)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_per_process_memory_fraction",
+        lambda device: stub.fraction,
+    )
+    return stub
+
+
+def test_on_cuda_a_reading_is_the_peak_since_the_last(cuda):
+    m = MemoryMonitor(budget=100)
+    assert cuda.calls == ["reset"]
+    cuda.peaks = [85, 20]
+    m()
+    assert cuda.calls == ["reset", "read", "reset"]
+    m()
+    assert [r.bytes for r in m.readings] == [85, 20]
+    assert m.status is Status.WARNING
+
+
+def test_on_cuda_the_limit_is_reserved_and_free_or_the_fraction(cuda):
+    assert process_limit() == 540
+    assert MemoryMonitor().budget == 540
+    cuda.fraction = 0.25
+    assert process_limit() == 250
+    assert MemoryMonitor().budget == 250
+    cuda.fraction = 0.541
+    assert process_limit() == 540
+
+
+def test_with_a_function_of_its_own_the_device_is_left_alone(cuda):
+    reading([5], budget=10)()
+    assert cuda.calls == []

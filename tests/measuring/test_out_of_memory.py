@@ -1,0 +1,1294 @@
+"""Running out of memory: the report, the recovery and the predictions.
+
+A budget stands for the device, so all of it runs on a CPU. CUDA is a stub.
+"""
+
+import gc
+import re
+import sys
+import weakref
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from membudget.measuring import (
+    CATEGORIES,
+    CatchOutOfMemory,
+    Fit,
+    PeakTracker,
+    dry_run,
+    format_bytes,
+    monitor,
+    out_of_memory,
+    trace_step,
+)
+from membudget.measuring.device import MemoryReading
+from membudget.models import GPT, mlp
+
+torch.set_num_threads(1)
+
+KIB = 1024
+SAMPLES = 64
+PLENTY = 10**9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Each failure collects garbage: let it look at new objects only."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def loss(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def checkpointed(model, x, y):
+    return F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+
+
+def wide(model, x, y):
+    """The loss itself needs more than the model."""
+    return model(x).repeat(1, 50).square().mean()
+
+
+def setting(warm=True, optimizer=torch.optim.Adam):
+    """A model, a batch and an optimizer; warm: with its states."""
+    torch.manual_seed(0)
+    model = mlp(16, 64, 4)
+    x, y = torch.randn(SAMPLES, 16), torch.randint(10, (SAMPLES,))
+    optimizer = optimizer(model.parameters(), lr=1e-2)
+    if warm:
+        loss(model, x[:1], y[:1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, x, y, optimizer
+
+
+def attempt(budget, fn=loss, warm=True, **options):
+    """One step under a guard; the guard and all of the setting."""
+    model, x, y, optimizer = made = setting(warm)
+    guard = CatchOutOfMemory(
+        model, x, y, optimizer=optimizer, budget=budget, **options
+    )
+    with guard:
+        fn(model, x, y).backward()
+        optimizer.step()
+    return guard, made
+
+
+def alive(guard):
+    """Bytes from the block that are still there."""
+    return guard.tracker.live - guard.tracker.start
+
+
+# What happens with the exception -----------------------------------------
+
+
+def test_a_step_that_fits_is_not_disturbed():
+    model, x, y, optimizer = setting()
+    loss(model, x, y).backward()
+    optimizer.step()
+    guard, (other, *_) = attempt(PLENTY, loss=loss)
+    assert guard.report is None
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b) and torch.equal(a.grad, b.grad)
+
+
+def test_other_exceptions_are_passed_on_and_nothing_is_undone():
+    model, x, y, _ = setting()
+    error = RuntimeError("something else")
+    guard = CatchOutOfMemory(model, x, y, loss=loss, budget=PLENTY)
+    with pytest.raises(RuntimeError) as caught, guard:
+        loss(model, x, y).backward()
+        raise error
+    assert caught.value is error
+    assert caught.traceback[-1].name == sys._getframe().f_code.co_name
+    assert guard.report is None
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("out of memory"),
+        MemoryError("Tried to allocate 5 bytes"),
+        ValueError("DefaultCPUAllocator: tried to allocate 5 bytes"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_what_only_sounds_alike_is_passed_on(error):
+    model, x, y, _ = setting()
+    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
+    with pytest.raises(type(error)), guard:
+        raise error
+    assert guard.report is None
+
+
+def test_no_hook_stays_behind():
+    from torch.nn.modules import module
+    from torch.optim import optimizer as optimizers
+
+    def hooks():
+        return [
+            len(module._global_forward_hooks),
+            len(module._global_forward_pre_hooks),
+            len(optimizers._global_optimizer_pre_hooks),
+            len(optimizers._global_optimizer_post_hooks),
+        ]
+
+    before = hooks()
+    guard, (model, *_) = attempt(130_000)
+    assert guard.report
+    assert hooks() == before
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    count = len(guard.tracker.timeline)
+    torch.ones(3)
+    assert len(guard.tracker.timeline) == count
+
+
+def test_the_guard_can_be_used_again_and_forgets_the_report():
+    model, x, y, _ = setting()
+    start = PeakTracker(model, x, y).start
+    guard = CatchOutOfMemory(model, x, y, budget=start + 70 * KIB)
+    with guard:
+        loss(model, x, y).backward()
+    assert guard.report
+    with guard:
+        loss(model, x[:8], y[:8]).backward()
+    assert guard.report is None
+    model.zero_grad()
+    with guard:
+        loss(model, x, y).backward()
+    assert guard.report
+
+
+# What the report says ----------------------------------------------------
+
+PHASES = {
+    # phase: (function, warm, operator, budget above the start)
+    "forward": (loss, True, "aten.relu", 20 * KIB),
+    "loss": (wide, True, "aten.repeat", 80 * KIB),
+    "backward": (loss, True, "aten.threshold_backward", 80 * KIB),
+    "recomputation": (checkpointed, True, "aten.relu", 34 * KIB),
+    "optimizer": (loss, False, "aten.zeros_like", 85 * KIB),
+}
+
+
+def fail(phase, **options):
+    """A step that runs out of memory in the given phase."""
+    fn, warm, _, above = PHASES[phase]
+    start = attempt(PLENTY, fn, warm)[0].tracker.start
+    return attempt(start + above, fn, warm, **options)
+
+
+def first_above(tracker, budget):
+    """Index of the first operator after which more is alive."""
+    return next(i for i, n in enumerate(tracker.timeline) if n > budget)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_operator_phase_and_bytes_are_those_of_the_failure(phase):
+    guard, _ = fail(phase)
+    report, (fn, warm, operator, above) = guard.report, PHASES[phase]
+    assert report.operator.name == operator
+    assert report.operator.phase == phase.replace("loss", "forward")
+    # The same step with enough memory tells the truth.
+    full = attempt(PLENTY, fn, warm)[0].tracker
+    moment = first_above(full, report.budget)
+    assert full.timeline[:moment] == guard.tracker.timeline[:moment]
+    assert full.operators[moment] == report.operator
+    alive = [
+        a.bytes
+        for a in full.allocations
+        if a.birth < moment and (a.death is None or a.death > moment)
+    ]
+    assert report.in_use == sum(alive)
+    made = [a.bytes for a in full.allocations if a.birth == moment]
+    assert report.asked == sum(made) > 0
+    assert report.exact
+    assert report.budget == full.start + above
+    assert report.in_use <= report.budget < report.in_use + report.asked
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_was_alive_is_split_as_in_the_full_step(phase):
+    """Except what a full step would have settled later."""
+    guard, _ = fail(phase)
+    fn, warm, *_ = PHASES[phase]
+    full = attempt(PLENTY, fn, warm)[0].tracker
+    moment = first_above(full, guard.report.budget)
+    split = dict.fromkeys(CATEGORIES, 0)
+    for a in full.allocations:
+        if a.birth < moment and (a.death is None or a.death > moment):
+            split[a.category] += a.bytes
+    live = dict(guard.report.live)
+    assert live.keys() == split.keys()
+    for account in (split, live):
+        account["made"] = account.pop("activations")
+        account["made"] += account.pop("temporaries")
+        if phase == "optimizer":  # states of half a step
+            account["made"] += account.pop("optimizer")
+    assert live == split
+
+
+def test_activations_are_told_from_temporaries_in_backward():
+    guard, _ = fail("backward")
+    losses = 2 * 4  # the loss, and the weight of its mean
+    assert guard.report.live["activations"] == 3 * SAMPLES * 64 * 4 + losses
+    assert guard.report.live["temporaries"] == SAMPLES * 64 * 4
+    assert guard.report.live["gradients"] == (64 * 10 + 10) * 4
+
+
+def test_the_largest_are_grouped_by_layer_and_sorted():
+    model = GPT(vocabulary=16, context=8, width=16, depth=4, heads=2)
+    tokens = torch.randint(16, (8, 8))
+
+    def of_tokens(model, tokens):
+        return model(tokens).logsumexp(-1).mean()
+
+    unit = 4 * tokens.numel() * 16
+    with CatchOutOfMemory(model, tokens, budget=PLENTY) as guard:
+        of_tokens(model, tokens).backward()
+    model.zero_grad()
+    operators = [o[:2] for o in guard.tracker.operators]
+    moment = operators.index(("aten.addmm", "blocks.3.up"))
+    budget = max(guard.tracker.timeline[: moment + 1])
+    guard = CatchOutOfMemory(model, tokens, budget=budget)
+    with guard:
+        of_tokens(model, tokens).backward()
+    report = guard.report
+    assert report.operator == ("aten.gelu", "blocks.3", "forward")
+    sizes = [group.bytes for group in report.largest]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == report.in_use
+    (up,) = [g for g in report.largest if g.module == "blocks.*.up"]
+    assert (up.bytes, up.count) == (4 * 4 * unit, 4)
+    assert (up.category, up.operator) == ("activations", "aten.addmm")
+    assert str(up) == "4 × activations, by aten.addmm in blocks.*.up"
+    (weights,) = [g for g in report.largest if g.category == "parameters"]
+    assert weights.count == len(list(model.parameters()))
+    assert weights.bytes == sum(p.nbytes for p in model.parameters())
+    assert str(weights).endswith("× parameters, there before")
+
+
+def test_only_whole_parts_of_a_path_are_numbers():
+    def group(path):
+        operator = out_of_memory.Operator("aten.mm", path, "forward")
+        a = out_of_memory.Allocation(8, 0, "activations", operator)
+        return out_of_memory._groups([a])[0].module
+
+    assert group("blocks.10.mlp.2") == "blocks.*.mlp.2"
+    assert group("3") == "*"
+    assert group("norm1") == "norm1"
+    assert group("layer4.0.conv1") == "layer4.*.conv1"
+    assert group("") == ""
+
+
+def test_the_printed_report():
+    guard, _ = fail(
+        "backward", loss=loss, changes={"in segments": checkpointed}
+    )
+    assert str(guard.report) == "\n".join(
+        [
+            "Out of memory: aten.threshold_backward in 5 (backward)",
+            "asked for 16.0 KiB, with 189 KiB of 202 KiB in use:",
+            "  39.3 KiB  parameters",
+            "  2.54 KiB  gradients",
+            "  78.6 KiB  optimizer",
+            "  48.0 KiB  activations",
+            "  4.50 KiB  inputs",
+            "  16.0 KiB  temporaries",
+            "the largest of these:",
+            "  78.6 KiB  24 × optimizer, there before",
+            "  48.0 KiB  3 × activations, by aten.relu in *",
+            "  39.3 KiB  8 × parameters, there before",
+            "  16.0 KiB  temporaries, by aten.mm in *",
+            "  4.50 KiB  2 × inputs, there before",
+            "predicted peaks of a step of 64 samples:",
+            "  as it is: 205 KiB; micro-batches of 59 fit: 202 KiB",
+            "  in segments: 205 KiB; micro-batches of 59 fit: 202 KiB",
+            "The gradients of micro-batches are summed by accumulation, and "
+            "the optimizer",
+            "  steps after the last.",
+        ]
+    )
+
+
+def test_no_line_of_a_report_is_too_long():
+    guard, _ = fail(
+        "optimizer",
+        loss=loss,
+        changes={
+            "a change with a rather long name, as people give them": loss,
+            "wrong": lambda *a: [1 / 0, "x" * 60 + " y" * 60],
+        },
+    )
+    lines = str(guard.report).splitlines()
+    assert max(map(len, lines)) <= 79
+    assert len(lines) > 15
+
+
+# Recovery ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", range(126_000, 210_000, 12_000))
+@pytest.mark.parametrize("fn", [loss, checkpointed])
+def test_nothing_of_a_failed_step_stays_wherever_it_fails(fn, budget):
+    guard, (model, *_) = attempt(budget, fn)
+    assert guard.report
+    assert alive(guard) == 0
+    assert all(p.grad is None for p in model.parameters())
+    assert not any("still held" in note for note in guard.report.notes)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_tensor_of_the_failed_step_is_gone(phase):
+    """Seen by weak references of our own, of tensors and of storages."""
+    refs = []
+
+    class Collect(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for t in result if isinstance(result, list | tuple) else [result]:
+                if isinstance(t, torch.Tensor):
+                    refs.append((weakref.ref(t), storage_of(t)))
+            return result
+
+    def storage_of(tensor):
+        return weakref.ref(tensor.untyped_storage())
+
+    fn, warm, _, above = PHASES[phase]
+    model, x, y, optimizer = setting(warm)
+    before = [*model.parameters(), x, y]
+    before += [t for s in optimizer.state.values() for t in s.values()]
+    kept = {t.untyped_storage()._cdata for t in before}
+    with Collect():
+        guard = CatchOutOfMemory(model, x, y, optimizer=optimizer)
+        guard._budget = guard.tracker.start + above
+        with guard:
+            fn(model, x, y).backward()
+            optimizer.step()
+    assert guard.report.operator.phase == phase.replace("loss", "forward")
+    assert len(refs) > 2
+    held = [s() for _, s in refs if s() is not None]
+    assert all(s._cdata in kept for s in held)
+    assert all(
+        t() is None or t().untyped_storage()._cdata in kept for t, _ in refs
+    )
+
+
+def test_variables_of_functions_that_ended_are_let_go():
+    """Also where somebody keeps the traceback."""
+    kept = []
+
+    def inner(hidden, y):
+        big = [torch.ones(100), hidden]
+        raise torch.OutOfMemoryError(f"{len(big)} are too many")
+
+    def outer(model, x, y):
+        hidden = model(x)
+        try:
+            inner(hidden, y)
+        except torch.OutOfMemoryError as error:
+            kept.append(error.__traceback__)
+            raise
+
+    guard, _ = attempt(PLENTY, outer)
+    assert guard.report.live["activations"] > 3 * SAMPLES * 64 * 4
+    assert alive(guard) == 0
+    assert kept
+
+
+def test_nothing_is_alive_in_an_exception_that_came_before_it():
+    def fn(model, x, y):
+        hidden = model(x)
+        try:
+            return loss(nn.Identity(), hidden, x)  # the shapes do not fit
+        except RuntimeError as error:
+            raise torch.OutOfMemoryError("enough") from error
+
+    guard, _ = attempt(PLENTY, fn)
+    assert guard.report
+    assert alive(guard) == 0
+
+
+def test_a_chain_of_exceptions_outside_of_the_block_is_left_alone():
+    model, x, y, _ = setting()
+    try:
+        raise KeyError("before")
+    except KeyError as before:
+        with CatchOutOfMemory(model, x, y, budget=PLENTY) as guard:
+            raise torch.OutOfMemoryError("then")  # noqa: B904
+        assert guard.report
+        assert before.__traceback__ is not None
+
+
+def test_what_the_block_binds_stays_and_is_reported():
+    model, x, y, _ = setting()
+    guard = CatchOutOfMemory(model, x, y, budget=130_000)
+    with guard:
+        hidden = model(x)
+        value = F.cross_entropy(hidden, y)
+        value.backward()
+    report, held = guard.report, alive(guard)
+    assert report.operator.phase == "backward"
+    assert held > 3 * SAMPLES * 64 * 4
+    (note,) = [n for n in report.notes if "still held" in n]
+    assert note == (
+        f"{format_bytes(held)} of the failed step are still held by a "
+        "variable (3 × activations, by aten.relu in *): delete it, and bind "
+        "no loss and no output in the block."
+    )
+    assert note[:20] in str(report)
+    del hidden, value
+    assert alive(guard) == 0
+
+
+def test_gradients_from_before_stay_and_are_reported_if_changed():
+    model, x, y, _ = setting()
+    loss(model, x, y).backward()
+    first = next(model.parameters())
+    first.grad = None
+    before = {p: p.grad for p in model.parameters()}
+    values = {p: g.clone() for p, g in before.items() if g is not None}
+    start = PeakTracker(model, x, y).start
+    guard = CatchOutOfMemory(model, x, y, budget=start + 52 * KIB)
+    with guard:  # in the forward pass
+        loss(model, x, y).backward()
+    assert guard.report.operator.phase == "forward"
+    assert guard.report.notes == ()
+    assert {p: p.grad for p in model.parameters()} == before
+
+    guard = CatchOutOfMemory(model, x, y, budget=start + 80 * KIB)
+    with guard:
+        loss(model, x, y).backward()
+    assert guard.report.operator.phase == "backward"
+    assert {p: p.grad for p in model.parameters()} == before
+    assert alive(guard) == 0
+    changed = sum(not torch.equal(p.grad, g) for p, g in values.items())
+    assert 0 < changed < len(values)
+    assert guard.report.notes == (
+        f"Gradients of {changed} parameters existed before and may hold a "
+        "part of the failed step: clear them (zero_grad) before it is "
+        "repeated.",
+    )
+
+
+def test_gradients_made_anew_in_the_block_are_removed():
+    """As with ``zero_grad`` first in the block."""
+    model, x, y, _ = setting()
+    loss(model, x, y).backward()
+    start = PeakTracker(model, x, y).start
+    guard = CatchOutOfMemory(model, x, y, budget=start + 30 * KIB)
+    with guard:
+        model.zero_grad()
+        loss(model, x, y).backward()
+    assert guard.report.operator.phase == "backward"
+    assert guard.report.live["gradients"] > 0
+    assert all(p.grad is None for p in model.parameters())
+    assert not any("existed before" in n for n in guard.report.notes)
+
+
+def test_gradients_of_the_optimizers_other_parameters_are_removed_too():
+    model, x, y, _ = setting()
+    scale = nn.Parameter(torch.ones(64, 1))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+    guard = CatchOutOfMemory(model, x, y, optimizer=optimizer, budget=10**6)
+    with guard:
+        (loss(model, x, y) + scale.sum()).backward()
+        torch.ones(10**6)
+    assert guard.report.operator.name == "aten.ones"
+    assert scale.grad is None
+
+
+def test_running_statistics_that_have_moved_are_reported():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    x = torch.randn(32, 8)
+    start = PeakTracker(model, x).start
+    guard = CatchOutOfMemory(model, x, budget=start + 3 * KIB)
+    with guard:
+        model(x).sum().backward()
+    (note,) = guard.report.notes
+    assert note == (
+        "The failed step has changed buffers of the model, such as running "
+        "statistics."
+    )
+    guard = CatchOutOfMemory(model, x, budget=start + 10)
+    with guard:
+        model(x).sum().backward()
+    assert guard.report.notes == ()
+
+
+def test_the_optimizer_is_as_it_was_if_the_failure_came_before():
+    for phase in ("forward", "backward"):
+        _, (model, _, _, optimizer) = fail(phase)
+        other, _, _, expected = setting()
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+            a, b = optimizer.state[p], expected.state[q]
+            assert a.keys() == b.keys()
+            assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop]
+)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_half_made_states_are_removed_so_that_the_next_step_works(
+    kind, foreach
+):
+    def build(lr, **options):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+        optimizer = kind(model.parameters(), lr=0.1, foreach=foreach)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        return model, optimizer
+
+    model, optimizer = build(0.1)
+    states = {p: set(s) for p, s in optimizer.state.items()}
+    start = PeakTracker(model, optimizer).start
+    peaks = []
+    for above in range(1000, 200_000, 16_000):
+        guard = CatchOutOfMemory(
+            model, optimizer=optimizer, budget=start + above
+        )
+        with guard:
+            optimizer.step()
+        if guard.report is None:
+            break
+        peaks.append(above)
+        assert guard.report.operator.phase == "optimizer"
+        assert alive(guard) == 0
+        assert {p: set(s) for p, s in optimizer.state.items()} == states
+        (note,) = guard.report.notes
+        assert note.startswith("The optimizer's step failed halfway, with ")
+    assert peaks
+    optimizer.step()
+
+
+def test_a_step_that_fails_halfway_says_what_it_has_updated():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 64))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = [p.clone() for p in model.parameters()]
+    start = PeakTracker(model, optimizer).start
+    guard = CatchOutOfMemory(
+        model, optimizer=optimizer, budget=start + 1 * KIB
+    )
+    with guard:
+        optimizer.step()
+    assert guard.report.operator.phase == "optimizer"
+    assert guard.report.notes == (
+        "The optimizer's step failed halfway, with 2 of 4 parameters and 9 "
+        "of 12 states updated: load a saved state if there are any.",
+    )
+    moved = [
+        not torch.equal(p, b)
+        for p, b in zip(model.parameters(), before, strict=True)
+    ]
+    assert moved == [True, True, False, False]
+    assert len(optimizer.state) == 4  # those from before stay
+
+
+def test_states_of_a_step_that_succeeded_in_the_block_stay():
+    model, x, y, optimizer = setting(warm=False)
+    guard = CatchOutOfMemory(
+        model, x, y, optimizer=optimizer, budget=2 * 10**6
+    )
+    with guard:
+        loss(model, x, y).backward()
+        optimizer.step()
+        torch.ones(10**6)
+    assert guard.report.operator.phase == "forward"
+    assert len(optimizer.state) == len(list(model.parameters()))
+    assert guard.report.notes == ()
+    assert alive(guard) == 2 * sum(
+        p.nbytes for p in model.parameters()
+    ) + 4 * len(optimizer.state)
+
+
+def test_an_optimizer_that_was_not_handed_over_is_repaired_too():
+    model, x, y, optimizer = setting(warm=False)
+    start = PeakTracker(model, x, y).start
+    guard = CatchOutOfMemory(model, x, y, budget=start + 85 * KIB)
+    with guard:
+        loss(model, x, y).backward()
+        optimizer.step()
+    assert guard.report.operator.phase == "optimizer"
+    assert len(optimizer.state) == 0
+    assert alive(guard) == 0
+
+
+def test_a_loop_fails_recovers_and_goes_on():
+    """With the suggested micro-batch, to the same end as without a budget."""
+
+    def train(budget):
+        model, x, y, _ = setting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        size, failures, losses = SAMPLES, [], []
+        while len(losses) < 5:
+            guard = CatchOutOfMemory(
+                model, x, y, loss=loss, optimizer=optimizer, budget=budget
+            )
+            total = torch.zeros(())
+            with guard:
+                for a, b in zip(x.split(size), y.split(size), strict=True):
+                    part = loss(model, a, b) * (len(a) / SAMPLES)
+                    part.backward()
+                    total += part.detach()
+                    del part
+                optimizer.step()
+                optimizer.zero_grad()
+            if guard.report:
+                size = guard.report.micro_batch
+                failures.append(size)
+                del guard
+            else:
+                losses.append(total.item())
+        return losses, failures
+
+    expected, none = train(PLENTY)
+    found, failures = train(150_000)
+    assert none == []
+    assert len(failures) == 1 and 1 <= failures[0] < SAMPLES
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found[-1] < found[0]
+
+
+# Predictions -------------------------------------------------------------
+
+
+def runs(model, fn, *batch, optimizer, size, budget):
+    try:
+        trace_step(
+            model,
+            fn,
+            *batch,
+            optimizer=optimizer,
+            micro_batch=size,
+            budget=budget,
+        )
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "share"),
+    [
+        (loss, torch.optim.Adam, 0.3),
+        (loss, torch.optim.SGD, 0.7),
+        (checkpointed, torch.optim.Adam, 0.95),
+        (wide, torch.optim.SGD, 0.5),
+    ],
+)
+def test_the_largest_micro_batch_runs_and_one_more_does_not(fn, kind, share):
+    model, x, y, optimizer = setting(optimizer=kind)
+    peaks = [
+        dry_run(model, fn, x, y, optimizer=optimizer, micro_batch=n).peak
+        for n in (1, SAMPLES)
+    ]
+    budget = int(peaks[0] + share * (peaks[1] - peaks[0]))
+    guard = CatchOutOfMemory(
+        model, x, y, loss=fn, optimizer=optimizer, budget=budget
+    )
+    with guard:
+        fn(model, x, y).backward()
+        optimizer.step()
+    (fit,) = guard.report.fits
+    assert fit.full == peaks[1] > budget
+    size = fit.micro_batch
+    assert guard.report.micro_batch == size
+    assert 1 <= size < SAMPLES
+    # This step's micro-batch has left the model as it was: it runs for real.
+    real = trace_step(model, fn, x, y, optimizer=optimizer, micro_batch=size)
+    assert real.peak == fit.peak <= budget
+    options = {"optimizer": optimizer, "budget": budget}
+    assert runs(model, fn, x, y, size=size, **options)
+    assert not runs(model, fn, x, y, size=size + 1, **options)
+
+
+def test_two_micro_batches_tell_the_peak_of_many():
+    model, x, y, optimizer = setting()
+    x, y = x[:9].clone(), y[:9].clone()
+    guard = CatchOutOfMemory(model, x, y, optimizer=optimizer, budget=PLENTY)
+    for size in (1, 2, 4, 5, 8, 9):
+        whole = dry_run(
+            model, loss, x, y, optimizer=optimizer, micro_batch=size
+        )
+        assert guard._peak(loss, size) == whole.peak
+
+
+def test_a_batch_that_is_part_of_a_larger_tensor_counts_with_all_of_it():
+    model, x, y, optimizer = setting()
+    data = torch.randn(1000, 16)
+    x = data[:SAMPLES]
+    budget = 265_000
+    guard = CatchOutOfMemory(
+        model, x, y, loss=loss, optimizer=optimizer, budget=budget
+    )
+    assert guard.tracker.start > data.nbytes
+    with guard:
+        loss(model, x, y).backward()
+        optimizer.step()
+    (fit,) = guard.report.fits
+    real = trace_step(model, loss, x, y, optimizer=optimizer)
+    assert fit.full == real.peak > budget >= fit.peak
+    options = {"optimizer": optimizer, "budget": budget}
+    assert runs(model, loss, x, y, size=fit.micro_batch, **options)
+    assert not runs(model, loss, x, y, size=fit.micro_batch + 1, **options)
+
+
+def test_a_change_that_fits_and_one_that_does_not():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(8))
+    )
+    x = torch.randn(SAMPLES, 32)
+
+    def plain(model, x):
+        return model(x).square().mean()
+
+    def each(model, x):
+        for layer in model:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+    def twice(model, x):
+        return (model(x) + model(x)).square().mean()
+
+    budget = PeakTracker(model, x).start + 140 * KIB
+    guard = CatchOutOfMemory(
+        model,
+        x,
+        loss=plain,
+        budget=budget,
+        changes={"each layer checkpointed": each, "twice": twice},
+    )
+    with guard:
+        plain(model, x).backward()
+    report = guard.report
+    assert [f.change for f in report.fits] == [
+        "as it is",
+        "each layer checkpointed",
+        "twice",
+    ]
+    as_is, segments, double = report.fits
+    assert segments.micro_batch == SAMPLES
+    assert segments.full == segments.peak <= budget
+    assert 1 <= double.micro_batch < as_is.micro_batch < SAMPLES
+    model.zero_grad()
+    with CatchOutOfMemory(model, x, budget=budget) as guard:
+        each(model, x).backward()
+    assert guard.report is None
+    assert guard.tracker.peak == segments.full
+    assert "each layer checkpointed: " in str(report)
+    assert str(segments).endswith(" KiB, fits")
+
+
+def test_changes_are_predicted_without_the_loss_as_it_is():
+    guard, _ = fail("backward", changes={"in segments": checkpointed})
+    assert [f.change for f in guard.report.fits] == ["in segments"]
+    assert guard.report.micro_batch is None
+
+
+def test_nothing_is_predicted_without_a_loss():
+    guard, _ = fail("backward")
+    assert guard.report.fits == ()
+    assert "predicted" not in str(guard.report)
+    assert guard.report.notes == ()
+
+
+def test_nothing_fits():
+    model, x, y, optimizer = setting()
+    start = PeakTracker(model, x, y, optimizer).start
+    guard = CatchOutOfMemory(
+        model, x, y, loss=loss, optimizer=optimizer, budget=start + 100
+    )
+    with guard:
+        loss(model, x, y).backward()
+    (fit,) = guard.report.fits
+    assert fit.micro_batch is guard.report.micro_batch is None
+    options = {"optimizer": optimizer, "micro_batch": 1}
+    assert fit.peak == dry_run(model, loss, x, y, **options).peak
+    assert guard.report.notes == ("Nothing of this fits.",)
+    assert str(fit) == (
+        f"as it is: {format_bytes(fit.full)}; one sample at once: "
+        f"{format_bytes(fit.peak)}"
+    )
+    assert str(guard.report).endswith("\nNothing of this fits.")
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_a_step_that_cannot_be_cut(samples):
+    model = nn.Linear(16, 16)
+    batch = [torch.ones(samples, 16)] if samples else []
+
+    def fn(model, *batch):
+        return model(torch.ones(40, 16)).exp().sum()
+
+    start = PeakTracker(model, *batch).start
+    guard = CatchOutOfMemory(model, *batch, loss=fn, budget=start + 3 * KIB)
+    with guard:
+        fn(model, *batch).backward()
+    report = guard.report
+    (fit,) = report.fits
+    assert fit.micro_batch is None
+    assert fit.full == fit.peak == dry_run(model, fn, *batch).peak
+    assert report.samples == samples
+    assert report.notes == ("Nothing of this fits.",)
+    assert str(fit) == f"as it is: {format_bytes(fit.full)}, does not fit"
+
+
+def test_a_block_that_holds_more_than_its_loss():
+    model, x, y, optimizer = setting()
+    peak = dry_run(model, loss, x, y, optimizer=optimizer).peak
+    guard = CatchOutOfMemory(
+        model, x, y, loss=loss, optimizer=optimizer, budget=peak
+    )
+    with guard:
+        kept = torch.ones(100)
+        loss(model, x, y).backward()
+    assert guard.report.micro_batch == SAMPLES
+    assert guard.report.fits[0].peak == peak
+    assert guard.report.notes[0] == (
+        "The loss fits as it is: the block holds more than it, or the "
+        "allocator finds no block of that size."
+    )
+    assert len(guard.report.notes) == 2  # kept is held
+    del kept
+
+
+def test_a_loss_that_cannot_be_predicted_does_not_spoil_the_report():
+    def by_value(model, x, y):
+        return loss(model, x, y) * x.sum().item()
+
+    def wrong(model, x, y):
+        raise KeyError("nothing here")
+
+    guard, _ = fail(
+        "backward",
+        loss=by_value,
+        changes={"wrong": wrong, "in segments": checkpointed},
+    )
+    unknown, failed, segments = guard.report.fits
+    assert guard.report.micro_batch is None
+    assert unknown.full is unknown.micro_batch is unknown.peak is None
+    assert "which a dry run has not" in unknown.problem
+    assert failed == Fit("wrong", problem="KeyError: 'nothing here'")
+    assert segments.micro_batch
+    assert not any("fits" in note for note in guard.report.notes)
+    text = " ".join(str(guard.report).split())
+    assert "wrong: no prediction, KeyError: 'nothing here'" in text
+
+
+def test_what_is_not_known_is_not_said_not_to_fit():
+    def wrong(model, x, y):
+        raise KeyError("nothing here")
+
+    guard, _ = fail("backward", loss=wrong)
+    assert guard.report.notes == ()
+    start = guard.tracker.start
+    guard, _ = attempt(start + 100, loss=loss, changes={"wrong": wrong})
+    assert guard.report.notes == ("Nothing of this fits.",)
+
+
+def test_a_prediction_leaves_model_and_optimizer_alone():
+    guard, (model, _, _, optimizer) = fail("backward", loss=loss)
+    assert guard.report.micro_batch
+    other, _, _, expected = setting()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert p.grad is None
+        assert torch.equal(p, q)
+        for key, value in optimizer.state[p].items():
+            assert torch.equal(value, expected.state[q][key])
+
+
+def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
+    """On ``meta`` all of it works alike; the batch waits on the CPU."""
+    with torch.device("meta"):
+        model = mlp(16, 64, 4)
+    x = torch.zeros(SAMPLES, 16)
+
+    def fn(model, x):
+        return model(x.to("meta")).square().mean()
+
+    assert PeakTracker(model, x, device="meta").start == sum(
+        p.nbytes for p in model.parameters()
+    )
+    start = PeakTracker(model, x, device="meta").start
+    guard = CatchOutOfMemory(model, x, loss=fn, budget=start + 60 * KIB)
+    with guard:
+        fn(model, x).backward()
+    (fit,) = guard.report.fits
+
+    def peak(size):
+        model.zero_grad()
+        with PeakTracker(model, device="meta") as tracker:
+            for part in x.split(size):
+                share = len(part) / SAMPLES
+                (fn(model, part) * share).backward()
+        model.zero_grad()
+        return tracker.peak
+
+    assert 1 < fit.micro_batch < SAMPLES
+    assert fit.peak == pytest.approx(peak(fit.micro_batch), abs=16)
+    assert fit.full == pytest.approx(peak(SAMPLES), abs=16)
+    assert peak(fit.micro_batch + 1) + 16 > start + 60 * KIB
+
+
+# The search --------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.integers(0, 10_000), min_size=2, max_size=200),
+    st.integers(0, 10_000),
+)
+@example([0, 10_000], 5)
+@example([0] * 100 + [10_000], 0)
+@example([0] + [10_000] * 100, 0)
+def test_the_search_finds_the_last_that_fits(steps, room):
+    peaks = [sum(steps[: n + 1]) for n in range(len(steps))]
+    if not peaks[0] <= room < peaks[-1]:
+        return
+    asked = set()
+
+    def peak(size):
+        asked.add(size)
+        return peaks[size]
+
+    found = out_of_memory._largest(peak, 0, len(peaks) - 1, room)
+    assert peaks[found] <= room < peaks[found + 1]
+    assert len(asked) <= 2 + 3 * len(peaks).bit_length()
+
+
+def test_the_search_needs_few_peaks_where_they_are_on_a_line():
+    asked = []
+
+    def peak(size):
+        asked.append(size)
+        return 1000 + 77 * size
+
+    assert out_of_memory._largest(peak, 1, 4096, 1000 + 77 * 1234) == 1234
+    assert len(set(asked)) <= 4
+
+
+# Real errors -------------------------------------------------------------
+
+
+def test_the_cpus_own_error_is_caught(monkeypatch):
+    """More than any address space has: 16 PiB."""
+    now = MemoryReading("cpu", process=50_000, free=60_000, total=10**6)
+    monkeypatch.setattr(out_of_memory, "read_memory", lambda device: now)
+    monkeypatch.setattr(monitor, "read_memory", lambda device: now)
+
+    def huge(model, x, y):
+        return loss(model, x, y) + torch.empty(2**52).sum()
+
+    model, x, y, _ = setting()
+    guard = CatchOutOfMemory(model, x, y, loss=huge, changes={"small": loss})
+    with guard:
+        huge(model, x, y).backward()
+    report = guard.report
+    assert report.operator[::2] == ("aten.empty", "forward")
+    assert report.asked == 2**54 and report.exact
+    assert report.budget == 110_000
+    assert report.others == 50_000 - guard.tracker.start
+    assert report.live["activations"] >= 3 * SAMPLES * 64 * 4
+    assert report.in_use == sum(report.live.values()) + report.others
+    assert alive(guard) == 0
+    first, small = report.fits
+    assert first.micro_batch is None and first.full > 2**54
+    assert 1 <= small.micro_batch < SAMPLES
+    assert small.peak + report.others <= report.budget
+    assert guard._peak(loss, small.micro_batch + 1) + report.others > 110_000
+    assert "  others" in str(report)
+    assert "of 64 samples, without the others:" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("message", "asked", "exact"),
+    [
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 12345 bytes. Error code 12",
+            12345,
+            True,
+        ),
+        (
+            "DefaultCPUAllocator: not enough memory: you tried to allocate 7 "
+            "bytes.",
+            7,
+            True,
+        ),
+    ],
+)
+def test_messages_of_the_cpus_allocator(message, asked, exact):
+    error = RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] . {message}")
+    model, x, y, _ = setting()
+    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
+    with guard:
+        model(x)
+        raise error
+    assert (guard.report.asked, guard.report.exact) == (asked, exact)
+    assert guard.report.operator.name == "aten.addmm"  # the last that ran
+    assert alive(guard) == 0
+
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of "
+    "14.75 GiB of which 19.06 MiB is free. Process 123 has 14.72 GiB memory "
+    "in use. Of the allocated memory 14.55 GiB is allocated by PyTorch, and "
+    "45.06 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "asked", "exact"),
+    [
+        (CUDA.format("20.00 MiB"), 20 * 2**20, False),
+        (CUDA.format("2.50 GiB"), int(2.5 * 2**30), False),
+        (CUDA.format("1.50 KiB"), 1536, False),
+        (CUDA.format("512 bytes"), 512, True),
+        ("Allocation on device", None, False),
+    ],
+)
+def test_messages_of_cudas_allocator(message, asked, exact):
+    model, x, y, _ = setting()
+    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
+    with guard:
+        raise torch.OutOfMemoryError(message)
+    report = guard.report
+    assert (report.asked, report.exact) == (asked, exact)
+    assert report.operator == out_of_memory.Operator("", "", "")
+    said = "an unknown size" if asked is None else format_bytes(asked)
+    about = "" if exact or asked is None else "about "
+    lines = str(report).splitlines()
+    assert lines[0] == "Out of memory: no operator (before the first operator)"
+    assert lines[1].startswith(f"asked for {about}{said}, with ")
+
+
+def test_an_older_failure_that_the_block_survived_is_not_reported():
+    model, x, y, _ = setting()
+    start = PeakTracker(model, x, y).start
+    guard = CatchOutOfMemory(model, x, y, budget=start + 20 * KIB)
+    with guard:
+        with suppress(torch.OutOfMemoryError):
+            torch.ones(10**6)
+        loss(model, x, y).backward()
+    assert guard.report.operator.name == "aten.relu"
+    with guard:
+        with suppress(torch.OutOfMemoryError):
+            torch.ones(10**6)
+        model(x[:1])
+        raise torch.OutOfMemoryError("another")
+    assert guard.report.operator.name == "aten.addmm"
+    with guard, suppress(torch.OutOfMemoryError):
+        torch.ones(10**6)
+    assert guard.report is None
+
+
+# CUDA, as far as it goes without -----------------------------------------
+
+
+class Fail(TorchDispatchMode):
+    """Beneath the tracker: an operator fails once, as CUDA's do."""
+
+    def __init__(self, name, message):
+        super().__init__()
+        self.name, self.message = name, message
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.message and str(func).startswith(self.name):
+            message, self.message = self.message, ""
+            raise torch.OutOfMemoryError(message)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """CPU tensors count as if they were on ``cuda:0``."""
+
+    class Stub:
+        now = MemoryReading(
+            "cuda:0",
+            requested=1_000_000,
+            allocated=1_050_000,
+            reserved=1_060_000,
+            free=20_000,
+            total=20_000_000,
+        )
+        fraction = 1.0
+        emptied = 0
+
+    stub = Stub()
+    device = torch.device("cuda:0")
+    for module in (out_of_memory, monitor):
+        monkeypatch.setattr(module, "read_memory", lambda device: stub.now)
+    monkeypatch.setattr(monitor, "resolve_device", lambda name: device)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_per_process_memory_fraction",
+        lambda device: stub.fraction,
+    )
+    monkeypatch.setattr(
+        PeakTracker,
+        "_counts",
+        lambda self, tensor: str(self.device) == "cuda:0",
+    )
+
+    def empty_cache():
+        gc.collect(0)
+        stub.emptied += 1
+        stub.alive = alive(stub.guard)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    return stub
+
+
+def fail_on(cuda, **options):
+    model, x, y, optimizer = setting()
+    cuda.guard = guard = CatchOutOfMemory(
+        model, x, y, optimizer=optimizer, device="cuda:0", **options
+    )
+    with Fail("aten.threshold_backward", CUDA.format("20.00 MiB")), guard:
+        loss(model, x, y).backward()
+    return guard
+
+
+def test_cudas_error_inside_an_operator(cuda):
+    guard = fail_on(cuda)
+    report = guard.report
+    assert report.operator == ("aten.threshold_backward", "5", "backward")
+    assert (report.asked, report.exact) == (20 * 2**20, False)
+    losses = 2 * 4
+    assert report.live["activations"] == 3 * SAMPLES * 64 * 4 + losses
+    assert report.live["gradients"] == (64 * 10 + 10) * 4
+    assert report.in_use > 10**6
+    assert str(report).splitlines()[1].startswith("asked for about 20.0 MiB")
+
+
+def test_the_cache_is_emptied_when_the_tensors_are_gone(cuda):
+    fail_on(cuda)
+    assert cuda.emptied == 1
+    assert cuda.alive == 0
+
+
+def test_without_a_failure_the_cache_stays(cuda):
+    model, x, y, _ = setting()
+    cuda.guard = CatchOutOfMemory(model, x, y, device="cuda:0")
+    with cuda.guard:
+        loss(model, x, y).backward()
+    assert cuda.guard.report is None
+    assert cuda.emptied == 0
+
+
+def test_on_a_cpu_no_cache_is_emptied(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: 1 / 0)
+    guard, _ = fail("backward")
+    assert guard.report
+    assert not any("CUDA" in note for note in guard.report.notes)
+
+
+def test_cudas_budget_is_what_the_process_can_have(cuda):
+    guard = fail_on(cuda, loss=loss)
+    report = guard.report
+    assert report.budget == 1_080_000
+    assert report.others == 1_000_000 - guard.tracker.start
+    room = report.budget - report.others
+    (fit,) = report.fits
+    assert 1 <= fit.micro_batch < SAMPLES
+    assert guard._peak(loss, fit.micro_batch) == fit.peak <= room
+    assert guard._peak(loss, fit.micro_batch + 1) > room
+    assert report.notes[-1] == (
+        "CUDA's allocator rounds each request up and cannot always use what "
+        "is free between others: leave a margin."
+    )
+
+
+def test_the_per_process_fraction_limits_the_budget(cuda):
+    cuda.fraction = 0.0531
+    assert fail_on(cuda).report.budget == int(20_000_000 * 0.0531)
+
+
+def test_a_budget_of_its_own_goes_before(cuda):
+    report = fail_on(cuda, budget=400_000).report
+    assert report.budget == 400_000
+    assert report.others == 0
+
+
+# Bad input ---------------------------------------------------------------
+
+
+def test_a_model_that_is_none():
+    message = (
+        "the model is a function: hand over a module, then the tensors of "
+        "the batch"
+    )
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        CatchOutOfMemory(loss, torch.ones(2))
+
+
+def test_a_model_without_trained_parameters():
+    model = nn.Linear(2, 2).requires_grad_(False)
+    for untrained in (model, nn.ReLU()):
+        with pytest.raises(ValueError, match="has no parameters that are"):
+            CatchOutOfMemory(untrained, torch.ones(2))
+
+
+def test_a_batch_of_other_things():
+    message = "the batch holds a list: hand over tensors (unpack lists with *)"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        CatchOutOfMemory(nn.Linear(2, 2), [torch.ones(2)])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "lengths"),
+    [([(4, 2), (3,)], "[3, 4]"), ([(0, 2)], "[0]"), ([()], "[0]")],
+)
+def test_a_batch_without_the_same_samples(shapes, lengths):
+    message = (
+        f"the batch has tensors of {lengths} samples: each has the same "
+        "samples, one or more, along its first dimension"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        CatchOutOfMemory(nn.Linear(2, 2), *map(torch.ones, shapes))
+
+
+def test_a_change_with_the_name_of_none():
+    model, x, y, _ = setting()
+    changes = {"as it is": checkpointed}
+    with pytest.raises(ValueError, match=r"^a change is called 'as it is': "):
+        CatchOutOfMemory(model, x, y, loss=loss, changes=changes)
+
+
+@pytest.mark.parametrize("budget", [0, -5, 1.5, 1000])
+def test_a_budget_that_cannot_be(budget):
+    model, x, y, _ = setting()
+    with pytest.raises(ValueError, match="budget"):
+        CatchOutOfMemory(model, x, y, budget=budget)
+
+
+def test_gradients_can_make_what_exists_too_large_for_the_budget():
+    model, x, y, _ = setting()
+    budget = PeakTracker(model, x, y).start + 100
+    guard = CatchOutOfMemory(model, x, y, budget=budget)
+    loss(model, x, y).backward()
+    with pytest.raises(ValueError, match="what exists already takes"), guard:
+        raise AssertionError("the block must not run")
+    model.zero_grad()
+    with guard:
+        pass

@@ -1,0 +1,622 @@
+"""Reading snapshots, simulated or made by hand as PyTorch makes them."""
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.cuda import _memory_viz
+
+from membudget.measuring.allocator import CachingAllocator, replay
+from membudget.measuring.snapshot import (
+    LiveBlock,
+    summarise,
+    trace_events,
+)
+
+MIB = 1 << 20
+SITE = "/opt/conda/lib/python3.11/site-packages/"
+
+
+def frame(filename, line, name):
+    return {"filename": filename, "line": line, "name": name}
+
+
+LINEAR = [
+    frame(SITE + "torch/nn/modules/linear.py", 125, "forward"),
+    frame(SITE + "torch/nn/modules/module.py", 1775, "_call_impl"),
+    frame("/home/me/model.py", 17, "forward"),
+    frame("/home/me/train.py", 90, "main"),
+]
+CPP = [
+    frame("??", 0, "torch::unwind::unwind()"),
+    frame("/pytorch/c10/cuda/CUDACachingAllocator.cpp", 900, "malloc"),
+    frame("/pytorch/torch/optim/adam.py", 180, "_init_group"),
+    frame("C:\\x\\site-packages\\torch\\optim\\optimizer.py", 5, "step"),
+    frame("<ipython-input-3>", 2, "<module>"),
+]
+
+
+def block(address, size, requested, state="active_allocated", frames=()):
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": requested,
+        "state": state,
+        "frames": list(frames),
+    }
+
+
+def segment(address, blocks, device=0, kind="large"):
+    active = [b for b in blocks if b["state"] != "inactive"]
+    used = [b for b in active if b["state"] == "active_allocated"]
+    return {
+        "device": device,
+        "address": address,
+        "total_size": sum(b["size"] for b in blocks),
+        "allocated_size": sum(b["size"] for b in used),
+        "active_size": sum(b["size"] for b in active),
+        "requested_size": sum(b["requested_size"] for b in active),
+        "stream": 0,
+        "segment_type": kind,
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def entry(action, addr, size, frames=None, **more):
+    made = {
+        "action": action,
+        "device_free" if action == "oom" else "addr": addr,
+        "size": size,
+        "stream": 0,
+        "time_us": 1_751_000_000_000_000,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": (0, 0),
+    }
+    return made if frames is None else made | {"frames": frames}
+
+
+def freed(addr, size):
+    frames = [frame("/home/me/train.py", 99, "free")]
+    return [
+        entry("free_requested", addr, size, frames),
+        entry("free_completed", addr, size, frames),
+    ]
+
+
+@pytest.fixture
+def made():
+    """Device 0 has all that there is; device 1 has one block, no history."""
+    return {
+        "segments": [
+            segment(
+                0x1000000,
+                [
+                    block(0x1000000, 3000 * 512, 3000 * 512 - 100, frames=CPP),
+                    block(0x1177000, 512, 400, "active_pending_free"),
+                    # A free block keeps the request it last served.
+                    block(0x1177200, 9 * MIB, 777, "inactive"),
+                ],
+            ),
+            segment(
+                0x3000000,
+                [
+                    block(0x3000000, 1024, 513, frames=LINEAR),
+                    block(0x3000400, 3 * MIB, 5, "inactive"),
+                    block(0x3300400, 512, 512),
+                ],
+                kind="small",
+            ),
+            segment(0x9000000, [block(0x9000000, 2 * MIB, MIB)], device=1),
+        ],
+        "device_traces": [
+            [
+                *freed(0x5000000, 4000),  # older than the history
+                entry("segment_alloc", 0x3000000, 4 * MIB),
+                entry("alloc", 0x3000000, 10_000, LINEAR),
+                *freed(0x3000000, 10_000),
+                entry("alloc", 0x3300000, 9_000),
+                entry("alloc", 0x3000000, 513, LINEAR),
+                entry("oom", 77, 1 << 40, LINEAR),
+                entry("free_requested", 0x3300000, 9_000),
+                entry("free_completed", 0x3300000, 9_000),
+                entry("alloc", 0x3300400, 512, CPP),
+                entry("segment_free", 0x5000000, 2 * MIB),
+                entry("snapshot", 0, 1234),
+            ],
+            [],
+        ],
+        "allocator_settings": {"max_split_size": -1},
+        "external_annotations": [],
+    }
+
+
+# By hand -----------------------------------------------------------------
+
+
+def test_sums(made):
+    summary = summarise(made)
+    rounding = 100 + (1024 - 513)
+    assert summary.reserved == 12 * MIB + 3001 * 512 + 1024 + 512
+    assert summary.allocated == 3000 * 512 + 1024 + 512
+    assert summary.pending == 512
+    assert summary.free == 12 * MIB
+    assert summary.requested == summary.allocated - rounding
+    assert summary.rounding == rounding
+    assert summary.largest_free == 9 * MIB
+    assert summary.fragmentation == 0.25
+    assert (summary.segments, summary.blocks) == (2, 6)
+
+
+def test_peak(made):
+    summary = summarise(made)
+    older = 3000 * 512 - 100 + 400  # in use at the end, never mentioned
+    # First 4000 more; then 10 000; then 9000 + 513.
+    assert summary.peak_requested == older + 10_000
+    assert summary.peak_event == 3
+    assert summary.at_peak == (
+        LiveBlock(0x1000000, 3000 * 512 - 100, "<ipython-input-3>:2 <module>"),
+        LiveBlock(0x3000000, 10_000, "/home/me/model.py:17 forward"),
+        LiveBlock(0x1177000, 400, None),
+    )
+    assert summarise(made, largest=1).at_peak == summary.at_peak[:1]
+    assert summarise(made, largest=0).at_peak == ()
+    for part in (summary, summary.at_peak[0]):
+        with pytest.raises(AttributeError):
+            part.size = 1
+
+
+def test_peak_before_the_history(made):
+    made["device_traces"][0][1]["size"] = 20_000
+    made["device_traces"][0][0]["size"] = 20_000
+    summary = summarise(made)
+    assert summary.peak_event == -1
+    assert summary.peak_requested == 3000 * 512 - 100 + 400 + 20_000
+    assert summary.at_peak[1] == LiveBlock(0x5000000, 20_000, None)
+
+
+def test_a_history_without_some_actions(made):
+    """A new allocation at an address ends the one before."""
+    older = 3000 * 512 - 100 + 400 + 512
+    made["device_traces"][0] = [
+        entry("alloc", 0x3000000, 100),
+        entry("alloc", 0x3000000, 300),
+        entry("alloc", 0x4000000, 50),
+        *freed(0x4000000, 50),
+        *freed(0x4000000, 50),
+    ]
+    summary = summarise(made)
+    assert summary.peak_requested == older + 350
+    assert summary.peak_event == 2
+    assert trace_events(made)[3:] == [
+        ("allocate", 3, 100),
+        ("free", 3, 100),
+        ("allocate", 5, 300),
+        ("allocate", 6, 50),
+        ("free", 6, 50),
+    ]
+
+
+def test_ten_allocations_are_named(made):
+    made["device_traces"][0] = [entry("alloc", n, n) for n in range(1, 13)]
+    summary = summarise(made)
+    assert len(summary.at_peak) == 10
+    assert [b.size for b in summary.at_peak[-6:]] == [12, 11, 10, 9, 8, 7]
+
+
+def test_the_first_of_equal_peaks(made):
+    trace = [
+        entry("alloc", 0x3000000, 100),
+        *freed(0x3000000, 100),
+        entry("alloc", 0x3000000, 100),
+    ]
+    made["device_traces"][0] = trace
+    assert summarise(made).peak_event == 0
+
+
+def test_memory_counts_until_the_free_is_complete(made):
+    start, end = freed(0x3000000, 300)
+    made["device_traces"][0] = [
+        entry("alloc", 0x3000000, 300),
+        start,
+        entry("alloc", 0x4000000, 200),
+        end,
+    ]
+    older = 3000 * 512 - 100 + 400 + 512
+    summary = summarise(made)
+    assert summary.peak_requested == older + 500
+    assert summary.peak_event == 2
+
+
+def test_a_device_without_history(made):
+    summary = summarise(made, device=1)
+    assert summary.reserved == 2 * MIB
+    assert summary.rounding == MIB
+    assert summary.fragmentation == 0
+    assert summary.largest_free == summary.free == 0
+    assert summary.peak_requested is summary.peak_event is None
+    assert summary.at_peak == ()
+
+
+def test_a_device_with_nothing_but_history(made):
+    made["device_traces"][1] = [
+        entry("alloc", 5, 100),
+        *freed(5, 100),
+    ]
+    del made["segments"][2]
+    summary = summarise(made, device=1)
+    assert summary.reserved == summary.blocks == 0
+    assert summary.peak_requested == 100
+
+
+def test_frames_are_optional(made):
+    for part in made["segments"][0]["blocks"]:
+        del part["frames"]
+    assert summarise(made).at_peak[0].where is None
+
+
+def test_real_frames():
+    """Frames as PyTorch gathers them; the innermost is inside of torch."""
+    profiler = pytest.importorskip("torch._C._profiler")
+
+    class Gather(torch.nn.Module):
+        forward = staticmethod(
+            lambda: profiler.gather_traceback(
+                python=True, script=False, cpp=False
+            )
+        )
+
+    (frames,) = profiler.symbolize_tracebacks([Gather()()])
+    while frames[0]["filename"] == __file__:
+        frames = frames[1:]
+    assert "torch/nn/modules/module.py" in frames[0]["filename"]
+    snapshot = {
+        "segments": [segment(0, [block(0, 512, 512)])],
+        "device_traces": [[entry("alloc", 0, 512, frames)]],
+    }
+    where = summarise(snapshot).at_peak[0].where
+    assert where.startswith(f"{__file__}:")
+    assert where.endswith(" test_real_frames")
+
+
+def test_the_older_name_of_pending(made):
+    made["segments"][0]["blocks"][1]["state"] = "active_awaiting_free"
+    assert summarise(made).pending == 512
+
+
+# Simulated ---------------------------------------------------------------
+
+
+def simulated(expandable=False):
+    allocator = CachingAllocator(200 * MIB, expandable_segments=expandable)
+    handles = [
+        allocator.allocate(n)
+        for n in (100, 3 * MIB + 1, 40 * MIB, MIB, 13 * MIB, 8 * MIB)
+    ]
+    allocator.free(handles[2])
+    allocator.free(handles[4])
+    allocator.empty_cache()
+    allocator.allocate(6 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        allocator.allocate(500 * MIB)
+    return allocator
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_summary_of_a_simulation(expandable):
+    allocator = simulated(expandable)
+    summary = summarise(allocator.snapshot())
+    assert summary.reserved == allocator.reserved
+    assert summary.allocated == allocator.allocated
+    assert summary.requested == allocator.requested
+    assert summary.free == allocator.reserved - allocator.allocated
+    assert summary.rounding == allocator.allocated - allocator.requested
+    assert summary.pending == 0
+    assert summary.segments == len(allocator.segments)
+    assert summary.blocks == sum(len(s.blocks) for s in allocator.segments)
+    assert summary.peak_requested == allocator.peak_requested
+    assert [block.size for block in summary.at_peak] == [
+        40 * MIB,
+        13 * MIB,
+        8 * MIB,
+        3 * MIB + 1,
+        MIB,
+        100,
+    ]
+
+
+def test_the_whole_of_a_small_simulation():
+    allocator = CachingAllocator()
+    allocator.allocate(700)
+    address = allocator.segments[0].address
+    blocks = [
+        block(address, 1024, 700),
+        block(address + 1024, 2 * MIB - 1024, 0, "inactive"),
+    ]
+    history = [
+        entry("segment_alloc", address, 2 * MIB),
+        entry("alloc", address, 700),
+        entry("snapshot", 0, 1024),
+    ]
+    for time, made in enumerate(history):
+        made["time_us"] = time
+    for length in (2, 3):
+        assert allocator.snapshot() == {
+            "segments": [segment(address, blocks, kind="small")],
+            "device_traces": [history[:length]],
+            "allocator_settings": {"expandable_segments": False},
+            "external_annotations": [],
+        }
+
+
+def test_the_history_of_a_simulation():
+    allocator = CachingAllocator(capacity=30 * MIB)
+    allocator.free(allocator.allocate(3 * MIB))
+    with pytest.raises(torch.OutOfMemoryError):
+        allocator.allocate(100 * MIB - 7)
+    first = allocator.snapshot()
+    (trace,) = first["device_traces"]
+    assert [(e["action"], e["size"]) for e in trace] == [
+        ("segment_alloc", 20 * MIB),
+        ("alloc", 3 * MIB),
+        ("free_requested", 3 * MIB),
+        ("free_completed", 3 * MIB),
+        ("segment_free", 20 * MIB),
+        ("oom", 100 * MIB),
+    ]
+    assert trace[-1]["device_free"] == 30 * MIB
+    assert "addr" not in trace[-1]
+    assert len({e["addr"] for e in trace[:-1]}) == 1
+    assert [e["time_us"] for e in trace] == list(range(6))
+    trace[0]["size"] = 0  # a copy
+    assert allocator.snapshot()["device_traces"][0][0]["size"] == 20 * MIB
+
+
+def test_the_history_of_expandable_segments():
+    allocator = CachingAllocator(expandable_segments=True)
+    allocator.free(allocator.allocate(45 * MIB))
+    allocator.empty_cache()
+    trace = allocator.snapshot()["device_traces"][0]
+    assert [(e["action"], e["size"]) for e in trace] == [
+        ("segment_map", 60 * MIB),
+        ("alloc", 45 * MIB),
+        ("free_requested", 45 * MIB),
+        ("free_completed", 45 * MIB),
+        ("segment_unmap", 60 * MIB),
+    ]
+
+
+def keys_of(snapshot):
+    part = snapshot["segments"][0]
+    return (
+        set(snapshot),
+        set(part),
+        set(part["blocks"][0]),
+        {k for e in snapshot["device_traces"][0] for k in e} - {"frames"},
+    )
+
+
+def test_the_keys_are_those_of_pytorch(made):
+    assert keys_of(simulated().snapshot()) == keys_of(made)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_the_tools_of_pytorch_accept_it(expandable):
+    allocator = simulated(expandable)
+    snapshot = allocator.snapshot()
+    text = _memory_viz.segsum(snapshot)
+    sizes = _memory_viz.Bytes
+    free = allocator.reserved - allocator.requested
+    rounding = allocator.allocated - allocator.requested
+    assert f"segments: {len(allocator.segments)}\n" in text
+    assert f"total_reserved: {sizes(allocator.reserved)}\n" in text
+    assert f"total_allocated: {sizes(allocator.requested)}\n" in text
+    assert (
+        f"total_free: {sizes(free)} ({rounding / free * 100:.1f}% internal)"
+        in text
+    )
+    text = _memory_viz.trace(snapshot)
+    assert f"{len(snapshot['device_traces'][0])} entries" in text
+    assert "raise OutOfMemoryError # 500.0MiB requested" in text
+    lines = _memory_viz.memory(snapshot, format_flamegraph=str).splitlines()
+    assert (
+        sum(int(line.rsplit(" ", 1)[1]) for line in lines)
+        == allocator.reserved
+    )
+    assert "seg_" in _memory_viz.segments(snapshot, format_flamegraph=str)
+    assert "snapshot" in _memory_viz.trace_plot(snapshot)
+    assert "snapshot" in _memory_viz.segment_plot(snapshot)
+
+
+# Events ------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-8, 40_000_000), max_size=40),
+    st.integers(0, 100),
+    st.booleans(),
+)
+def test_events_of_a_history_replay_to_the_same(sizes, cut, expandable):
+    """Also one that begins in the middle: then requested bytes agree."""
+    allocator = CachingAllocator(expandable_segments=expandable)
+    live = [allocator.allocate(5)]
+    for size in sizes:
+        if size > 0:
+            live.append(allocator.allocate(size))
+        elif live:
+            allocator.free(live.pop(size % len(live)))
+    snapshot = allocator.snapshot()
+    again = replay(trace_events(snapshot), expandable_segments=expandable)
+    assert again.timeline == [
+        after
+        for before, after in zip(
+            [None, *allocator.timeline], allocator.timeline, strict=False
+        )
+        if before != after
+    ]
+    assert again.segments[0].size == allocator.segments[0].size
+    trace = snapshot["device_traces"][0]
+    del trace[: cut % len(trace)]
+    late = replay(trace_events(snapshot))
+    assert late.requested == allocator.requested
+    summary = summarise(snapshot)
+    assert summary.peak_requested == late.peak_requested
+    assert summary.peak_requested <= allocator.peak_requested
+    at_peak = summarise(snapshot, largest=1000).at_peak
+    assert sum(block.size for block in at_peak) == late.peak_requested
+
+
+def test_events_need_a_history(made):
+    with pytest.raises(ValueError, match=r"no history of device 1: call tor"):
+        trace_events(made, device=1)
+
+
+def test_events_by_hand(made):
+    assert trace_events(made) == [
+        ("allocate", 0, 3000 * 512 - 100),
+        ("allocate", 1, 400),
+        ("allocate", 2, 4000),
+        ("free", 2, 4000),
+        ("allocate", 4, 10_000),
+        ("free", 4, 10_000),
+        ("allocate", 6, 9_000),
+        ("allocate", 7, 513),
+        ("free", 6, 9_000),
+        ("allocate", 9, 512),
+    ]
+
+
+# Files -------------------------------------------------------------------
+
+
+def dump(path, data):
+    with open(path, "wb") as file:  # as torch.cuda.memory._dump_snapshot
+        pickle.dump(data, file)
+    return path
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path])
+def test_a_file(tmp_path, made, kind):
+    path = dump(tmp_path / "snapshot.pickle", made)
+    assert summarise(kind(path)) == summarise(made)
+    assert trace_events(kind(path)) == trace_events(made)
+    assert os.listdir(tmp_path) == ["snapshot.pickle"]
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_file_runs_no_code(tmp_path, made, protocol):
+    made["external_annotations"] = Evil(tmp_path / "trace")
+    path = tmp_path / "evil.pickle"
+    path.write_bytes(pickle.dumps(made, protocol))
+    with pytest.raises(
+        ValueError, match=r"evil\.pickle is no CUDA .*asks for \w+\.mkdir"
+    ):
+        summarise(path)
+    assert os.listdir(tmp_path) == ["evil.pickle"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04", b"{}", pickle.dumps({"a": 1})[:-3]],
+)
+def test_a_file_of_something_else(tmp_path, content):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"is no CUDA memory snapshot: .*_dump_snapshot"
+    ):
+        summarise(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        summarise(tmp_path / "nothing")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_clear_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is no CUDA memory snapshot"):
+        summarise(path)
+
+
+# Bad input ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "it is of type list"),
+        (None, "it is of type NoneType"),
+        (7, "it is of type int"),
+        ({}, "it has no segments and no device_traces"),
+        ({"segments": []}, "it has no device_traces"),
+        ({"segments": [{}], "device_traces": []}, "KeyError"),
+        ({"segments": 5, "device_traces": []}, "TypeError"),
+        ({"segments": [], "device_traces": None}, "TypeError"),
+        ({"segments": [], "device_traces": [[{}]]}, "KeyError"),
+        ({"segments": [], "device_traces": [["x"]]}, "TypeError"),
+        ({"segments": [{"device": 0}], "device_traces": []}, "KeyError"),
+    ],
+)
+def test_no_snapshot(data, message):
+    with pytest.raises(
+        ValueError, match=f"no CUDA memory snapshot: .*{message}"
+    ):
+        summarise(data)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"), [([{}], "KeyError"), (["x"], "TypeError")]
+)
+def test_no_events(entries, message):
+    with pytest.raises(ValueError, match=f"not as expected .*{message}"):
+        trace_events({"segments": [], "device_traces": [entries]})
+
+
+def test_an_unknown_state(made):
+    made["segments"][0]["blocks"][0]["state"] = "melted"
+    with pytest.raises(ValueError, match=r"not as expected .*melted"):
+        summarise(made)
+
+
+@pytest.mark.parametrize("traces", [[], [[]], [[], []]])
+def test_an_empty_snapshot(traces):
+    with pytest.raises(
+        ValueError,
+        match=r"snapshot is empty.*_record_memory_history\(\) before",
+    ):
+        summarise({"segments": [], "device_traces": traces})
+
+
+@pytest.mark.parametrize("device", [2, -1, 17])
+def test_an_unknown_device(made, device):
+    before = copy.deepcopy(made)
+    with pytest.raises(
+        ValueError, match=f"nothing of device {device}, but of 0, 1"
+    ):
+        summarise(made, device)
+    assert made == before
+
+
+def test_a_negative_number_of_blocks(made):
+    with pytest.raises(ValueError, match="largest is -1"):
+        summarise(made, largest=-1)
