@@ -1,5 +1,8 @@
 """Solutions of the exercises, as the notebooks show them folded."""
 
+import gc
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
@@ -90,3 +93,60 @@ def clipped_step(model, optimizer, micro_batches, max_norm):
     clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def predict_peak(batch, width, depth):
+    activation = 4 * batch * width
+    layer = 4 * (width * width + width)
+    peak = 2 * activation + depth * layer  # in layer 1's backward
+    for k in range(2, depth + 1):  # and in layer k's
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (k + 2) * activation + gradients)
+    return depth * layer + peak
+
+
+def alive_at_peak(allocations):
+    def total(moment):
+        return sum(a.bytes for a in allocations if a.alive(moment))
+
+    moments = sorted({a.birth for a in allocations})
+    peak = max(moments, key=total)  # the first, if there are several
+    split = Counter()
+    for a in allocations:
+        if a.alive(peak):
+            split[a.category] += a.bytes
+    return split
+
+
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        peak = max(readings[max(end - window, 0) : end])
+        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
+        result.append(
+            "critical" if critical else "warning" if warning else "normal"
+        )
+    return result
+
+
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < threshold * budget:
+        return 0
+    gc.collect()
+    return before - used()
+
+
+def allocated(sizes):
+    return sum((size + 511) // 512 * 512 for size in sizes)

@@ -55,3 +55,30 @@ def clipped_step(model, optimizer, micro_batches, max_norm):
         clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def train(model, optimizer, batches):
+    losses, outputs = [], []
+    for x, y in batches:
+        outputs.append(model(x))
+        loss = F.cross_entropy(outputs[-1], y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return losses
+
+
+def predict_peak(batch, width, depth): ...
+
+
+def alive_at_peak(allocations): ...
+
+
+def statuses(readings, budget, window): ...
+
+
+def collect_above(used, budget, threshold): ...
+
+
+def allocated(sizes): ...

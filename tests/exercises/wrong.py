@@ -4,6 +4,7 @@
 They are written as a reader would, not through the checkers' own variants.
 """
 
+import gc
 from collections import defaultdict
 
 import torch
@@ -766,3 +767,833 @@ def clipped_step(model, optimizer, micro_batches, max_norm):
     clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad()
+
+
+# train
+
+
+@hinted("each holds the graph it was computed with")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return losses
+
+
+@hinted("memory grows by 8 bytes with every step. Floats are asked")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+@hinted("the losses are detached")
+def train(model, optimizer, batches):
+    losses = torch.zeros(len(batches), dtype=torch.float64)
+    for k, (x, y) in enumerate(batches):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[k] = loss.detach()
+    return losses
+
+
+@hinted(
+    "memory grows by 192 bytes with every step. The largest tensor that stays "
+    "has 192 bytes and was made by `aten.addmm` in layer 2 of the model."
+)
+def train(model, optimizer, batches):
+    losses, outputs = [], []
+    for x, y in batches:
+        outputs.append(model(x))
+        loss = F.cross_entropy(outputs[-1], y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@hinted("made by `aten.relu` in layer 1 of the model.")
+def train(model, optimizer, batches):
+    losses, outputs = [], []
+    for x, y in batches:
+        outputs.append(model(x))
+        loss = F.cross_entropy(outputs[-1], y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@hinted("made by `aten.relu` in layer 1 of the model.")
+def train(model, optimizer, batches):
+    losses, total = [], 0.0
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        total += loss
+    return losses
+
+
+@hinted("made by `aten.exp` after the model.")
+def train(model, optimizer, batches):
+    losses, sure = [], []
+    for x, y in batches:
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        sure.append(logits.detach().exp())
+    return losses
+
+
+@hinted("memory grows by 64 bytes with every step. The largest tensor")
+def train(model, optimizer, batches):
+    losses = []
+    for k, (x, y) in enumerate(batches):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if k == len(batches) - 2:
+            kept = logits  # noqa: F841
+        del logits
+    return losses
+
+
+@hinted("512 bytes of a step's activations are still alive")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@hinted("gradients among them: `optimizer.zero_grad()` after each step")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@hinted("gradients among them: `optimizer.zero_grad()` after each step")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(loss.item())
+    return losses
+
+
+@hinted(
+    "200 bytes that were made in the loop are still alive at the end. The "
+    "largest tensor that stays has 192 bytes"
+)
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        model.logits = model(x)
+        model.loss = F.cross_entropy(model.logits, y)
+        model.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(model.loss.item())
+    return losses
+
+
+@hinted("the gradients are never set to None")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@hinted("the parameters have not moved")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+    optimizer.zero_grad()
+    return losses
+
+
+@hinted("the parameters move once")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+    optimizer.step()
+    optimizer.zero_grad()
+    return losses
+
+
+@hinted("return the list of them")
+def train(model, optimizer, batches):
+    total = 0.0
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+    return total / len(batches)
+
+
+@hinted("the list of losses is 4 numbers; it must be 5 numbers")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses[1:]
+
+
+@hinted("the list of losses is 1 number; it must be 3 numbers")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        if len(x) == len(batches[0][0]):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+@hinted("returns None: end it with `return`")
+def train(model, optimizer, batches):
+    for x, y in batches:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# predict_peak
+
+
+def parts(batch, width):
+    return 4 * batch * width, 4 * width * (width + 1)
+
+
+@hinted("numbers, not bytes")
+def predict_peak(batch, width, depth):
+    layer = width * width + width
+    first = 2 * batch * width + depth * layer
+    rest = [
+        (k + 2) * batch * width + (depth - k + 1) * layer
+        for k in range(2, depth + 1)
+    ]
+    return depth * layer + max(first, *rest)
+
+
+@hinted("these are bits")
+def predict_peak(batch, width, depth):
+    activation, layer = 32 * batch * width, 32 * width * (width + 1)
+    first = 2 * activation + depth * layer
+    rest = [
+        (k + 2) * activation + (depth - k + 1) * layer
+        for k in range(2, depth + 1)
+    ]
+    return depth * layer + max(first, *rest)
+
+
+@hinted("what is alive in the forward pass")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    return depth * layer + (depth + 1) * activation
+
+
+@hinted("two activations of each layer are counted")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    return depth * layer + (2 * depth + 1) * activation
+
+
+@hinted("two activations of each layer are counted")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    peak = 2 * activation + depth * layer
+    for k in range(2, depth + 1):
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (2 * k + 1) * activation + gradients)
+    return depth * layer + peak
+
+
+@hinted("all activations and all gradients are added up")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    return 2 * depth * layer + (depth + 1) * activation
+
+
+@hinted("the parameters are missing")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    peak = 2 * activation + depth * layer
+    for k in range(2, depth + 1):
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (k + 2) * activation + gradients)
+    return peak
+
+
+@hinted("the input is missing")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    peak = activation + depth * layer
+    for k in range(2, depth + 1):
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (k + 1) * activation + gradients)
+    return depth * layer + peak
+
+
+@hinted("what is alive in the forward pass")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    return depth * layer + (depth + 2) * activation
+
+
+@hinted("the gradient on its way back is missing")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    moments = range(1, depth + 1)
+    return depth * layer + max(
+        k * activation + (depth - k + 1) * layer for k in moments
+    )
+
+
+@hinted("only the last layer's backward pass is looked at")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    return depth * layer + (depth + 2) * activation + layer
+
+
+@hinted("in the second layer's backward pass")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    start = (depth + 2) * activation + layer
+    end = 2 * activation + depth * layer
+    return depth * layer + max(start, end)
+
+
+@hinted("in the second layer's backward pass")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    moments = range(1, depth + 1)
+    return depth * layer + max(
+        (k + 1) * activation + (depth - k + 1) * layer for k in moments
+    )
+
+
+@hinted("the first layer makes no gradient of its input")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    moments = range(1, depth + 1)
+    return depth * layer + max(
+        (k + 2) * activation + (depth - k + 1) * layer for k in moments
+    )
+
+
+@hinted("the first layer's backward pass is left out")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    moments = range(2, depth + 1)
+    return depth * layer + max(
+        (k + 2) * activation + (depth - k + 1) * layer for k in moments
+    )
+
+
+@hinted("only the first layers' backward pass is looked at")
+def predict_peak(batch, width, depth):
+    activation, layer = parts(batch, width)
+    second = 4 * activation + (depth - 1) * layer
+    return depth * layer + max(second, 2 * activation + depth * layer)
+
+
+@hinted("the bias is missing")
+def predict_peak(batch, width, depth):
+    activation, layer = 4 * batch * width, 4 * width * width
+    peak = 2 * activation + depth * layer
+    for k in range(2, depth + 1):
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (k + 2) * activation + gradients)
+    return depth * layer + peak
+
+
+@hinted("the answer is 65536; 272264 is right")
+def predict_peak(batch, width, depth):
+    return 2**16
+
+
+# alive_at_peak
+
+
+def peak_moment(allocations):
+    def total(moment):
+        return sum(a.bytes for a in allocations if a.alive(moment))
+
+    return max(sorted({a.birth for a in allocations}), key=total)
+
+
+@hinted("the peak of each category by itself")
+def alive_at_peak(allocations):
+    peaks = {}
+    for moment in {a.birth for a in allocations}:
+        split = defaultdict(int)
+        for a in allocations:
+            if a.alive(moment):
+                split[a.category] += a.bytes
+        for category, size in split.items():
+            peaks[category] = max(peaks.get(category, 0), size)
+    return peaks
+
+
+@hinted("everything that was ever made is counted")
+def alive_at_peak(allocations):
+    split = defaultdict(int)
+    for a in allocations:
+        split[a.category] += a.bytes
+    return split
+
+
+@hinted("counted at the moment of its death")
+def alive_at_peak(allocations):
+    def alive(moment):
+        return [
+            a
+            for a in allocations
+            if a.birth <= moment and (a.death is None or a.death >= moment)
+        ]
+
+    moments = sorted({a.birth for a in allocations})
+    peak = max(moments, key=lambda m: sum(a.bytes for a in alive(m)))
+    split = defaultdict(int)
+    for a in alive(peak):
+        split[a.category] += a.bytes
+    return split
+
+
+@hinted("a birth of -1 lies before the first operator")
+def alive_at_peak(allocations):
+    split = defaultdict(int)
+    for a in allocations:
+        if a.birth >= 0 and a.alive(peak_moment(allocations)):
+            split[a.category] += a.bytes
+    return split
+
+
+@hinted("alive at -1 can be the peak")
+def alive_at_peak(allocations):
+    def total(moment):
+        return sum(a.bytes for a in allocations if a.alive(moment))
+
+    peak = max(range(max(a.birth for a in allocations) + 1), key=total)
+    split = defaultdict(int)
+    for a in allocations:
+        if a.alive(peak):
+            split[a.category] += a.bytes
+    return split
+
+
+@hinted("the first of them is asked")
+def alive_at_peak(allocations):
+    def total(moment):
+        return sum(a.bytes for a in allocations if a.alive(moment))
+
+    moments = sorted({a.birth for a in allocations}, reverse=True)
+    peak = max(moments, key=total)
+    split = defaultdict(int)
+    for a in allocations:
+        if a.alive(peak):
+            split[a.category] += a.bytes
+    return split
+
+
+@hinted("alive at the end")
+def alive_at_peak(allocations):
+    split = defaultdict(int)
+    for a in allocations:
+        if a.death is None:
+            split[a.category] += a.bytes
+    return split
+
+
+@hinted("add up their `bytes`")
+def alive_at_peak(allocations):
+    moment = peak_moment(allocations)
+    split = defaultdict(int)
+    for a in allocations:
+        split[a.category] += a.alive(moment)
+    return split
+
+
+@hinted("returns an int: a dictionary is needed")
+def alive_at_peak(allocations):
+    moment = peak_moment(allocations)
+    return sum(a.bytes for a in allocations if a.alive(moment))
+
+
+@hinted('the keys may be "parameters", "gradients", "optimizer"')
+def alive_at_peak(allocations):
+    moment = peak_moment(allocations)
+    return {a.operator.name: a.bytes for a in allocations if a.alive(moment)}
+
+
+@hinted("the number of bytes of activations is 200; 500 is right")
+def alive_at_peak(allocations):
+    moment = peak_moment(allocations)
+    return {a.category: a.bytes for a in allocations if a.alive(moment)}
+
+
+@hinted("returns a list that is not made of numbers")
+def alive_at_peak(allocations):
+    split = defaultdict(list)
+    for a in allocations:
+        if a.alive(peak_moment(allocations)):
+            split[a.category].append(a)
+    return split
+
+
+# statuses
+
+
+def status(value, budget):
+    if value >= 0.9 * budget:
+        return "critical"
+    return "warning" if value >= 0.8 * budget else "normal"
+
+
+@hinted("only the present reading is judged")
+def statuses(readings, budget, window):
+    return [status(reading, budget) for reading in readings]
+
+
+@hinted("the mean of the window is judged")
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        last = readings[:end][-window:]
+        result.append(status(sum(last) / len(last), budget))
+    return result
+
+
+@hinted("one reading too long")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[max(i - window, 0) : i + 1]), budget)
+        for i in range(len(readings))
+    ]
+
+
+@hinted("one reading too short")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[max(i - window + 2, 0) : i + 1]), budget)
+        for i in range(len(readings))
+    ]
+
+
+@hinted("the window does not slide")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[: i + 1]), budget) for i in range(len(readings))
+    ]
+
+
+@hinted("ends before the present reading")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[max(i - window, 0) : i], default=0), budget)
+        for i in range(len(readings))
+    ]
+
+
+@hinted("`>=`, not `>`")
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        share = max(readings[:end][-window:]) / budget
+        result.append(
+            "critical"
+            if share > 0.9
+            else "warning"
+            if share > 0.8
+            else "normal"
+        )
+    return result
+
+
+@hinted("`>=`, not `>`")
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        peak = max(readings[:end][-window:])
+        if peak < 0.8 * budget:
+            result.append("normal")
+        else:
+            critical = peak > 0.9 * budget
+            result.append("critical" if critical else "warning")
+    return result
+
+
+@hinted("the readings that are there are ignored")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[i + 1 - window : i + 1]), budget)
+        if i + 1 >= window
+        else "normal"
+        for i in range(len(readings))
+    ]
+
+
+@hinted("too few for a whole window and get no status")
+def statuses(readings, budget, window):
+    return [
+        status(max(readings[i : i + window]), budget)
+        for i in range(len(readings) - window + 1)
+    ]
+
+
+@hinted("ask for 90 % before 80 %")
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        peak = max(readings[:end][-window:])
+        if peak >= 0.8 * budget:
+            result.append("warning")
+        elif peak >= 0.9 * budget:
+            result.append("critical")
+        else:
+            result.append("normal")
+    return result
+
+
+@hinted('"normal", "warning" or "critical", and this one holds "Warning"')
+def statuses(readings, budget, window):
+    return [status(reading, budget).title() for reading in readings]
+
+
+@hinted("returns a str: a list is needed")
+def statuses(readings, budget, window):
+    return status(max(readings[-window:]), budget)
+
+
+@hinted(
+    "the answer is ['normal', 'warning', 'critical']; ['normal', "
+    "'critical', 'critical'] is right"
+)
+def statuses(readings, budget, window):
+    if len(readings) == 3 and window == 5:
+        return ["normal", "warning", "critical"]
+    return [
+        status(max(readings[: i + 1][-window:]), budget)
+        for i in range(len(readings))
+    ]
+
+
+# collect_above
+
+
+@hinted("it collects below the threshold as well")
+def collect_above(used, budget, threshold):
+    before = used()
+    gc.collect()
+    return before - used()
+
+
+@hinted("it collects below the threshold as well")
+def collect_above(used, budget, threshold):
+    before = used()
+    gc.collect()
+    return before - used() if before >= threshold * budget else 0
+
+
+@hinted("it waits for the whole budget")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < budget:
+        return 0
+    gc.collect()
+    return before - used()
+
+
+@hinted("`>=`, not `>`")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before <= threshold * budget:
+        return 0
+    gc.collect()
+    return before - used()
+
+
+@hinted("nothing was collected")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before >= threshold * budget:
+        torch.cuda.empty_cache()
+    return before - used()
+
+
+@hinted("nothing was collected")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before > threshold * budget:
+        return 0
+    gc.collect()
+    return before - used()
+
+
+@hinted("bytes in use before the collection")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < threshold * budget:
+        return 0
+    gc.collect()
+    return before
+
+
+@hinted("still in use after the collection")
+def collect_above(used, budget, threshold):
+    if used() < threshold * budget:
+        return 0
+    gc.collect()
+    return used()
+
+
+@hinted("returns a number of objects")
+def collect_above(used, budget, threshold):
+    return gc.collect() if used() >= threshold * budget else 0
+
+
+@hinted("the sign is wrong")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < threshold * budget:
+        return 0
+    gc.collect()
+    return used() - before
+
+
+@hinted("it collects and returns 0")
+def collect_above(used, budget, threshold):
+    if used() >= threshold * budget:
+        gc.collect()
+    return 0
+
+
+@hinted("it collects and returns 0")
+def collect_above(used, budget, threshold):
+    if used() < threshold * budget:
+        return 0
+    gc.collect()
+    return used() - used()
+
+
+@hinted("the answer is 0.6; 600 is right")
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < threshold * budget:
+        return 0
+    gc.collect()
+    return (before - used()) / budget
+
+
+@hinted("returns None: end it with `return`")
+def collect_above(used, budget, threshold):
+    if used() >= threshold * budget:
+        gc.collect()
+
+
+# allocated
+
+
+@hinted("the sum is rounded")
+def allocated(sizes):
+    return -(-sum(sizes) // 512) * 512
+
+
+@hinted("rounded down")
+def allocated(sizes):
+    return sum(size // 512 * 512 for size in sizes)
+
+
+@hinted("an exact multiple of 512 is rounded to the next one")
+def allocated(sizes):
+    return sum((size // 512 + 1) * 512 for size in sizes if size)
+
+
+@hinted("an exact multiple of 512 is rounded to the next one")
+def allocated(sizes):
+    return sum((size // 512 + 1) * 512 for size in sizes)
+
+
+@hinted("round each of them up")
+def allocated(sizes):
+    return sum(sizes)
+
+
+@hinted("rounded to the nearest multiple")
+def allocated(sizes):
+    return sum(round(size / 512) * 512 for size in sizes)
+
+
+@hinted("a tensor of 0 bytes takes nothing")
+def allocated(sizes):
+    return sum(max(512, -(-size // 512) * 512) for size in sizes)
+
+
+@hinted("numbers of blocks")
+def allocated(sizes):
+    return sum((size + 511) // 512 for size in sizes)
+
+
+@hinted("return their sum")
+def allocated(sizes):
+    return [(size + 511) // 512 * 512 for size in sizes]
+
+
+@hinted("what rounding adds")
+def allocated(sizes):
+    return sum(-size % 512 for size in sizes)

@@ -18,18 +18,32 @@ from membudget.exercises.accumulation import (
     check_weights,
 )
 from membudget.exercises.core import Exercise, Outcome
+from membudget.exercises.measuring import (
+    check_alive_at_peak,
+    check_allocated,
+    check_collect_above,
+    check_predict_peak,
+    check_statuses,
+    check_train,
+)
 
 __all__ = [
     "Exercise",
     "Outcome",
     "check_accumulate",
+    "check_alive_at_peak",
+    "check_allocated",
     "check_amp_step",
     "check_clipped_step",
+    "check_collect_above",
     "check_largest_micro_batch",
     "check_mean_of_means_error",
     "check_noise_scale",
     "check_padded_gradient",
+    "check_predict_peak",
+    "check_statuses",
     "check_token_weights",
+    "check_train",
     "check_train_epoch",
     "check_weights",
 ]

@@ -8,6 +8,17 @@ import torch
 from membudget.exercises.guard import describe, message
 
 
+def numbers(tensor: torch.Tensor) -> str:
+    """A few numbers; whole ones in full, others rounded."""
+    texts = list(map(_number, tensor.flatten().tolist()))
+    return f"[{', '.join(texts)}]" if tensor.ndim else texts[0]
+
+
+def _number(value: float) -> str:
+    whole = value.is_integer() and abs(value) < 1e15
+    return f"{value:.0f}" if whole else f"{value:.4g}"
+
+
 @dataclass
 class Seen:
     """What a function did in one case.
@@ -18,6 +29,7 @@ class Seen:
         remark: what to add to "Correct."
         attempted: False for a stub.
         raised: the exception, if there was one.
+        said: puts a few of the numbers into words.
     """
 
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -25,6 +37,7 @@ class Seen:
     remark: str = ""
     attempted: bool = True
     raised: BaseException | None = None
+    said: Callable[[torch.Tensor], str] = numbers
 
 
 def same(one: Seen, other: Seen, tolerance: float) -> bool:
@@ -71,7 +84,7 @@ def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
     if not a.isfinite().all():
         return f"the {name} holds NaN or infinity."
     if a.numel() <= 8:
-        return f"the {name} is {numbers(a)}; {numbers(b)} is right."
+        return f"the {name} is {right.said(a)}; {right.said(b)} is right."
     if not a.any():
         return f"the {name} is zero."
     factor = ((a * b).sum() / (b * b).sum()).item()
@@ -89,9 +102,3 @@ def shape(tensor: torch.Tensor) -> str:
         return f"a table of {' × '.join(map(str, tensor.shape))} numbers"
     count = tensor.numel() if tensor.ndim else "a single"
     return f"{count} number{'s' * (tensor.ndim and count != 1)}"
-
-
-def numbers(tensor: torch.Tensor) -> str:
-    """A few numbers, rounded; a list unless it is a single one."""
-    texts = [f"{value:.4g}" for value in tensor.flatten().tolist()]
-    return f"[{', '.join(texts)}]" if tensor.ndim else texts[0]

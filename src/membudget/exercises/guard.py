@@ -1,6 +1,7 @@
 """Run a reader's function without letting it disturb anything."""
 
 import dis
+import gc
 import inspect
 import random
 import re
@@ -19,7 +20,7 @@ def sealed() -> Iterator[Callable[[], bool]]:
 
     Random number generators, gradient mode, autocast and the default dtype
     and device are the usual ones inside and the caller's again afterwards;
-    warnings are silent.
+    so is afterwards whether Python collects garbage; warnings are silent.
 
     Yields:
         A function: were random numbers drawn or seeds set since the start?
@@ -27,6 +28,7 @@ def sealed() -> Iterator[Callable[[], bool]]:
     dtype = torch.get_default_dtype()
     python, array = random.getstate(), np.random.get_state()
     ready = torch.cuda.is_initialized()
+    collects = gc.isenabled()
     with (
         warnings.catch_warnings(action="ignore"),
         torch.random.fork_rng(range(torch.cuda.device_count() * ready)),
@@ -50,6 +52,7 @@ def sealed() -> Iterator[Callable[[], bool]]:
             yield disturbed
         finally:
             torch.set_default_dtype(dtype)
+            (gc.enable if collects else gc.disable)()
             random.setstate(python)
             np.random.set_state(array)
 

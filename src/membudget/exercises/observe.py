@@ -1,6 +1,16 @@
 """What to look at: a function's answer, the gradient or the step it left."""
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from itertools import chain
 from math import log2
 from weakref import WeakSet
 
@@ -9,25 +19,83 @@ from torch import nn
 
 from membudget.exercises.compare import Seen
 from membudget.exercises.guard import kind, uses_arguments
+from membudget.exercises.leaks import leak
+from membudget.measuring import PeakTracker
 
 Limit = Callable[..., int]
+NO_RETURN = "your function returns None: end it with `return`."
 
 
 def answer(fn: Callable, args: tuple) -> Seen:
     """The number or the list of numbers that a function returns."""
     result = fn(*args)
-    if result is None and uses_arguments(fn):
-        return Seen(hint="your function returns None: end it with `return`.")
-    if _is_empty(result):
-        return Seen(attempted=False)
-    try:
-        numbers = torch.as_tensor(result, dtype=torch.float64).detach()
-    except Exception:
-        return Seen(
-            hint=f"your function returns {kind(result)} that is not made of "
-            "numbers."
-        )
-    return Seen({"answer": numbers})
+    return _missing(fn, result) or _numbers("answer", result)
+
+
+def words(allowed: Sequence[str]) -> Callable[[Callable, tuple], Seen]:
+    """The list of words that a function returns.
+
+    Args:
+        allowed: the words that it may hold.
+    """
+
+    def said(codes: torch.Tensor) -> str:
+        return str([allowed[int(code)] for code in codes])
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        result = fn(*args)
+        if missing := _missing(fn, result):
+            return missing
+        if not isinstance(result, list | tuple):
+            return Seen(
+                hint=f"your function returns {kind(result)}: a list is needed."
+            )
+        if unknown := [word for word in result if word not in allowed]:
+            return Seen(
+                hint=f"the list may hold {_listed(allowed)}, and this one "
+                f"holds {_quoted(unknown[0])}."
+            )
+        codes = [float(allowed.index(word)) for word in result]
+        seen = _numbers("answer", codes)
+        seen.said = said
+        return seen
+
+    return observe
+
+
+def table(
+    name: str, keys: Collection[str]
+) -> Callable[[Callable, tuple], Seen]:
+    """The dictionary of numbers that a function returns.
+
+    Args:
+        name: of a number, with ``{}`` for its key.
+        keys: those that it may hold; the number of a missing one is 0.
+    """
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        result = fn(*args)
+        if missing := _missing(fn, result):
+            return missing
+        if not isinstance(result, Mapping):
+            return Seen(
+                hint=f"your function returns {kind(result)}: a dictionary is "
+                "needed."
+            )
+        if unknown := [key for key in result if key not in keys]:
+            return Seen(
+                hint=f"the keys may be {_listed(keys)}, and one here is "
+                f"{_quoted(unknown[0])}."
+            )
+        parts = {}
+        for key in keys:
+            seen = _numbers(name.format(key), result.get(key, 0))
+            if seen.hint:
+                return seen
+            parts |= seen.parts
+        return Seen(parts)
+
+    return observe
 
 
 def search(fn: Callable, args: tuple) -> Seen:
@@ -115,6 +183,70 @@ def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
     return observe
 
 
+def training(fn: Callable, args: tuple) -> Seen:
+    """What a training loop returns, does and leaves alive.
+
+    The arguments are a model, its optimizer, and a list of ``(x, y)``.
+    """
+    model, optimizer, batches = args
+    parameters = list(model.parameters())
+    before = _flat(parameters)
+    with PeakTracker(model, optimizer, *chain(*batches)) as tracker:
+        model.register_forward_pre_hook(lambda *_: tracker.mark("forward"))
+        result = fn(*args)
+    if not tracker.marks and _is_empty(result):
+        return Seen(attempted=False)
+    if result is None:
+        return Seen(hint=NO_RETURN)
+    seen = _numbers("list of losses", result)
+    if seen.parts:
+        moved = _flat(parameters) - before
+        seen.parts = seen.parts | {"update of the parameters": moved}
+        seen.hint = leak(result, tracker)
+    return seen
+
+
+def collection(fn: Callable, args: tuple) -> Seen:
+    """What a collector returns, and whether it collected.
+
+    The first argument has ``fill()``, which makes garbage, and ``used()``,
+    which the function gets.
+    """
+    memory, *rest = args
+    with _collections() as collections:
+        memory.fill()
+        seen = answer(fn, (memory.used, *rest))
+    if seen.parts:
+        ran = torch.tensor(bool(collections), dtype=torch.float64)
+        seen.parts = seen.parts | {"number of collections": ran}
+    return seen
+
+
+@contextmanager
+def _collections() -> Iterator[list[int]]:
+    """List the garbage collections that someone asks for.
+
+    Python starts none by itself, and none looks at what was there before:
+    it is fast, and always finds the same.
+    """
+    seen: list[int] = []
+    collects = gc.isenabled()
+
+    def note(phase: str, info: dict) -> None:
+        if phase == "stop":
+            seen.append(info["generation"])
+
+    gc.disable()
+    gc.freeze()
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+        gc.unfreeze()
+        (gc.enable if collects else gc.disable)()
+
+
 class _Graphs(torch.autograd.graph.saved_tensors_hooks):
     """Count the samples in one forward pass, and in all graphs alive."""
 
@@ -172,3 +304,30 @@ def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _is_empty(result: object) -> bool:
     return any(result is empty for empty in (None, ..., NotImplemented))
+
+
+def _missing(fn: Callable, result: object) -> Seen | None:
+    """What to say of a function that returned nothing."""
+    if result is None and uses_arguments(fn):
+        return Seen(hint=NO_RETURN)
+    return Seen(attempted=False) if _is_empty(result) else None
+
+
+def _numbers(name: str, value: object) -> Seen:
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64).detach()
+    except Exception:
+        return Seen(
+            hint=f"your function returns {kind(value)} that is not made of "
+            "numbers."
+        )
+    return Seen({name: numbers})
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = map(_quoted, words)
+    return f"{', '.join(most)} or {last}"
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else kind(value)
