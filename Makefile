@@ -2,6 +2,8 @@
 
 VENV ?= .venv
 PORT ?= 8000
+SIZE ?= tiny
+OUT ?= _build/records
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 SITE := _build/html
@@ -10,7 +12,7 @@ SITE := _build/html
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test notebooks bench soak lint repository \
+.PHONY: help book serve test notebooks measure bench soak lint repository \
         constraints clean FORCE
 
 help:  ## list the commands
@@ -32,6 +34,9 @@ test: $(VENV)/test.stamp book lint  ## run every test
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(PY) tools/notebooks.py $(NB)
+
+measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
+	$(PY) -m membudget.experiments run --size $(SIZE) --out $(OUT)
 
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py

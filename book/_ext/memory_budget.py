@@ -4,6 +4,7 @@
 * live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
   that widget's module and style inline, once, and the script that hosts them;
 * the directive ``mb-widget``, which shows a notebook's widget on another page;
+* the directive ``mb-records``, the list of all measurement records;
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
 """
@@ -12,14 +13,17 @@ import hashlib
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDGETS = ROOT / "src/membudget/widgets"
+EXPERIMENTS = ROOT / "src/membudget/experiments"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 INDENT = re.compile(r"^[ \t]+", re.M)
@@ -58,6 +62,46 @@ def find_widget(path, name):
             if name in MARK.findall(html):
                 return html
     return None
+
+
+class RecordsDirective(SphinxDirective):
+    """``{mb-records}``: each experiment, its records, and what is missing."""
+
+    def run(self):
+        try:
+            return [self.experiments()]
+        except ValueError as error:
+            raise self.error(str(error)) from error
+
+    def experiments(self):
+        """Each experiment as a term, its records as a list."""
+        terms = nodes.definition_list()
+        for name, experiment in RECORD.catalogue().items():
+            entries = nodes.bullet_list()
+            for record in RECORD.load(name):
+                entries += nodes.list_item("", self.entry(record))
+            if missing := RECORD.missing(name):
+                entries += nodes.list_item("", nodes.paragraph(text=missing))
+            summary = nodes.paragraph(text=experiment.summary)
+            terms += nodes.definition_list_item(
+                "",
+                nodes.term("", "", nodes.literal(text=name)),
+                nodes.definition("", summary, entries),
+            )
+        return terms
+
+    def entry(self, record):
+        """A record's provenance, which leads to the record itself."""
+        name = RECORD.file_name(record)
+        where, what = RECORD.provenance(record).split("\n")
+        file = addnodes.download_reference(
+            "",
+            "",
+            nodes.literal(text=name),
+            reftarget=f"/{(RECORD.RECORDS / name).relative_to(ROOT)}",
+        )
+        text = f": {where}. {what}."
+        return nodes.paragraph("", "", file, nodes.Text(text))
 
 
 def add_widgets(app, pagename, templatename, context, doctree):
@@ -132,30 +176,46 @@ def copy_mathjax(app, exception):
                 copy.write_bytes(path.read_bytes())
 
 
-def load_bundle():
-    """Import the widgets' bundle.py by its path: no torch is needed."""
-    path = WIDGETS / "bundle.py"
-    spec = importlib.util.spec_from_file_location("widget_bundle", path)
+def load(path):
+    """Import a module of the package by its path: no torch is needed."""
+    spec = importlib.util.spec_from_file_location(f"mb_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
 
-def digest():
-    """A hash of what every page depends on besides its own source."""
-    static = sorted((ROOT / "book/_static").glob("*"))
-    paths = [Path(__file__), *sorted(WIDGETS.glob("*.*")), *static]
-    content = b"".join(path.read_bytes() for path in paths)
+def digest(*paths):
+    """A hash of files' content."""
+    content = b"".join(path.read_bytes() for path in sorted(paths))
     return hashlib.sha256(content).hexdigest()
 
 
-BUNDLE = load_bundle()
+def pages_digest():
+    """A hash of what every page depends on besides its own source."""
+    static = (ROOT / "book/_static").glob("*")
+    return digest(Path(__file__), *WIDGETS.glob("*.*"), *static)
+
+
+def records_digest():
+    """A hash of the records and of the experiments."""
+    records = EXPERIMENTS.glob("records/*.json")
+    return digest(*EXPERIMENTS.glob("*.py"), *records)
+
+
+BUNDLE = load(WIDGETS / "bundle.py")
+RECORD = load(EXPERIMENTS / "record.py")
 
 
 def setup(app):
-    """Register everything; a changed digest makes Sphinx write all pages."""
-    app.add_config_value("memory_budget_digest", digest(), "html")
+    """Register everything; a changed digest makes Sphinx write all pages.
+
+    The list of records is read with its page, so for them it reads them all.
+    """
+    app.add_config_value("memory_budget_digest", pages_digest(), "html")
+    app.add_config_value("memory_budget_records", records_digest(), "env")
     app.add_directive("mb-widget", WidgetDirective)
+    app.add_directive("mb-records", RecordsDirective)
     app.connect("doctree-resolved", link_terms)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", add_widgets, priority=600)

@@ -1,0 +1,115 @@
+"""The machine and the code that a record names, and nothing that is private.
+
+No host name, user name or path.
+"""
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from membudget.experiments.record import HERE, RECORDS
+
+COMMIT = "MEMBUDGET_COMMIT"
+"""Environment variable that states the commit where there is no git."""
+
+
+def describe_device(device: torch.device) -> dict:
+    """The record's part ``device``; memory in bytes."""
+    if device.type == "cpu":
+        return {
+            "kind": "cpu",
+            "name": _processor(),
+            "memory": _physical_memory(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "driver": None,
+            "cuda": None,
+            "threads": torch.get_num_threads(),
+        }
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "kind": device.type,
+        "name": properties.name,
+        "memory": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "threads": None,
+    }
+
+
+def describe_software() -> dict:
+    """The record's part ``software``."""
+    settings = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "allocator_settings": next(
+            (os.environ[name] for name in settings if os.environ.get(name)),
+            None,
+        ),
+    }
+
+
+def commit() -> tuple[str | None, bool | None]:
+    """The commit of this code, and whether the package is as committed.
+
+    Without git the commit is that of the environment variable
+    ``MEMBUDGET_COMMIT``, if it is set, and nothing is known of changes.
+    Records do not count as changes.
+
+    Raises:
+        ValueError: the variable holds no commit.
+    """
+    head = _output("git", "rev-parse", "HEAD")
+    tracked = _output("git", "ls-files", "--error-unmatch", "record.py")
+    if head and tracked:
+        package = ("--", "..", f":(exclude){RECORDS.name}")
+        changes = _output("git", "status", "--porcelain", *package)
+        return head, changes == ""
+    stated = os.environ.get(COMMIT)
+    if stated and not re.fullmatch("[0-9a-f]{40}", stated):
+        raise ValueError(
+            f"{COMMIT} is {stated!r}: set it to the output of "
+            "git rev-parse HEAD, or unset it"
+        )
+    return stated or None, None
+
+
+def _processor() -> str:
+    """The processor's model."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.M):
+            return " ".join(found[1].split())
+    brand = _output("sysctl", "-n", "machdep.cpu.brand_string")
+    return brand or platform.processor() or platform.machine() or "CPU"
+
+
+def _physical_memory() -> int | None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver."""
+    query = ("--query-gpu=driver_version", "--format=csv,noheader")
+    text = _output("nvidia-smi", *query)
+    return text.split("\n")[0] if text else None
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None where it is not there or fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, cwd=HERE, capture_output=True, text=True, timeout=20
+        )
+        return done.stdout.strip() if done.returncode == 0 else None
+    return None

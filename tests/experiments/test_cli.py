@@ -1,0 +1,358 @@
+"""The command, in this process and as its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from experiments_helpers import FILE, SIMPLE, good, place, plant, read
+
+from membudget.experiments import __main__ as cli
+from membudget.experiments import machine
+from membudget.experiments import record as records
+
+HERE = Path(__file__).parent
+
+
+def command(*arguments, **kwargs):
+    """The command as its own process."""
+    return subprocess.run(
+        [sys.executable, "-m", "membudget.experiments", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        **kwargs,
+    )
+
+
+def refused(capsys, *arguments):
+    """The one line with which a command is refused."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # argparse
+        code = end.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1]
+
+
+# list ----------------------------------------------------------------------
+
+
+def test_list_names_every_experiment_first_on_its_line():
+    done = command("list")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(records.catalogue())
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+# check ---------------------------------------------------------------------
+
+
+def test_check_of_the_committed_records():
+    done = command("check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(" records, 0 of them bad\n")
+
+
+def test_check_and_list_need_no_torch():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from membudget.experiments.__main__ import main\n"
+        "assert main(['list']) == main(['check']) == 0\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+def test_an_edited_committed_record_is_found(tmp_path, capsys):
+    folder = shutil.copytree(records.RECORDS, tmp_path / "records")
+    assert cli.main(["check", str(folder)]) == 0
+    path = sorted(folder.glob("micro_batch.*.json"))[0]
+    text = path.read_text("utf-8")
+    sample = text.index('"samples"')
+    digit = next(i for i in range(sample, len(text)) if text[i] in "12345678")
+    changed = str(int(text[digit]) + 1)
+    path.write_text(text[:digit] + changed + text[digit + 1 :], "utf-8")
+    capsys.readouterr()
+    assert cli.main(["check", str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{path.name}: its digest is not that of its")
+    assert lines[-1].endswith("records, 1 of them bad")
+
+
+def test_check_names_every_bad_record(tmp_path, capsys):
+    records.write(good(), tmp_path)
+    place(tmp_path, good(size="huge", commit="x"), "a.json")
+    place(tmp_path, [], "b.json")
+    (tmp_path / ".half.tmp").write_text("{")
+    (tmp_path / "README.md").write_text("x")
+    assert cli.main(["check", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "a.json",
+        "a.json",
+        "b.json",
+        "3 records, 2 of them bad",
+    ]
+
+
+def test_check_where_there_is_nothing(tmp_path, capsys):
+    assert cli.main(["check", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == f"no record is in {tmp_path}\n"
+    missing = tmp_path / "missing"
+    assert refused(capsys, "check", missing).endswith(
+        f"{missing} is no folder: name one with records"
+    )
+
+
+# run: what is refused ------------------------------------------------------
+
+
+def test_an_unknown_experiment(tmp_path, capsys):
+    out = tmp_path / "out"
+    last = refused(
+        capsys, "run", "micro_batch", "x", "--size", "tiny", "--out", out
+    )
+    assert last == (
+        "membudget.experiments: no experiment is named 'x': use one of "
+        "allocator, micro_batch, synchronisation"
+    )
+    assert not out.exists()
+
+
+def test_an_unknown_size(tmp_path, capsys):
+    last = refused(capsys, "run", "--size", "huge", "--out", tmp_path)
+    assert "invalid choice: 'huge'" in last
+    assert all(size in last for size in records.SIZES)
+
+
+@pytest.mark.parametrize("given", [["--size", "tiny"], ["--out", "x"]])
+def test_size_and_folder_are_needed(capsys, given):
+    last = refused(capsys, "run", *given)
+    (lacking,) = {"--size", "--out"} - set(given)
+    assert f"required: {lacking}" in last
+
+
+@pytest.mark.parametrize("given", [[], ["measure"]])
+def test_an_unknown_command(capsys, given):
+    last = refused(capsys, *given)
+    assert "COMMAND" in last
+
+
+def test_a_device_that_is_not_there(tmp_path, capsys):
+    for device in ("cuda:99", "gpu", "mps"):
+        last = refused(
+            capsys,
+            *("run", "--size", "tiny", "--out", tmp_path),
+            *("--device", device),
+        )
+        assert f"{device!r} is not here" in last
+        assert "'cpu'" in last
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("size", records.NEED_A_GPU)
+def test_a_size_that_needs_a_gpu(tmp_path, capsys, size):
+    last = refused(
+        capsys,
+        *("run", "--size", size, "--out", tmp_path, "--device", "cpu"),
+    )
+    assert last.endswith(
+        f"size {size} needs a GPU (--device cuda): on a CPU use --size tiny"
+    )
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("x")
+    for out in (file, file / "inside"):
+        last = refused(capsys, "run", "--size", "tiny", "--out", out)
+        assert f"cannot write to {out} (" in last
+        assert last.endswith("give --out a folder that you may write to")
+
+
+def test_a_folder_that_is_read_only(tmp_path, capsys, monkeypatch):
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    # A stand-in, because root may write everywhere.
+    monkeypatch.setattr(cli.tempfile, "TemporaryFile", refuse)
+    last = refused(capsys, "run", "--size", "tiny", "--out", tmp_path)
+    assert f"cannot write to {tmp_path} (Permission denied)" in last
+
+
+def test_a_stated_commit_that_is_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(machine, "_output", lambda *command: None)
+    monkeypatch.setenv(machine.COMMIT, "main")
+    last = refused(capsys, "run", "--size", "tiny", "--out", tmp_path)
+    assert "MEMBUDGET_COMMIT is 'main': set it to the output of" in last
+
+
+# run: what becomes of it ---------------------------------------------------
+
+
+def run(capsys, out, *arguments):
+    """Exit code, the lines of the table, and what stands on stderr."""
+    given = ("run", "--size", "tiny", "--device", "cpu", "--out", str(out))
+    code = cli.main([*given, *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err
+
+
+def test_the_table(planted, tmp_path, capsys):
+    planted(
+        a=SIMPLE,
+        b='yield {"total": 1}\nraise ValueError("odd")',
+        c='yield {"total": 1}\nyield {"value": 1}\nraise MemoryError("full")',
+    )
+    out = tmp_path / "new/folder"
+    code, lines, _ = run(capsys, out)
+    assert code == 1
+    columns = [line.split() for line in lines]
+    assert columns[0] == [
+        *("experiment", "size", "outcome", "samples", "seconds", "record")
+    ]
+    assert columns[1][:4] == ["a", "tiny", "measured", "3"]
+    assert columns[2][:4] == ["b", "tiny", "failed", "0"]
+    assert columns[3][:6] == ["c", "tiny", "out", "of", "memory", "1"]
+    assert [line.split()[-1] for line in lines[1:4]] == sorted(os.listdir(out))
+    assert lines[4:] == ["b: ValueError: odd", "c: MemoryError: full"]
+    # Only b runs again.
+    code, lines, _ = run(capsys, out)
+    assert code == 1
+    assert lines[1].split()[2:6] == ["measured", "before", "3", "-"]
+    assert lines[2].split()[2] == "failed"
+    assert lines[3].split()[2:6] == ["out", "of", "memory", "before"]
+    # Out of memory is an outcome, not a failure.
+    code, lines, _ = run(capsys, out, "a", "c", "a", "--again")
+    assert code == 0
+    assert [line.split()[0] for line in lines[1:]] == ["a", "c", "c:"]
+    assert "before" not in "".join(lines)
+
+
+def test_a_disk_that_is_full(planted, tmp_path, capsys, monkeypatch):
+    planted(a=SIMPLE, b=SIMPLE)
+    write, calls = records.write, []
+
+    def full(record, folder):
+        calls.append(record)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        return write(record, folder)
+
+    monkeypatch.setattr(records, "write", full)
+    code, lines, err = run(capsys, tmp_path / "out")
+    assert code == 2
+    assert "No space left on device" in err.splitlines()[-1]
+    assert [line.split()[0] for line in lines] == ["experiment", "a"]
+
+
+PLANTED_COMMAND = """
+import sys
+from pathlib import Path
+import membudget.experiments as package
+from membudget.experiments import __main__, record
+folder = Path(sys.argv[1])
+package.__path__.append(str(folder))
+record.HERE = folder
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_command(tmp_path, sent):
+    folder, out = tmp_path / "experiments", tmp_path / "out"
+    wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(60)'
+    plant(folder, a=SIMPLE, b=wait, c=SIMPLE)
+    given = (sys.executable, "-c", PLANTED_COMMAND, folder)
+    arguments = ("run", "--size", "tiny", "--device", "cpu", "--out", out)
+    process = subprocess.Popen(
+        [*given, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = ""
+    while "b tiny  1/3" not in seen:  # the bar
+        line = process.stderr.readline()
+        assert line, seen
+        seen += line
+    process.send_signal(sent)
+    rest, err = process.communicate(timeout=30)
+    by_name = {path.name.split(".")[0]: path for path in out.glob("*.json")}
+    assert set(by_name) == {"a", "b"}
+    assert read(by_name["a"])["outcome"] == "measured"
+    assert read(by_name["b"])["outcome"] == "predicted"
+    if sent == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.endswith("interrupted: run again to go on\n")
+        assert "b tiny  interrupted, " in err
+        assert [line.split()[0] for line in rest.splitlines()] == [
+            "experiment",
+            "a",
+        ]
+    check = subprocess.run(
+        [*given, "check", out], capture_output=True, text=True
+    )
+    assert check.returncode == 1
+    assert f"{by_name['b'].name}: the run was interrupted" in check.stdout
+    if sent == signal.SIGKILL:
+        return
+    # The same command goes on; nothing waits any more.
+    plant(folder, a=SIMPLE, b=SIMPLE, c=SIMPLE)
+    again = subprocess.run(
+        [*given, *arguments], capture_output=True, text=True
+    )
+    assert again.returncode == 0
+    states = [line.split()[2:4] for line in again.stdout.splitlines()[1:]]
+    assert states == [["measured", "before"], *[["measured", "3"]] * 2]
+
+
+NOTHING_BUT_TORCH = """
+import sys
+for name in ("numpy", "psutil", "matplotlib", "sklearn", "tqdm", "IPython",
+             "ipywidgets", "anywidget", "traitlets"):
+    sys.modules[name] = None
+from membudget.experiments import accumulation, measuring
+from membudget.experiments.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
+    start = time.strftime(records.UTC_FORMAT, time.gmtime())
+    given = ("run", "synchronisation", "--size", "tiny", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_BUT_TORCH, *given, "--out", tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    assert records.check(path) == []
+    record = read(path)
+    assert record["device"]["threads"] == 1
+    assert records.is_current(record)
+    assert start <= record["prediction"]["utc"] <= record["utc"]
+    assert done.stdout.splitlines()[-1].split()[:4] == [
+        *("synchronisation", "tiny", "measured", "4")
+    ]
+    assert command("check", tmp_path).returncode == 0
+
+
+def test_help_names_the_commands(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("list", "run", "check"))
+    assert FILE not in text

@@ -1,0 +1,259 @@
+"""The experiments themselves, small, on a CPU; and what they do on CUDA."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from membudget import experiments
+from membudget.experiments import workload
+from membudget.experiments.accumulation import micro_batch
+from membudget.experiments.measuring import allocator, synchronisation
+from membudget.experiments.workload import META, FusedAttention, Workload
+from membudget.measuring import PeakTracker
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+MLP = {"inputs": 16, "width": 32, "depth": 3, "outputs": 4}
+GPT = {"vocabulary": 64, "context": 64, "width": 32, "depth": 1, "heads": 2}
+SHAPES = pytest.mark.parametrize(
+    ("model", "shape"), [("mlp", MLP), ("gpt", GPT)], ids=["mlp", "gpt"]
+)
+# Adam's step asks for a few scalars and frees them within an operator, where
+# only the profiler sees them.
+WITHIN_OPERATORS = 64
+
+
+@SHAPES
+def test_micro_batch_predicts_its_peak(model, shape):
+    sizes = [2, 8]
+    prediction, *samples = micro_batch(
+        CPU,
+        model=model,
+        shape=shape,
+        window=8,
+        micro_batches=sizes,
+        warm_up=0,
+        repeats=2,
+    )
+    assert [row["micro_batch"] for row in prediction["peak"]] == sizes
+    assert [sample["micro_batch"] for sample in samples] == sizes
+    for row, sample in zip(prediction["peak"], samples, strict=True):
+        more = sample["requested"] - row["bytes"]
+        assert 0 <= more <= WITHIN_OPERATORS
+        assert len(sample["seconds"]) == 2
+        assert min(sample["seconds"]) > 0
+        assert sample["allocated"] is sample["reserved"] is None
+        assert sample["workspace"] is None
+        assert sample.keys() == micro_batch.units.keys()
+
+
+@SHAPES
+def test_allocator_predicts_what_is_requested(model, shape):
+    prediction, *samples = allocator(
+        CPU,
+        model=model,
+        shape=shape,
+        batches=[1, 16],
+        steps=2,
+        warm_up=0,
+        repeats=1,
+    )
+    for row, sample in zip(prediction["peak"], samples, strict=True):
+        assert row["batch"] == sample["batch"]
+        more = sample["requested"] - row["requested"]
+        assert 0 <= more <= WITHIN_OPERATORS
+        assert row["requested"] < row["allocated"] < row["reserved"]
+        assert row["allocated"] % 512 == row["reserved"] % (2 << 20) == 0
+        assert sample.keys() == allocator.units.keys()
+
+
+def test_synchronisation_on_a_cpu():
+    prediction, *samples = synchronisation(
+        CPU, sides=[8, 16], warm_up=1, repeats=3
+    )
+    assert prediction == {
+        "growth_per_doubling": {"synchronised": 8, "unsynchronised": 8},
+        "flops": [{"side": 8, "flops": 1024}, {"side": 16, "flops": 8192}],
+    }
+    assert [sample["side"] for sample in samples] == [8, 16]
+    for sample in samples:
+        assert sample.keys() == synchronisation.units.keys()
+        for name in ("synchronised", "unsynchronised"):
+            assert len(sample[name]) == 3
+            assert min(sample[name]) > 0
+
+
+def test_synchronisation_says_what_it_expects_of_a_gpu():
+    steps = synchronisation(CUDA, sides=[8], warm_up=0, repeats=1)
+    growth = next(steps)["growth_per_doubling"]
+    assert growth == {"synchronised": 8, "unsynchronised": 1}
+
+
+@pytest.mark.parametrize("experiment", [micro_batch, allocator])
+def test_predictions_for_a_gpu_need_none(experiment):
+    given = experiment.sizes["large"]
+    values = given[experiment.over][:: len(given[experiment.over]) - 1]
+    shape = {**given["shape"], "depth": 1}
+    given = {**given, "shape": shape, experiment.over: values}
+    rows = next(experiment(CUDA, **given))["peak"]
+    first, last = (row.get("bytes", row.get("requested")) for row in rows)
+    assert 10**8 < first < last
+
+
+@pytest.mark.parametrize("size", ["t4", "large"])
+@pytest.mark.parametrize("experiment", [micro_batch, allocator])
+def test_the_model_has_124_million_parameters(experiment, size):
+    given = experiment.sizes[size]
+    network, _ = Workload(given["model"], given["shape"], META, 1).build()
+    count = sum(p.numel() for p in network.parameters())
+    assert count == pytest.approx(124e6, rel=0.01)
+
+
+def test_a_window_is_cut_without_a_remainder():
+    for parameters in micro_batch.sizes.values():
+        assert max(parameters["micro_batches"]) == parameters["window"]
+        for size in parameters["micro_batches"]:
+            assert parameters["window"] % size == 0
+
+
+@pytest.mark.parametrize("name", ["allocator", "micro_batch"])
+def test_the_committed_cpu_records_bear_the_predictions_out(name):
+    (record,) = experiments.load(name, "tiny", "cpu")
+    rows = record["prediction"]["values"]["peak"]
+    for row, sample in zip(rows, record["samples"], strict=True):
+        predicted = row.get("bytes", row.get("requested"))
+        more = sample["requested"] - predicted
+        assert 0 <= more <= WITHIN_OPERATORS
+
+
+# The workload --------------------------------------------------------------
+
+
+def test_flops_of_an_mlp():
+    weights = 16 * 32 + 32 * 32 + 32 * 4
+    first = 16 * 32  # whose input needs no gradient
+    work = Workload("mlp", MLP, META, 1)
+    assert work.flops() == 2 * (3 * weights - first)
+
+
+def test_a_windows_gradient_is_that_of_its_mean_loss():
+    torch.manual_seed(0)
+    work = Workload("mlp", MLP, CPU, 8)
+    network, _ = work.build()
+    torch.manual_seed(1)
+    whole = work.loss(network, 8)
+    torch.manual_seed(1)
+    x, y = torch.rand(8, 16), torch.randint(4, (8,))
+    torch.testing.assert_close(whole, F.cross_entropy(network(x), y))
+    half = Workload("mlp", MLP, CPU, 16)
+    torch.manual_seed(1)
+    torch.testing.assert_close(half.loss(network, 8), whole / 2)
+
+
+def test_a_window_is_one_optimizer_step_with_all_its_samples():
+    work = Workload("gpt", GPT, CPU, 6)
+    network, optimizer = work.build()
+    seen = []
+    network.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    work.train(network, optimizer, 2)
+    assert [tuple(x.shape) for x in seen] == [(2, 64)] * 3
+    assert optimizer.defaults["foreach"] is True
+    assert {s["step"].item() for s in optimizer.state.values()} == {1}
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_the_fused_kernels_stand_in_on_meta_only_where_they_fit():
+    q = torch.empty(1, 2, 8, 4, device="meta")
+    with FusedAttention("cpu"):
+        with pytest.raises(NotImplementedError, match="is_causal"):
+            F.scaled_dot_product_attention(q, q, q, is_causal=False)
+        out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        assert torch.relu(out).shape == q.shape
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_fused_attention_stores_no_matrix_of_tokens_times_tokens(kind):
+    tokens, heads = 256, 2
+    q = [
+        torch.empty(1, heads, tokens, 8, device="meta", requires_grad=True)
+        for _ in range(3)
+    ]
+    matrix = 4 * heads * tokens * tokens
+
+    def peak(mode):
+        with mode, PeakTracker() as tracker:
+            F.scaled_dot_product_attention(*q, is_causal=True).sum().backward()
+            for tensor in q:
+                tensor.grad = None
+        return tracker.peak
+
+    class Plain(FusedAttention):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    assert peak(FusedAttention(kind)) < matrix < peak(Plain(kind))
+
+
+def test_profiled_peak_counts_from_what_is_there():
+    def call():
+        a = torch.empty(1000)
+        b = torch.empty(500)
+        del a
+        return torch.empty(100), b
+
+    found = workload.peak_bytes(call, CPU, alive=7)
+    assert found == {
+        "requested": 6000 + 7,
+        "allocated": None,
+        "reserved": None,
+    }
+    assert workload.peak_bytes(lambda: None, CPU, 7)["requested"] == 7
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Stand-ins for a GPU's counters; what was done, in order."""
+    done = []
+    reading = SimpleNamespace(
+        allocated=5, peak_requested=1, peak_allocated=2, peak_reserved=3
+    )
+
+    def note(name, result=None):
+        return lambda *args: (done.append(name), result)[1]
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", note("empty"))
+    monkeypatch.setattr(torch.cuda, "synchronize", note("wait"))
+    monkeypatch.setattr(workload, "reset_peak", note("reset"))
+    monkeypatch.setattr(workload, "read_memory", note("read", reading))
+    return done
+
+
+def test_the_counters_of_a_gpu_are_reset_before_and_read_after(gpu):
+    found = workload.peak_bytes(lambda: gpu.append("call"), CUDA, alive=9)
+    assert found == {"requested": 1, "allocated": 2, "reserved": 3}
+    assert gpu == ["empty", "reset", "call", "wait", "read"]
+
+
+def test_the_workspace_is_what_a_small_window_leaves(gpu, monkeypatch):
+    assert workload.workspace(Workload("mlp", MLP, CPU, 8)) is None
+    assert gpu == []
+    trained = []
+    monkeypatch.setattr(Workload, "build", lambda self: (None, None))
+    monkeypatch.setattr(
+        Workload,
+        "train",
+        lambda self, n, o, size: trained.append((self.window, size)),
+    )
+    assert workload.workspace(Workload("mlp", MLP, CUDA, 8)) == 5
+    assert trained == [(1, 1)]
+    assert gpu == ["empty", "read"]
+
+
+def test_seconds_are_the_raw_samples():
+    calls = []
+    found = workload.seconds(lambda: calls.append(1), CPU, 2, 5)
+    assert len(calls) == 7
+    assert len(found) == 5
+    assert all(round(second, 9) == second for second in found)

@@ -1,0 +1,206 @@
+"""What a record says of the machine, and what it does not."""
+
+import getpass
+import json
+import os
+import platform
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from membudget.experiments import machine
+from membudget.experiments import record as records
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def git(folder, *command):
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    done = subprocess.run(
+        ["git", "-C", folder, *identity, *command],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The folder of the experiments, in a repository of its own."""
+    here = tmp_path / "clone/src/membudget/experiments"
+    (here / "records").mkdir(parents=True)
+    monkeypatch.setattr(machine, "HERE", here)
+    monkeypatch.setattr(machine, "RECORDS", here / "records")
+    monkeypatch.delenv(machine.COMMIT, raising=False)
+    (here / "record.py").write_text("x = 1\n")
+    (here.parent / "models.py").write_text("x = 1\n")
+    git(tmp_path, "init", "-q", "clone")
+    return here
+
+
+def commit_all(package):
+    git(package, "add", ":/")
+    git(package, "commit", "-q", "-m", "x")
+    return git(package, "rev-parse", "HEAD")
+
+
+def test_a_clean_tree(package):
+    head = commit_all(package)
+    assert machine.commit() == (head, True)
+
+
+def test_records_are_no_change(package):
+    head = commit_all(package)
+    (package / "records/x.json").write_text("{}")
+    assert machine.commit() == (head, True)
+
+
+def test_what_is_outside_of_the_package_is_no_change(package):
+    head = commit_all(package)
+    (package.parents[2] / "notes.txt").write_text("x")
+    assert machine.commit() == (head, True)
+
+
+@pytest.mark.parametrize("change", ["edit", "edit another", "new", "staged"])
+def test_a_changed_tree(package, change):
+    head = commit_all(package)
+    if change == "edit":
+        (package / "record.py").write_text("x = 2\n")
+    elif change == "edit another":
+        (package.parent / "models.py").write_text("x = 2\n")
+    else:
+        (package / "new.py").write_text("x = 2\n")
+    if change == "staged":
+        git(package, "add", ":/")
+    assert machine.commit() == (head, False)
+
+
+def test_a_repository_that_does_not_hold_the_package(package):
+    assert machine.commit() == (None, None)  # nothing was committed
+    (package / "record.py").rename(package / "other.py")
+    commit_all(package)
+    (package / "other.py").rename(package / "record.py")
+    assert machine.commit() == (None, None)
+
+
+def test_the_commit_is_stated_where_there_is_no_git(package, monkeypatch):
+    head = commit_all(package)
+    monkeypatch.setenv(machine.COMMIT, COMMIT)
+    assert machine.commit() == (head, True)  # git knows better
+    shutil.rmtree(package.parents[2] / ".git")
+    assert machine.commit() == (COMMIT, None)
+    monkeypatch.setenv("PATH", "")
+    assert machine.commit() == (COMMIT, None)
+    monkeypatch.setenv(machine.COMMIT, "")
+    assert machine.commit() == (None, None)
+
+
+@pytest.mark.parametrize("stated", ["main", COMMIT[:7], COMMIT.upper()])
+def test_a_stated_commit_that_is_none(package, monkeypatch, stated):
+    monkeypatch.setenv(machine.COMMIT, stated)
+    with pytest.raises(ValueError, match=f"{stated!r}: set it to the output"):
+        machine.commit()
+
+
+def test_a_cpu():
+    device = machine.describe_device(torch.device("cpu"))
+    assert set(device) == set(records._FIELDS["device"])
+    assert device["kind"] == "cpu"
+    assert device["memory"] > 1 << 28
+    assert device["threads"] == torch.get_num_threads()
+    assert device["cuda"] is device["driver"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: AMD  EPYC 7\nx: y\n", "AMD EPYC 7"),
+        ("model name: A\nmodel name: B\n", "A"),
+        ("CPU part: 0xd0c\n", None),
+    ],
+)
+def test_the_processors_name(monkeypatch, text, name):
+    monkeypatch.setattr(machine.Path, "read_text", lambda self: text)
+    monkeypatch.setattr(machine, "_output", lambda *command: None)
+    other = platform.processor() or platform.machine()
+    assert machine._processor() == (name or other)
+
+
+def test_the_processors_name_on_a_mac(monkeypatch):
+    def read_text(self):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(machine.Path, "read_text", read_text)
+    monkeypatch.setattr(
+        machine,
+        "_output",
+        lambda *c: "Apple M3" if c[0] == "sysctl" else None,
+    )
+    assert machine._processor() == "Apple M3"
+
+
+def test_a_gpu(monkeypatch):
+    properties = SimpleNamespace(
+        name="Tesla T4", total_memory=15828320256, major=7, minor=5
+    )
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: properties
+    )
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(machine, "_output", lambda *command: "550.1\n550.1")
+    assert machine.describe_device(torch.device("cuda:0")) == {
+        "kind": "cuda",
+        "name": "Tesla T4",
+        "memory": 15828320256,
+        "capability": "7.5",
+        "driver": "550.1",
+        "cuda": "12.8",
+        "threads": None,
+    }
+    monkeypatch.setattr(machine, "_output", lambda *command: None)
+    assert machine.describe_device(torch.device("cuda"))["driver"] is None
+
+
+def test_software(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    software = machine.describe_software()
+    assert set(software) == set(records._FIELDS["software"])
+    assert software["torch"] == torch.__version__
+    assert software["matmul_precision"] == "highest"
+    assert software["allocator_settings"] is None
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert machine.describe_software()["allocator_settings"] == (
+        "expandable_segments:True"
+    )
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
+    assert machine.describe_software()["allocator_settings"] == (
+        "backend:native"
+    )
+
+
+def test_a_command_that_fails_or_hangs_says_nothing(monkeypatch):
+    assert machine._output("git", "rev-parse", "--verify", "nothing") is None
+    assert machine._output("no-such-command") is None
+
+    def hang(*args, **kwargs):
+        raise subprocess.TimeoutExpired("git", 20)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert machine._output("git", "status") is None
+
+
+def test_nothing_private_is_in_a_description():
+    text = json.dumps(
+        [
+            machine.describe_device(torch.device("cpu")),
+            machine.describe_software(),
+        ]
+    )
+    for private in (os.getcwd(), os.path.expanduser("~"), platform.node()):
+        assert private not in text
+    assert len(getpass.getuser()) < 5 or getpass.getuser() not in text

@@ -1,0 +1,132 @@
+"""The page that lists the records, and how they travel."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from docutils import nodes
+from experiments_helpers import FILE, NAME, good, on_gpu
+from project import ROOT
+
+from membudget.experiments import record as records
+
+EXTENSION = ROOT / "book/_ext/memory_budget.py"
+
+
+@pytest.fixture
+def extension(monkeypatch):
+    """The book's extension, loaded anew."""
+    spec = importlib.util.spec_from_file_location("extension", EXTENSION)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(extension, tmp_path, monkeypatch):
+    """A folder of records in place of the committed one."""
+    for function in (extension.RECORD.load, extension.RECORD.missing):
+        *others, last = function.__defaults__
+        assert last == records.RECORDS
+        monkeypatch.setattr(function, "__defaults__", (*others, tmp_path))
+    return tmp_path
+
+
+def page(extension):
+    """The list as the directive makes it: experiment to its lines."""
+    directive = object.__new__(extension.RecordsDirective)
+    return {
+        item[0].astext(): [
+            entry.astext() for entry in item.findall(nodes.list_item)
+        ]
+        for item in directive.experiments().findall(nodes.definition_list_item)
+    }
+
+
+def test_the_committed_records_and_the_missing_ones_are_listed(extension):
+    found = page(extension)
+    assert list(found) == list(records.catalogue())
+    for name, lines in found.items():
+        files = sorted(records.RECORDS.glob(f"{name}.*.json"))
+        assert sorted(line.split(":")[0] for line in lines[: len(files)]) == [
+            path.name for path in files
+        ]
+        missing = records.missing(name)
+        assert lines[len(files) :] == ([missing] if missing else [])
+
+
+def test_a_record_is_listed_with_its_provenance(extension, folder):
+    records.write(good(), folder)
+    records.write(on_gpu("large"), folder)
+    assert page(extension)[NAME] == [
+        f"{FILE}: A CPU (8 cores) @ 3.0, 8.0 GiB, 1 thread, torch "
+        "2.13.0+cpu. Size tiny, 2026-03-01, commit 0123456, measured with "
+        "an earlier version.",
+        f"{NAME}.large.nvidia-h200.json: NVIDIA H200, 140.0 GiB, driver "
+        "580.1, torch 2.13.0+cpu, CUDA 13.0. Size large, 2026-03-01, commit "
+        "0123456, measured with an earlier version.",
+        "Not measured yet: t4, which needs a GPU.",
+    ]
+
+
+def test_nothing_is_measured_yet(extension, folder):
+    words = "Not measured yet: tiny; t4 and large, which need a GPU."
+    assert set(map(tuple, page(extension).values())) == {(words,)}
+
+
+def test_a_bad_record_stops_the_build(extension, folder):
+    path = records.write(good(), folder)
+    path.write_text(path.read_text("utf-8").replace("0.25", "0.24"), "utf-8")
+    directive = object.__new__(extension.RecordsDirective)
+    directive.error = lambda text: RuntimeError(text)
+    with pytest.raises(RuntimeError, match=f"record {FILE} is bad: its dig"):
+        directive.run()
+
+
+def test_no_torch_is_needed():
+    code = (
+        "import importlib.util, sys\n"
+        "for name in ('torch', 'numpy', 'membudget'):\n"
+        "    sys.modules[name] = None\n"
+        "spec = importlib.util.spec_from_file_location("
+        f"'extension', {str(EXTENSION)!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "make = object.__new__(module.RecordsDirective).experiments\n"
+        "assert make().astext()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_changed_record_or_experiment_rewrites_the_pages(
+    extension, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(extension.EXPERIMENTS, tmp_path / "copy")
+    before = extension.records_digest()
+    monkeypatch.setattr(extension, "EXPERIMENTS", copy)
+    assert extension.records_digest() == before
+    record = next(copy.glob("records/*.json"))
+    for path in (record, copy / "measuring.py", copy / "records/new.json"):
+        with path.open("a") as file:
+            file.write(" ")
+        after = extension.records_digest()
+        assert after != before
+        before = after
+
+
+def test_records_are_installed_with_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["membudget"]
+    package = records.HERE.parent
+    shipped = {path for pattern in patterns for path in package.glob(pattern)}
+    assert set(records.RECORDS.glob("*.json")) <= shipped
+
+
+def test_the_page_names_the_commands():
+    text = (ROOT / "book/measurements.md").read_text("utf-8")
+    assert "```{mb-records}" in text
+    for command in ("list", "run --size t4 --out records", "check records"):
+        assert f"python -m membudget.experiments {command}\n" in text

@@ -1,0 +1,651 @@
+"""Records: what is found to be wrong, and what is written."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+from experiments_helpers import (
+    FILE,
+    GOOD,
+    NAME,
+    current,
+    good,
+    on_gpu,
+    place,
+    read,
+)
+
+from membudget.experiments import record as records
+
+# A record without fault --------------------------------------------------
+
+
+def test_a_good_record(tmp_path):
+    path = records.write(good(), tmp_path)
+    assert path.name == FILE == records.file_name(GOOD)
+    assert records.check(path) == []
+    back = read(path)
+    assert list(back) == list(records._FIELDS)
+    assert {**back, "digest": None} == {**GOOD, "digest": None}
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_every_committed_record_is_in_order():
+    paths = sorted(records.RECORDS.glob("*"))
+    assert {path.name: records.check(path) for path in paths} == {
+        path.name: [] for path in paths
+    }
+    for name in records.catalogue():
+        record = records.best(name)
+        assert record["outcome"] in records.FINISHED
+        assert records.load(name, "tiny", "cpu"), f"{name} ran on no CPU"
+
+
+def test_committed_records_name_no_path_and_no_host():
+    host = os.uname().nodename
+    for path in records.RECORDS.glob("*.json"):
+        text = path.read_text("utf-8")
+        assert not re.search(r"/(home|root|tmp|work|Users)\b|\\\\", text)
+        assert len(host) < 4 or host not in text
+
+
+def test_one_sample_is_one_line_that_a_reader_can_find(tmp_path):
+    lines = records.write(good(), tmp_path).read_text("utf-8").splitlines()
+    assert ' "outcome": "measured",' in lines
+    assert (
+        '  {"side": 64, "synchronised": [0.25, 0.5], "unsynchronised": [1, 2]}'
+        in "\n".join(lines)
+    )
+
+
+# Files that are no record ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "half-written or no JSON"),
+        (b'{"schema": 1,\n "exp', "half-written or no JSON"),
+        (b"[" * 200_000, "half-written or no JSON"),
+        (b"\xff\xfe{}", "not text in UTF-8"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b"{}", "schema is None"),
+    ],
+)
+def test_no_record_at_all(tmp_path, content, sentence):
+    path = tmp_path / FILE
+    path.write_bytes(content)
+    (found,) = records.check(path)
+    assert sentence in found
+
+
+def test_every_beginning_of_a_record_is_half_written(tmp_path):
+    whole = records.write(good(), tmp_path).read_bytes()
+    path = tmp_path / FILE
+    for length in range(0, len(whole) - 2, 37):
+        path.write_bytes(whole[:length])
+        (found,) = records.check(path)
+        assert "half-written" in found
+    path.write_bytes(whole[:-1])  # the newline at the end
+    assert records.check(path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    assert "cannot be read" in records.check(tmp_path / FILE)[0]
+    (tmp_path / "folder.json").mkdir()
+    assert "cannot be read" in records.check(tmp_path / "folder.json")[0]
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", True, 1.0, None])
+def test_a_schema_that_this_version_does_not_read(tmp_path, schema):
+    path = place(tmp_path, good(schema=schema))
+    (found,) = records.check(path)
+    assert found == (f"its schema is {schema!r}: this version reads schema 1")
+
+
+# Edited by hand ----------------------------------------------------------
+
+EDITS = {
+    "one digit of a sample": ("0.25", "0.24"),
+    "the date": ("2026-03-01T10:00:05Z", "2026-03-02T10:00:05Z"),
+    "the prediction": ('{"synchronised": 8}', '{"synchronised": 7}'),
+    "when it was predicted": ("2026-03-01T10:00:00Z", "2026-03-01T09:00:00Z"),
+    "the parameters": ('"repeats": 2', '"repeats": 3'),
+    "the unit": ('"side": "rows"', '"side": "columns"'),
+    "the commit": ("0123456789abcdef01", "0123456789abcdef02"),
+    "the tree": ('"clean": true', '"clean": null'),
+    "the code": ("abab", "abac"),
+    "the torch version": ("2.13.0+cpu", "2.14.0+cpu"),
+    "the memory": (str(8 << 30), str(16 << 30)),
+    "a whole number made a fraction": ("[1, 2]", "[1.0, 2]"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_is_found(tmp_path, edit):
+    path = records.write(good(), tmp_path)
+    old, new = EDITS[edit]
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    (found,) = records.check(path)
+    assert "its digest is not that of its content" in found
+    with pytest.raises(ValueError, match=f"{FILE} is bad: its digest"):
+        records.load(NAME, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"schema": 1,', '"schema": 1, "schema": 1,'),
+        ('"outcome": "measured"', '"outcome":  "measured"'),
+        ("0.25", "0.250"),
+        ('"schema": 1,', '"schema": 1, "digest": "x",'),
+        ("4e-05", "0.00004"),
+    ],
+)
+def test_an_edit_that_changes_no_value_is_found(tmp_path, old, new):
+    path = records.write(good(), tmp_path)
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    (found,) = records.check(path)
+    assert "not in the form that is written" in found
+
+
+def test_a_wrong_digest(tmp_path):
+    path = records.write(good(), tmp_path)
+    record = read(path)
+    flipped = f"{int(record['digest'][0], 16) ^ 1:x}{record['digest'][1:]}"
+    path.write_text(records._text_of({**record, "digest": flipped}))
+    assert "digest" in records.check(path)[0]
+
+
+# Edited, with the digest that fits ---------------------------------------
+
+
+def without(*keys):
+    def change(record):
+        for key in keys[:-1]:
+            record = record[key]
+        del record[keys[-1]]
+
+    return change
+
+
+def with_(value, *keys):
+    def change(record):
+        for key in keys[:-1]:
+            record = record[key]
+        record[keys[-1]] = value
+
+    return change
+
+
+def both(*changes):
+    return lambda record: [change(record) for change in changes]
+
+
+ALL_KEYS = [
+    (key,) for key in records._FIELDS if key not in ("schema", "digest")
+] + [
+    (key, inner)
+    for key, part in records._FIELDS.items()
+    if isinstance(part, dict)
+    for inner in part
+]
+
+
+@pytest.mark.parametrize("keys", ALL_KEYS, ids=".".join)
+def test_a_missing_key(tmp_path, keys):
+    record = good()
+    without(*keys)(record)
+    (found,) = records.check(place(tmp_path, record))
+    assert found == f"{'.'.join(keys)} is missing"
+
+
+@pytest.mark.parametrize("where", [(), ("device",), ("prediction",)])
+def test_an_unknown_key(tmp_path, where):
+    record = good()
+    with_("x", *where, "host")(record)
+    (found,) = records.check(place(tmp_path, record))
+    assert found == f"{'.'.join([*where, 'host'])} is unknown to schema 1"
+
+
+WRONG = [
+    ("name of an experiment", 3, "experiment"),
+    ("name of an experiment", "../x", "experiment"),
+    ("one of tiny, t4, large", "huge", "size"),
+    ("one of tiny, t4, large", ["tiny"], "size"),
+    ("warm_up and repeats", [], "parameters"),
+    ("warm_up and repeats", {"warm_up": 1}, "parameters"),
+    ("warm_up and repeats", {"warm_up": -1, "repeats": 1}, "parameters"),
+    ("warm_up and repeats", {"warm_up": 1, "repeats": True}, "parameters"),
+    ("warm_up and repeats", {"warm_up": 1, "repeats": 2.0}, "parameters"),
+    ("an object", None, "prediction"),
+    ("an object", "8", "prediction"),
+    ("a UTC time", "2026-03-01", "prediction", "utc"),
+    ("a UTC time", "2026-03-01T10:00:00+00:00", "prediction", "utc"),
+    ("a UTC time", None, "prediction", "utc"),
+    ("a UTC time", 1772359200, "prediction", "utc"),
+    ("object with entries", {}, "prediction", "values"),
+    ("object with entries", [8], "prediction", "values"),
+    ("one of predicted", "success", "outcome"),
+    ("text or null", "", "error"),
+    ("a list of objects", {}, "samples"),
+    ("a list of objects", [[1]], "samples"),
+    ("a list of objects", [{}], "samples"),
+    ("a list of objects", [1, "2"], "samples", 0, "synchronised"),
+    ("a list of objects", [], "samples", 0, "synchronised"),
+    ("a list of objects", {"a": 1}, "samples", 0, "synchronised"),
+    ("a list of objects", [True], "samples", 0, "synchronised"),
+    ("object of texts", {}, "units"),
+    ("object of texts", ["s"], "units"),
+    ("object of texts", "", "units", "side"),
+    ("an object", "cpu", "device"),
+    ("one of cpu, cuda", "gpu", "device", "kind"),
+    ("text", "", "device", "name"),
+    ("text", None, "device", "name"),
+    ("number of bytes or null", 8.5, "device", "memory"),
+    ("number of bytes or null", "8 GiB", "device", "memory"),
+    ("number of bytes or null", -1, "device", "memory"),
+    ("text or null", 9.0, "device", "capability"),
+    ("number of threads", "1", "device", "threads"),
+    ("text", 2.13, "software", "torch"),
+    ("text or null", [], "software", "allocator_settings"),
+    ("a UTC time", "2026-13-01T10:00:00Z", "utc"),
+    ("a UTC time", "1970-01-01T00:00:00Z", "utc"),
+    ("hexadecimal digits of a commit", "main", "commit"),
+    ("hexadecimal digits of a commit", "A" * 40, "commit"),
+    ("true or false or null", 1, "clean"),
+    ("true or false or null", "yes", "clean"),
+    ("64 hexadecimal digits", "ab" * 31, "source"),
+    ("64 hexadecimal digits", None, "source"),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "keys"),
+    [(wanted, value, keys) for wanted, value, *keys in WRONG],
+)
+def test_a_wrong_type_with_the_right_digest(tmp_path, wanted, value, keys):
+    record = good()
+    with_(value, *keys)(record)
+    found = records.check(place(tmp_path, record))
+    assert len(found) == 1
+    assert wanted in found[0]
+    assert found[0].startswith(keys[0])
+
+
+@pytest.mark.parametrize("keys", ALL_KEYS, ids=".".join)
+def test_every_field_refuses_a_list_of_lists(tmp_path, keys):
+    record = good()
+    with_([["x"]], *keys)(record)
+    found = records.check(place(tmp_path, record))
+    assert any(s.startswith(f"{'.'.join(keys)} is [[") for s in found), found
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("samples", 0, "side"),
+        ("samples", 0, "synchronised", 1),
+        ("prediction", "values", "growth_per_doubling"),
+        ("parameters", "sides", 0),
+    ],
+)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite(tmp_path, keys, number):
+    record = good()
+    with_(number, *keys)(record)
+    found = records.check(place(tmp_path, record))
+    place_ = ".".join(map(str, keys))
+    assert f"{place_} is not finite" in found
+
+
+def test_a_number_too_large_for_a_float(tmp_path):
+    path = records.write(good(), tmp_path)
+    text = path.read_text("utf-8").replace("0.25", "1e999")
+    path.write_text(text, "utf-8")
+    assert "samples.0.synchronised.0 is not finite" in records.check(path)
+
+
+ERROR = "OutOfMemoryError: CUDA out of memory"
+CONTRADICTIONS = {
+    "has no sample": with_([], "samples"),
+    "is only predicted and has samples": both(
+        with_("predicted", "outcome"), with_(None, "utc")
+    ),
+    "its outcome is measured, its error 'OutOf": with_(ERROR, "error"),
+    "its outcome is failed, its error None": with_("failed", "outcome"),
+    "its outcome is out of memory, its error None": with_(
+        "out of memory", "outcome"
+    ),
+    "its outcome is measured, its time None": with_(None, "utc"),
+    "its outcome is predicted, its time '2026": both(
+        with_("predicted", "outcome"), with_([], "samples")
+    ),
+    "after the measurement at 2026-03-01T10:00:05Z": with_(
+        "2026-03-01T10:00:06Z", "prediction", "utc"
+    ),
+    "sample 1 has the keys": without("samples", 1, "side"),
+    "units are given for side, synchronised": without(
+        "units", "unsynchronised"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", CONTRADICTIONS)
+def test_fields_that_contradict_each_other(tmp_path, sentence):
+    record = good()
+    CONTRADICTIONS[sentence](record)
+    found = records.check(place(tmp_path, record))
+    assert any(sentence in text for text in found), found
+
+
+def test_a_prediction_in_the_same_second_is_in_order(tmp_path):
+    record = good()
+    record["prediction"]["utc"] = record["utc"]
+    assert records.check(place(tmp_path, record)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": "out of memory", "error": ERROR},
+        {"outcome": "out of memory", "error": ERROR, "samples": []},
+        {"outcome": "failed", "error": "ValueError: x", "samples": []},
+        {
+            "outcome": "failed",
+            "error": "ValueError: x",
+            "samples": [],
+            "prediction": None,
+        },
+        {"commit": None, "clean": None},
+    ],
+)
+def test_what_else_is_in_order(tmp_path, changes):
+    assert records.check(place(tmp_path, good(**changes))) == []
+
+
+def test_an_interrupted_run(tmp_path):
+    path = place(tmp_path, good(outcome="predicted", utc=None, samples=[]))
+    (found,) = records.check(path)
+    assert found == (
+        "the run was interrupted after the prediction: run the experiment "
+        "again"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "synchronisation.tiny.another.json",
+        "synchronisation.large.a-cpu-8-cores-3-0.json",
+        "allocator.tiny.a-cpu-8-cores-3-0.json",
+        "copy.json",
+    ],
+)
+def test_a_name_that_disagrees_with_the_content(tmp_path, name):
+    (found,) = records.check(place(tmp_path, good(), name))
+    assert found == f"its content belongs into a file {FILE}"
+
+
+def test_an_unknown_experiment(tmp_path):
+    path = place(
+        tmp_path,
+        good(experiment="unknown"),
+        FILE.replace(NAME, "unknown"),
+    )
+    (found,) = records.check(path)
+    assert found == (
+        "no experiment is named unknown: allowed are allocator, "
+        "micro_batch, synchronisation"
+    )
+
+
+# Writing -----------------------------------------------------------------
+
+
+def test_nothing_wrong_is_written(tmp_path):
+    with pytest.raises(ValueError, match="not written: size is"):
+        records.write(good(size="huge"), tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_record_replaces_the_one_before(tmp_path):
+    records.write(good(), tmp_path)
+    path = records.write(good(clean=False), tmp_path)
+    assert read(path)["clean"] is False
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_an_unwritable_folder(tmp_path):
+    with pytest.raises(OSError):
+        records.write(good(), tmp_path / "missing")
+
+
+@pytest.mark.parametrize("moment", ["fsync", "chmod", "replace"])
+def test_killed_in_the_middle_of_writing(tmp_path, moment):
+    before = records.write(good(), tmp_path).read_bytes()
+    code = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "from pathlib import Path\n"
+        "from experiments_helpers import good\n"
+        "from membudget.experiments import record\n"
+        f"os.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"record.write(good(clean=False), Path({str(tmp_path)!r}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / FILE).read_bytes() == before
+    assert records.load(NAME, folder=tmp_path)  # the rest is no record
+    records.write(good(clean=False), tmp_path)
+    assert read(tmp_path / FILE)["clean"] is False
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    before = records.write(good(), tmp_path).read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        records.write(good(clean=False), tmp_path)
+    assert os.listdir(tmp_path) == [FILE]
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("Tesla T4", "tesla-t4"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "intel-r-xeon-r-cpu-2-20ghz"),
+        ("../../x", "x"),
+        ("…", "unnamed"),
+    ],
+)
+def test_slug(name, slug):
+    assert records.slug(name) == slug
+
+
+# Loading -----------------------------------------------------------------
+
+
+@pytest.fixture
+def several(tmp_path):
+    for record in (
+        on_gpu("large"),
+        on_gpu("t4", "Tesla T4"),
+        on_gpu("tiny"),
+        good(),
+    ):
+        records.write(record, tmp_path)
+    return tmp_path
+
+
+def kinds(found):
+    return [(r["size"], records.slug(r["device"]["name"])) for r in found]
+
+
+def test_load(several):
+    assert kinds(records.load(NAME, folder=several)) == [
+        ("tiny", "a-cpu-8-cores-3-0"),
+        ("tiny", "nvidia-h200"),
+        ("t4", "tesla-t4"),
+        ("large", "nvidia-h200"),
+    ]
+    assert kinds(records.load(NAME, "t4", folder=several)) == [
+        ("t4", "tesla-t4")
+    ]
+    by_kind = records.load(NAME, device="cuda", folder=several)
+    assert len(by_kind) == 3
+    h200 = records.load(NAME, "large", "nvidia-h200", several)
+    assert kinds(h200) == [("large", "nvidia-h200")]
+    assert records.load(NAME, "large", "cpu", several) == []
+    assert records.load("allocator", folder=several) == []
+
+
+def test_load_of_what_is_unknown(several):
+    with pytest.raises(ValueError, match="'x': use one of allocator, micro"):
+        records.load("x", folder=several)
+    with pytest.raises(ValueError, match="'huge': use tiny, t4, large"):
+        records.load(NAME, "huge", folder=several)
+
+
+def test_best_is_the_largest_on_a_gpu(several):
+    assert records.best(NAME, several)["size"] == "large"
+    (several / f"{NAME}.large.nvidia-h200.json").unlink()
+    assert records.best(NAME, several)["size"] == "t4"
+    (several / f"{NAME}.t4.tesla-t4.json").unlink()
+    assert records.best(NAME, several)["device"]["kind"] == "cuda"
+    (several / f"{NAME}.tiny.nvidia-h200.json").unlink()
+    assert records.best(NAME, several)["device"]["kind"] == "cpu"
+    (several / FILE).unlink()
+    with pytest.raises(LookupError, match="synchronisation: Not measured"):
+        records.best(NAME, several)
+
+
+def test_best_is_the_newest_of_one_size(tmp_path):
+    records.write(on_gpu("t4", "A", utc="2026-05-01T00:00:00Z"), tmp_path)
+    records.write(on_gpu("t4", "B", utc="2026-06-01T00:00:00Z"), tmp_path)
+    records.write(on_gpu("t4", "C", utc="2026-04-01T00:00:00Z"), tmp_path)
+    assert records.best(NAME, tmp_path)["device"]["name"] == "B"
+
+
+def test_best_is_a_gpu_before_it_is_large(tmp_path):
+    records.write(good(size="large"), tmp_path)
+    records.write(on_gpu("tiny"), tmp_path)
+    assert records.best(NAME, tmp_path)["size"] == "tiny"
+
+
+def test_best_leaves_out_what_measured_nothing(tmp_path):
+    records.write(good(), tmp_path)
+    failed = {"outcome": "failed", "error": "ValueError: x"}
+    records.write(on_gpu("t4", **failed), tmp_path)
+    short = {"outcome": "out of memory", "error": ERROR}
+    records.write(on_gpu("large", samples=[], **short), tmp_path)
+    assert records.best(NAME, tmp_path)["device"]["kind"] == "cpu"
+    records.write(on_gpu("large", **short), tmp_path)
+    assert records.best(NAME, tmp_path)["outcome"] == "out of memory"
+
+
+def test_missing(tmp_path):
+    def text():
+        return records.missing(NAME, tmp_path)
+
+    assert text() == "Not measured yet: tiny; t4 and large, which need a GPU."
+    records.write(good(), tmp_path)
+    assert text() == "Not measured yet: t4 and large, which need a GPU."
+    records.write(
+        on_gpu("t4", outcome="failed", error="ValueError: x"), tmp_path
+    )
+    assert text() == "Not measured yet: t4 and large, which need a GPU."
+    records.write(on_gpu("large"), tmp_path)
+    assert text() == "Not measured yet: t4, which needs a GPU."
+    records.write(on_gpu("t4"), tmp_path)
+    assert text() == ""
+
+
+def test_provenance_of_a_cpu():
+    assert records.provenance(good(**current())) == (
+        "A CPU (8 cores) @ 3.0, 8.0 GiB, 1 thread, torch 2.13.0+cpu\n"
+        "Size tiny, 2026-03-01, commit 0123456"
+    )
+
+
+def test_provenance_of_a_gpu():
+    record = on_gpu("large", outcome="out of memory", error=ERROR, clean=False)
+    assert records.provenance({**record, **current(size="large")}) == (
+        "NVIDIA H200, 140.0 GiB, driver 580.1, torch 2.13.0+cpu, CUDA 13.0\n"
+        "Size large, 2026-03-01, commit 0123456 with uncommitted changes, "
+        "out of memory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"commit": None, "clean": None}, ", commit unknown"),
+        ({"clean": None}, ", commit 0123456 (not checked)"),
+        ({"source": "ab" * 32}, ", measured with an earlier version"),
+        ({"units": {"side": "m"}}, ", measured with an earlier version"),
+        ({"parameters": {}}, ", measured with an earlier version"),
+    ],
+)
+def test_provenance_says_what_is_uncertain(change, words):
+    record = good(**{**current(), **change})
+    assert records.provenance(record).endswith(words)
+    assert records.is_current(record) == ("earlier" not in words)
+
+
+def test_a_record_of_an_earlier_version_is_in_order(tmp_path):
+    path = records.write(good(), tmp_path)
+    assert not records.is_current(read(path))
+    assert records.check(path) == []
+    assert records.load(NAME, folder=tmp_path)
+
+
+def test_writing_does_not_depend_on_what_it_is_given(tmp_path):
+    record = good()
+    before = deepcopy(record)
+    records.write(record, tmp_path)
+    record.pop("digest")
+    assert record == before
+
+
+def test_only_the_standard_library_is_needed(tmp_path):
+    records.write(good(), tmp_path)
+    code = (
+        "import importlib.util, pathlib, sys\n"
+        f"path = {records.__file__!r}\n"
+        "spec = importlib.util.spec_from_file_location('by_path', path)\n"
+        "record = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['by_path'] = record\n"
+        "spec.loader.exec_module(record)\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "assert list(record.catalogue())\n"
+        f"assert record.load({NAME!r}, folder=folder)\n"
+        f"assert record.provenance(record.best({NAME!r}, folder))\n"
+        f"assert record.missing({NAME!r}, folder)\n"
+        "assert not {'torch', 'numpy', 'membudget'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+def test_the_package_opens_without_torch():
+    code = (
+        "import sys\n"
+        "from membudget import experiments\n"
+        "experiments.best('micro_batch')\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

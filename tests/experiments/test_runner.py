@@ -1,0 +1,368 @@
+"""Running: prediction first, resuming, failing, running out of memory."""
+
+import io
+import itertools
+import json
+import re
+
+import pytest
+import torch
+from experiments_helpers import SIMPLE, read
+
+from membudget.experiments import machine, runner
+from membudget.experiments import record as records
+from membudget.experiments.progress import Progress
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(tmp_path, planted, monkeypatch):
+    """Plant experiments and run all; gives the results by name."""
+    monkeypatch.setattr(machine, "commit", lambda: (None, None))
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def make(again=False, **bodies):
+        if bodies:
+            make.module = planted(**bodies)
+        known = records.catalogue(records.HERE).values()
+        results = runner.run(known, "tiny", CPU, out, again=again)
+        return {result.record["experiment"]: result for result in results}
+
+    make.out = out
+    return make
+
+
+def test_a_record_holds_what_was_run(run):
+    (result,) = run(one=SIMPLE).values()
+    record = read(result.path)
+    assert records.check(result.path) == []
+    assert record == result.record
+    assert record["outcome"] == "measured"
+    assert record["error"] is None
+    assert record["prediction"]["values"] == {"total": 6}
+    assert record["samples"] == [{"value": 1}, {"value": 2}, {"value": 3}]
+    assert record["units"] == {"value": "things"}
+    assert record["parameters"] == {
+        "values": [1, 2, 3],
+        "warm_up": 0,
+        "repeats": 1,
+    }
+    assert record["software"]["torch"] == torch.__version__
+    assert record["device"]["kind"] == "cpu"
+    assert record["device"]["threads"] == torch.get_num_threads()
+    assert records.is_current(record)
+    assert result.path == run.out / records.file_name(record)
+    assert result.seconds > 0
+
+
+def test_the_prediction_is_on_disk_before_anything_is_measured(run):
+    body = """\
+yield {"total": 6}
+(path,) = Path(OUT).glob("*.json")
+SEEN["text"] = path.read_text("utf-8")
+time.sleep(1.1)
+yield {"value": 1}
+SEEN["after a sample"] = path.read_text("utf-8")
+""".replace("OUT", repr(str(run.out)))
+    (result,) = run(one=body).values()
+    assert result.record["outcome"] == "measured", result.record["error"]
+    seen = run.module.SEEN
+    early = json.loads(seen["text"])
+    assert early["outcome"] == "predicted"
+    assert early["samples"] == []
+    assert early["utc"] is None
+    assert early["prediction"] == result.record["prediction"]
+    assert early["digest"] == records.digest(early)
+    assert seen["after a sample"] == seen["text"]
+    assert early["prediction"]["utc"] < result.record["utc"]
+
+
+def test_a_failing_experiment_among_others(run, capsys):
+    results = run(
+        a=SIMPLE,
+        b='yield {"total": 1}\nyield {"value": 1}\nraise KeyError("lost")',
+        c=SIMPLE,
+    )
+    assert {n: r.record["outcome"] for n, r in results.items()} == {
+        "a": "measured",
+        "b": "failed",
+        "c": "measured",
+    }
+    record = results["b"].record
+    assert record["error"] == "KeyError: 'lost'"
+    assert record["samples"] == [{"value": 1}]
+    assert record["prediction"]["values"] == {"total": 1}
+    assert [records.check(r.path) for r in results.values()] == [[], [], []]
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("return\nyield", "no prediction first"),
+        ("yield None", "no prediction first"),
+        ("yield {}", "no prediction first"),
+        ("yield [1]", "prediction.values is [1]: it must be an object"),
+        ('yield {"x": torch.ones(1)}', "TypeError: Object of type Tensor"),
+        ('yield {"x": float("nan")}', "ValueError: Out of range float"),
+        ("raise MemoryError('early')\nyield", "MemoryError: early"),
+        ("1 / 0\nyield", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_without_a_prediction_nothing_is_measured(run, body, error):
+    tail = '\nSEEN["resumed"] = True\nyield {"value": 1}'
+    (result,) = run(one=body + tail).values()
+    assert result.record["outcome"] == "failed"
+    assert result.record["prediction"] is None
+    assert error in result.record["error"]
+    assert result.record["samples"] == []
+    assert run.module.SEEN == {}
+    assert records.check(result.path) == []
+
+
+@pytest.mark.parametrize(
+    ("sample", "error"),
+    [
+        ("3", "samples is [3]: it must be a list of objects"),
+        ('{"value": {"x": 1}}', "it must be a list of objects"),
+        ('{"value": float("inf")}', "Out of range float"),
+        ('{"value": torch.ones(())}', "Object of type Tensor"),
+        ('{"other": 1}', "sample 0 has the keys other"),
+        ("{}", "it must be a list of objects"),
+    ],
+)
+def test_a_sample_that_is_none(run, sample, error):
+    body = f'yield {{"total": 1}}\nyield {{"value": 1}}\nyield {sample}'
+    (result,) = run(one=body).values()
+    assert result.record["outcome"] == "failed"
+    assert error in result.record["error"]
+    assert result.record["samples"] == [{"value": 1}]
+    assert records.check(result.path) == []
+
+
+def test_no_sample_at_all(run):
+    (result,) = run(one='yield {"total": 1}').values()
+    assert result.record["outcome"] == "failed"
+    assert "yields no sample" in result.record["error"]
+
+
+OUT_OF_MEMORY = {
+    "CUDA": 'torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")',
+    "Python": 'MemoryError("too much")',
+    "the CPU's allocator": "RuntimeError(\"DefaultCPUAllocator: can't allocate"
+    ' memory: you tried to allocate 9 bytes")',
+    "cuBLAS": 'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")',
+}
+
+
+@pytest.mark.parametrize("case", OUT_OF_MEMORY)
+def test_out_of_memory_keeps_the_samples_and_frees_the_tensors(run, case):
+    short = f"""\
+def step():
+    big = torch.ones(1000)
+    SEEN["big"] = weakref.ref(big)
+    cycle = [big]
+    cycle.append(cycle)
+    held.append(big)
+    raise {OUT_OF_MEMORY[case]}
+
+yield {{"total": 1}}
+held = [torch.ones(1000)]
+SEEN["held"] = weakref.ref(held[0])
+yield {{"value": 1}}
+yield {{"value": 2}}
+step()
+"""
+    look = """\
+yield {"total": 1}
+yield {"value": SEEN["big"]() is None and SEEN["held"]() is None}
+"""
+    results = run(a=short, b=look)
+    record = results["a"].record
+    assert record["outcome"] == "out of memory"
+    assert record["samples"] == [{"value": 1}, {"value": 2}]
+    assert record["error"].split(":")[0] in OUT_OF_MEMORY[case]
+    assert records.check(results["a"].path) == []
+    assert results["b"].record["samples"] == [{"value": True}]
+
+
+def test_a_real_allocation_that_is_too_large(run):
+    body = """\
+yield {"total": 1}
+yield {"value": 1}
+torch.empty(1 << 60, dtype=torch.uint8)
+"""
+    (result,) = run(one=body).values()
+    assert result.record["outcome"] == "out of memory"
+    assert result.record["samples"] == [{"value": 1}]
+
+
+def test_other_errors_are_no_lack_of_memory():
+    for error in (RuntimeError("shapes"), ValueError("can't allocate memory")):
+        assert not runner.is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("message", "stored"),
+    [
+        ("no file /home/ann/x.txt here", "ValueError: no file … here"),
+        (r"C:\Users\ann\x is bad", "ValueError: … is bad"),
+        ("two\n  lines", "ValueError: two lines"),
+        ("see (https://pytorch.org/docs)", "ValueError: see …"),
+        ("", "ValueError:"),
+        ("x" * 999, f"ValueError: {'x' * 388}"),
+    ],
+)
+def test_an_error_is_stored_without_paths(message, stored):
+    assert runner._describe(ValueError(message)) == stored
+
+
+# Resuming ----------------------------------------------------------------
+
+COUNT = SIMPLE.replace(
+    "yield", 'SEEN["runs"] = 1 + SEEN.get("runs", 0)\nyield', 1
+)
+
+
+def runs(run):
+    return run.module.SEEN.pop("runs", 0)
+
+
+def test_what_is_finished_and_current_is_skipped(run):
+    first = run(one=COUNT)["one"]
+    before = first.path.read_bytes()
+    assert runs(run) == 1
+    second = run()["one"]
+    assert runs(run) == 0
+    assert second.seconds is None
+    assert second.record == first.record
+    assert first.path.read_bytes() == before
+    third = run(again=True)["one"]
+    assert runs(run) == 1
+    assert third.seconds is not None
+
+
+def test_out_of_memory_is_finished(run):
+    body = f"{COUNT}\nraise torch.OutOfMemoryError('x')"
+    assert run(one=body)["one"].record["outcome"] == "out of memory"
+    assert run()["one"].seconds is None
+    assert runs(run) == 1
+
+
+def test_what_failed_runs_again(run):
+    run(one=f"{COUNT}\nraise ValueError('x')")
+    assert run()["one"].seconds is not None
+    assert runs(run) == 2
+
+
+def test_an_earlier_version_runs_again(run):
+    run(one=COUNT)
+    run(one=COUNT.replace('"total": sum', '"total": 0 * sum'))
+    assert runs(run) == 1
+
+
+@pytest.mark.parametrize("harm", ["edited", "half", "interrupted"])
+def test_a_bad_record_runs_again(run, harm):
+    path = run(one=COUNT)["one"].path
+    text = path.read_text("utf-8")
+    if harm == "edited":
+        text = text.replace('{"value": 2}', '{"value": 7}')
+    elif harm == "half":
+        text = text[:100]
+    else:
+        record = {**read(path), "outcome": "predicted", "samples": []}
+        records.write({**record, "utc": None}, path.parent)
+        text = path.read_text("utf-8")
+        assert "interrupted" in records.check(path)[0]
+    path.write_text(text, "utf-8")
+    assert records.check(path)
+    assert run()["one"].seconds is not None
+    assert runs(run) == 2
+    assert records.check(path) == []
+
+
+def test_an_interruption_keeps_what_is_finished(run):
+    stop = 'yield {"total": 1}\nyield {"value": 1}\nraise KeyboardInterrupt'
+    with pytest.raises(KeyboardInterrupt):
+        run(a=SIMPLE, b=stop, c=SIMPLE)
+    by_name = {p.name.split(".")[0]: p for p in run.out.glob("*.json")}
+    assert set(by_name) == {"a", "b"}
+    assert records.check(by_name["a"]) == []
+    assert read(by_name["b"])["outcome"] == "predicted"
+    assert "interrupted" in records.check(by_name["b"])[0]
+    results = run(a=SIMPLE, b=SIMPLE, c=SIMPLE)
+    assert [r.seconds is None for r in results.values()] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_folder_that_vanishes_is_no_failure_of_the_experiment(run):
+    body = f"import shutil\nshutil.rmtree({str(run.out)!r})\n{SIMPLE}"
+    with pytest.raises(OSError):
+        run(one=body)
+
+
+def test_a_clock_that_is_set_back(run, monkeypatch):
+    times = itertools.chain(
+        ["2026-03-01T10:00:09Z"], itertools.repeat("2026-03-01T10:00:00Z")
+    )
+    monkeypatch.setattr(records, "now", lambda: next(times))
+    (result,) = run(one=SIMPLE).values()
+    assert result.record["outcome"] == "measured"
+    assert result.record["utc"] == "2026-03-01T10:00:09Z"
+    assert records.check(result.path) == []
+
+
+def test_parameters_cannot_be_changed_by_the_experiment(run):
+    (result,) = run(one=f"values.append(4)\n{SIMPLE}").values()
+    assert len(result.record["samples"]) == 4
+    assert result.record["parameters"]["values"] == [1, 2, 3]
+
+
+# The progress bar --------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_without_a_terminal():
+    stream = io.StringIO()
+    progress = Progress("one tiny", 2, stream)
+    progress.show(1)
+    progress.show(2)
+    progress.end("measured, 0.1 s")
+    assert stream.getvalue() == (
+        "one tiny  0/2\none tiny  1/2\none tiny  2/2\n"
+        "one tiny  measured, 0.1 s\n"
+    )
+
+
+def test_one_line_on_a_terminal():
+    stream = Terminal()
+    progress = Progress("one tiny", 4, stream)
+    progress.show(1)
+    progress.show(9)  # more than were expected
+    progress.end("measured")
+    shown = stream.getvalue()
+    assert shown.count("\n") == 1
+    assert shown.endswith("one tiny  measured\n")
+    bars = re.findall(r"[#.]{24}", shown)
+    assert [bar.count("#") for bar in bars] == [0, 6, 24]
+
+
+def test_nothing_expected():
+    Progress("one tiny", 0, Terminal()).show(0)
+
+
+def test_the_bar_goes_to_stderr(run, capsys):
+    run(one=SIMPLE)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "one tiny  3/3\n" in captured.err
+    assert re.search(r"one tiny  measured, \d+\.\d s\n$", captured.err)
