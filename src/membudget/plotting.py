@@ -1,7 +1,12 @@
 """One figure style, one colour for each consumer of memory."""
 
 import re
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from membudget.measuring import MemoryMonitor
 
 _PALETTE = Path(__file__).parent / "widgets" / "palette.css"
 
@@ -37,3 +42,117 @@ def use_style() -> None:
             "savefig.facecolor": "white",
         }
     )
+
+
+class MonitorPlot:
+    """A picture of a memory monitor that grows while training runs.
+
+    Points are the readings, the line is the largest of the window, and
+    dashed lines are the budget and the shares of it where a warning begins.
+    In a notebook the picture is shown where it is first drawn, and changes in
+    its place; elsewhere only ``figure`` changes.
+
+    Args:
+        monitor: what is drawn.
+        every: :meth:`update` draws at the first call and at each so many
+            calls after it. Drawing takes a tenth of a second.
+
+    Attributes:
+        figure: the matplotlib figure, closed for pyplot, so that a notebook
+            does not show it twice.
+
+    Raises:
+        ValueError: ``every`` is no positive whole number.
+
+    Example:
+        >>> plot = MonitorPlot(monitor)
+        >>> for step, batch in enumerate(loader):
+        ...     monitor(step, loss=train(batch))
+        ...     plot.update()
+        >>> plot.draw()
+    """
+
+    def __init__(self, monitor: "MemoryMonitor", every: int = 10) -> None:
+        import matplotlib.pyplot as plt
+
+        from membudget.measuring.units import UNITS, format_bytes
+
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(
+                f"every is {every!r}: use a positive whole number of calls"
+            )
+        self.monitor, self.every = monitor, every
+        self._calls = 0
+        self._peaks: list[int] = []
+        self._handle = None  # of the picture on the page
+        unit = format_bytes(monitor.budget).split()[1]
+        self._unit = 1024 ** UNITS.index(unit)
+
+        self.figure, self._axes = plt.subplots()
+        plt.close(self.figure)
+        self._axes.set(xlabel="step", ylabel=f"memory ({unit})")
+        self._axes.xaxis.get_major_locator().set_params(integer=True)
+        (self._window,) = self._axes.plot(
+            [], [], label=f"peak of the last {monitor.window}"
+        )
+        (self._points,) = self._axes.plot([], [], "o", ms=3, label="reading")
+        self._axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0
+        )
+        for share, name in (
+            (1, "budget"),
+            (monitor.critical, "critical"),
+            (monitor.warning, "warning"),
+        ):
+            self._limit(share * monitor.budget / self._unit, name)
+
+    def _limit(self, height: float, name: str) -> None:
+        import matplotlib as mpl
+
+        colour = mpl.rcParams["text.color"]
+        width = 1.8 if name == "budget" else 0.9
+        self._axes.axhline(height, color=colour, ls="--", lw=width)
+        self._axes.annotate(
+            f" {name}",
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize="small",
+            annotation_clip=False,
+        )
+
+    def update(self) -> None:
+        """Draw, if it is time: call it after each call of the monitor."""
+        if self._calls % self.every == 0:
+            self.draw()
+        self._calls += 1
+
+    def draw(self) -> None:
+        """Draw what the monitor has read by now."""
+        readings, window = self.monitor.readings, self.monitor.window
+        for end in range(len(self._peaks) + 1, len(readings) + 1):
+            last = readings[max(0, end - window) : end]
+            self._peaks.append(max(r.bytes for r in last))
+        steps = [r.step for r in readings]
+        self._points.set_data(steps, [r.bytes / self._unit for r in readings])
+        self._window.set_data(steps, [p / self._unit for p in self._peaks])
+        self._axes.relim()
+        self._axes.autoscale_view(scaley=False)
+        most = max(self.monitor.budget, self.monitor.peak) / self._unit
+        self._axes.set_ylim(0, 1.05 * most)
+        self._show()
+
+    def _show(self) -> None:
+        if self._handle is not None:
+            self._handle.update(self.figure)
+        elif _in_notebook():
+            from IPython.display import display
+
+            self._handle = display(self.figure, display_id=True)
+
+
+def _in_notebook() -> bool:
+    """Whether there is a page to show pictures on."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return hasattr(shell, "kernel")

@@ -211,6 +211,11 @@ def test_ten_allocations_are_named(made):
     assert [b.size for b in summary.at_peak[-6:]] == [12, 11, 10, 9, 8, 7]
 
 
+def test_equal_sizes_come_by_address(made):
+    made["device_traces"][0] = [entry("alloc", n, 1 << 30) for n in (9, 5, 7)]
+    assert [b.address for b in summarise(made).at_peak[:3]] == [5, 7, 9]
+
+
 def test_the_first_of_equal_peaks(made):
     trace = [
         entry("alloc", 0x3000000, 100),
@@ -233,6 +238,7 @@ def test_memory_counts_until_the_free_is_complete(made):
     summary = summarise(made)
     assert summary.peak_requested == older + 500
     assert summary.peak_event == 2
+    assert sum(b.size for b in summary.at_peak) == older + 500
 
 
 def test_a_device_without_history(made):

@@ -1,11 +1,29 @@
-"""The peak tracker, against hand counts and PyTorch's own tracker."""
+"""The peak tracker, against hand counts, MemTracker and the profiler."""
+
+import gc
+import sys
+import weakref
+from contextlib import ExitStack, suppress
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from membudget.measuring import PeakTracker
+from membudget.measuring import (
+    CATEGORIES,
+    OUTSIDE,
+    PHASES,
+    Operator,
+    PeakTracker,
+    SavedBytes,
+)
 from membudget.models import GPT, mlp
 
 torch.set_num_threads(1)
@@ -256,7 +274,163 @@ def test_the_same_on_meta_tensors():
     assert run("cpu") == run("meta")
 
 
-# PyTorch's own tracker ---------------------------------------------------
+# The account adds up -----------------------------------------------------
+
+
+def check_account(tracker):
+    """Everything the tracker says is one account, told in several ways."""
+    timeline, allocations = tracker.timeline, tracker.allocations
+    assert len(tracker.operators) == len(timeline)
+    assert {o.phase for o in tracker.operators} <= set(PHASES)
+    assert {a.category for a in allocations} <= set(CATEGORIES)
+    for a in allocations:
+        refused = a.birth == len(timeline) or a.birth == a.death
+        if a.birth >= 0 and not refused:
+            assert a.operator == tracker.operators[a.birth]
+
+    timelines = tracker.timelines()
+    for moment in range(-1, len(timeline)):
+        alive = [
+            a
+            for a in allocations
+            if a.birth <= moment and (a.death is None or a.death > moment)
+        ]
+        found = tracker.at(moment)
+        assert sorted(map(id, found)) == sorted(map(id, alive))
+        sizes = [a.bytes for a in found]
+        assert sizes == sorted(sizes, reverse=True)
+        split = tracker.split(moment)
+        if moment >= 0:
+            assert sum(sizes) == sum(split.values()) == timeline[moment]
+            assert split == {c: v[moment] for c, v in timelines.items()}
+
+    assert tracker.peak == max([tracker.start, *timeline])
+    peak = tracker.peak_moment
+    assert tracker.peak == ([*timeline, tracker.start][peak])
+    assert max([-1, *timeline[: max(peak, 0)]]) < tracker.peak
+    assert tracker.at_peak() == tracker.at(peak)
+    assert tracker.split() == tracker.split(peak)
+    if peak >= 0:
+        assert sum(tracker.split().values()) == tracker.peak
+
+    alive, ends, last = {}, {}, -1
+    for kind, number, size in tracker.events:
+        a = allocations[number]
+        moment = {"allocate": a.birth, "free": a.death}[kind]
+        assert size == a.bytes
+        assert last <= moment
+        if kind == "allocate":
+            assert number not in alive
+            alive[number] = size
+        else:
+            del alive[number]
+        last, ends[moment] = moment, sum(alive.values())
+    live = ends.get(-1, 0)
+    assert live == tracker.start
+    for moment, then in enumerate(timeline):
+        live = ends.get(moment, live)
+        assert live == then
+    live = ends.get(len(timeline), live)
+    assert live == tracker.live
+    assert alive == {
+        i: a.bytes for i, a in enumerate(allocations) if a.death is None
+    }
+
+
+def test_the_account_of_an_empty_block():
+    model = mlp(4, 4, 2)
+    for existing in ([], [model]):
+        with PeakTracker(*existing) as tracker:
+            pass
+        check_account(tracker)
+        assert tracker.peak_moment == -1
+        assert tracker.timelines() == {c: [] for c in CATEGORIES}
+        assert tracker.split() == tracker.split(-1)
+        assert sum(tracker.split().values()) == tracker.start
+        with pytest.raises(IndexError, match=r"no operator 0: use -1 … -1"):
+            tracker.at(0)
+
+
+def test_moments_out_of_range():
+    with PeakTracker() as tracker:
+        torch.ones(2) + 1
+    for moment in (-2, 2, 100):
+        with pytest.raises(IndexError, match=r"no operator .*: use -1 … 1$"):
+            tracker.at(moment)
+        with pytest.raises(IndexError, match="no operator"):
+            tracker.split(moment)
+
+
+def do(step, held, i, weight):
+    """One step of a program on the tensors held."""
+    t = held[i % len(held)] if held else torch.ones(6, 6)
+    if step == "new":
+        held.append(torch.ones(6, 6))
+    elif step == "drop" and held:
+        held.pop(i % len(held))
+    elif step == "copy":
+        held.append(t * 2)
+    elif step == "view":
+        held.append(t[:3])
+    elif step == "in place" and not t.requires_grad:
+        t.add_(1)
+    elif step == "trained" and t.numel() == 36:
+        held.append(t.detach().reshape(6, 6) @ weight)
+    elif step == "backward" and t.requires_grad:
+        t.sum().backward(retain_graph=True)
+    elif step == "no gradient":
+        weight.grad = None
+    elif step == "resize":
+        held.append(torch.ones(i).resize_(2 * i))
+    elif step == "storage":
+        held.append(torch.ones(i + 1))
+        held[-1].untyped_storage().resize_(0)
+        held[-1].untyped_storage().resize_(4 * i + 4)
+    elif step == "set":
+        held.append(torch.ones(2).set_(t.detach()))
+
+
+STEPS = [
+    "new",
+    "drop",
+    "copy",
+    "view",
+    "in place",
+    "trained",
+    "backward",
+    "no gradient",
+    "resize",
+    "storage",
+    "set",
+]
+PROGRAM = st.lists(
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 7)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@given(PROGRAM)
+def test_any_program_adds_up(program):
+    weight, held = nn.Parameter(torch.ones(6, 6)), [torch.ones(6, 6)]
+    with PeakTracker(weight, *held) as tracker:
+        for step, i in program:
+            do(step, held, i, weight)
+    check_account(tracker)
+    tensors = [*held, weight, *gradients_of(nn.ParameterList([weight]))]
+    storages = {t.untyped_storage() for t in tensors}
+    reachable = sum(s.nbytes() for s in storages)
+    graphs = any(t.requires_grad for t in held)
+    assert tracker.live >= reachable if graphs else tracker.live == reachable
+    del tensors, storages
+    held.clear()
+    assert tracker.live == sum(
+        t.nbytes for t in (weight, weight.grad) if t is not None
+    )
+
+
+# PyTorch's own tracker and the profiler ----------------------------------
 
 BATCH = 6
 
@@ -418,34 +592,209 @@ def accumulated_gpt_with_adam():
     return model, optimizer, [x], run
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        plain,
-        classified,
-        views,
-        in_place,
-        tied,
-        accumulated,
-        adam,
-        momentum,
-        autocast,
-        convolution,
-        gpt,
-        accumulated_gpt_with_adam,
-    ],
-)
+KEPT = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+def three_segments():
+    model = chain(8, 16)
+    return model, [model[0:4], model[4:10], model[10:16]]
+
+
+def checkpointed_sequence():
+    model, x = chain(8, 16), torch.randn(BATCH, 16)
+
+    def run(after_pass):
+        checkpoint_sequential(model, 3, x, **KEPT).sum().backward()
+
+    return model, None, [x], run
+
+
+def checkpointed_segments():
+    (model, segments), x = three_segments(), torch.randn(BATCH, 16)
+
+    def run(after_pass):
+        h = x
+        for segment in segments:
+            h = checkpoint(segment, h, **KEPT)
+        h.sum().backward()
+
+    return model, None, [x], run
+
+
+def checkpointed_reentrant():
+    model, segments = three_segments()
+    x = torch.randn(BATCH, 16, requires_grad=True)
+    options = {"use_reentrant": True, "preserve_rng_state": False}
+
+    def run(after_pass):
+        h = x
+        for segment in segments:
+            h = checkpoint(segment, h, **options)
+        h.sum().backward()
+
+    return model, None, [x], run
+
+
+def checkpointed_autocast():
+    (model, segments), x = three_segments(), torch.randn(BATCH, 16)
+
+    def run(after_pass):
+        with torch.autocast("cpu", torch.bfloat16):
+            h = x
+            for segment in segments:
+                h = checkpoint(segment, h, **KEPT)
+            loss = h.float().square().mean()
+        loss.backward()
+
+    return model, None, [x], run
+
+
+def checkpointed_gpt():
+    model = GPT(vocabulary=13, context=8, width=8, depth=4, heads=2)
+    x = torch.randint(13, (BATCH, 8))
+
+    def run(after_pass):
+        h = model.token(x) + model.position(torch.arange(8))
+        for block in model.blocks:
+            h = checkpoint(block, h, **KEPT)
+        logits = model.head(model.norm(h)).flatten(0, 1)
+        F.cross_entropy(logits, x.flatten()).backward()
+
+    return model, None, [x], run
+
+
+def images():
+    """The convolution's own scratch is smaller than the classifier."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(64, 4096),
+        nn.Tanh(),
+        nn.Tanh(),
+        nn.Linear(4096, 10),
+    )
+    x = torch.randn(BATCH, 1, 8, 8)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    return model, None, [x], lambda _: model(x).square().sum().backward()
+
+
+def storages_resized():
+    """Buffers emptied, filled when they are needed, and emptied again."""
+    model, x = nn.Linear(16, 16), torch.randn(BATCH, 16)
+
+    def run(after_pass):
+        h, shards = model(x), []
+        for size in (256, 512, 1024):
+            shards.append(torch.empty(size))
+            shards[-1].untyped_storage().resize_(0)
+        for shard in shards:
+            shard.untyped_storage().resize_(shard.nbytes)
+            h = h + shard.fill_(2)[:16]  # saves nothing for backward
+            shard.untyped_storage().resize_(0)
+        h.square().mean().backward()
+
+    return model, None, [x], run
+
+
+def tensors_resized():
+    model, x = nn.Linear(16, 16), torch.randn(BATCH, 16)
+
+    def run(after_pass):
+        a, b, c = torch.ones(100), torch.empty(0), torch.empty(0)
+        b.resize_(700).fill_(3)
+        a.set_(b)
+        del b
+        torch.mul(a, 2, out=c)
+        c.resize_(3)
+        (model(x) * c.sum()).square().mean().backward()
+
+    return model, None, [x], run
+
+
+def several_optimizers(kind, **options):
+    def setting():
+        model = mlp(8, 16, 3)
+        optimizer = kind(model.parameters(), **options)
+        x = torch.randn(BATCH, 8)
+
+        def run(after_pass):
+            for _ in range(2):
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                after_pass()
+
+        return model, optimizer, [x], run
+
+    name = "_".join([kind.__name__, *(f"{k}_{v}" for k, v in options.items())])
+    setting.__name__ = name
+    return setting
+
+
+SETTINGS = [
+    plain,
+    classified,
+    views,
+    in_place,
+    tied,
+    accumulated,
+    adam,
+    momentum,
+    autocast,
+    convolution,
+    images,
+    gpt,
+    accumulated_gpt_with_adam,
+    checkpointed_sequence,
+    checkpointed_segments,
+    checkpointed_reentrant,
+    checkpointed_autocast,
+    checkpointed_gpt,
+    storages_resized,
+    tensors_resized,
+    several_optimizers(torch.optim.SGD, lr=0.1),
+    several_optimizers(torch.optim.SGD, momentum=0.9, foreach=False),
+    several_optimizers(torch.optim.Adam, foreach=True),
+    several_optimizers(torch.optim.AdamW, fused=True),
+    several_optimizers(torch.optim.Adagrad, foreach=False),
+    several_optimizers(torch.optim.RMSprop, centered=True, foreach=False),
+]
+# What an operator allocates and frees within itself, which the profiler sees.
+# A number that a kernel of these optimizers gets becomes a tensor (8 bytes)
+# and is cast (4); a convolution may lay its arguments out anew.
+SCRATCH = {
+    "adam": 8 + 4,
+    "accumulated_gpt_with_adam": 8 + 4,
+    "Adam_foreach_True": 8 + 4,
+    "Adagrad_foreach_False": 8 + 4,
+    "convolution": 1 << 20,
+}
+
+
+def by_name(setting):
+    return setting.__name__
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=by_name)
 def test_the_same_bytes_as_pytorchs_tracker(setting):
     name = "torch.distributed._tools.mem_tracker"
     theirs = pytest.importorskip(name, reason=f"no {name} here").MemTracker()
 
     torch.manual_seed(0)
     model, optimizer, batch, run = setting()
-    existing = [*batch, *model.parameters(), *model.buffers()]
+    existing = [model, *batch]
+    if optimizer is not None:
+        existing.append(optimizer)
     with PeakTracker(*existing) as ours:
         run(lambda: None)
-    peak, after = ours.peak, ours.live
-    start = ours.start
+    start, peak, after = ours.start, ours.peak, ours.live
+    end = ours.split(len(ours.timeline) - 1)
+    check_account(ours)
 
     torch.manual_seed(0)
     model, optimizer, batch, run = setting()
@@ -457,6 +806,1102 @@ def test_the_same_bytes_as_pytorchs_tracker(setting):
     with theirs:
         run(theirs.reset_mod_stats)  # it wants that between two passes
     assert theirs.get_tracker_snapshot("peak")[device]["Total"] == peak
-    assert theirs.get_tracker_snapshot("current")[device]["Total"] == after
-    assert start < after or optimizer is not None
-    assert after < peak
+    found = theirs.get_tracker_snapshot("current")[device]
+    assert found["Total"] == after
+    assert start <= after < peak
+    found = {key: value for key, value in found.items() if value}
+    held = found.get("Parameter", 0) + found.get("Buffer", 0)
+    assert end["parameters"] == held
+    assert end["gradients"] == found.get("Gradient", 0)
+    assert end["optimizer"] == found.get("Optstate", 0)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=by_name)
+def test_the_same_bytes_as_the_profiler(setting):
+    torch.manual_seed(0)
+    model, _, batch, run = setting()
+    with PeakTracker(model, *batch) as ours:
+        run(lambda: None)
+    peak, after = ours.peak - ours.start, ours.live - ours.start
+
+    torch.manual_seed(0)
+    model, _, batch, run = setting()
+    cpu = [ProfilerActivity.CPU]
+    with profile(activities=cpu, profile_memory=True) as profiler:
+        run(lambda: None)
+    live = most = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    assert live == after
+    assert 0 <= most - peak <= SCRATCH.get(setting.__name__, 0)
+
+
+# Categories --------------------------------------------------------------
+
+ROWS, WIDTH = 5, 8
+UNIT = 4 * ROWS * WIDTH
+WEIGHT, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
+LAYER = WEIGHT + BIAS
+REENTRANT = {"use_reentrant": True, "preserve_rng_state": False}
+
+
+def tanh_layers(depth):
+    """Linear and Tanh by turns; autograd saves what each Tanh returns."""
+    layers = []
+    for _ in range(depth):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def rows(**options):
+    return torch.randn(ROWS, WIDTH, **options)
+
+
+def split_at(tracker, label):
+    """What was alive when the marked part began, without the zeros."""
+    (moment,) = (i for i, name in tracker.marks if name == label)
+    return nonzero(tracker.split(moment - 1))
+
+
+def nonzero(split):
+    return {category: size for category, size in split.items() if size}
+
+
+def at_end(tracker):
+    return nonzero(tracker.split(len(tracker.timeline) - 1))
+
+
+def test_a_training_step_category_by_category():
+    model, x = tanh_layers(3), rows()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with PeakTracker(model, optimizer, x) as tracker:
+        tracker.mark("forward")
+        loss = model(x).sum()
+        tracker.mark("backward")
+        loss.backward()
+        del loss
+        tracker.mark("step")
+        optimizer.step()
+        tracker.mark("zero")
+        optimizer.zero_grad()
+        tracker.mark("end")
+    existing = {"parameters": 3 * LAYER, "inputs": UNIT}
+    trained = existing | {"gradients": 3 * LAYER}
+    states = {"optimizer": 2 * 3 * LAYER + 6 * 4}
+    assert nonzero(tracker.split(-1)) == existing
+    held = existing | {"activations": 3 * UNIT + 4}
+    assert split_at(tracker, "backward") == held
+    # The last operator still holds the loss and its gradient.
+    assert split_at(tracker, "step") == trained | {"activations": 8}
+    assert split_at(tracker, "zero") == trained | states
+    # ``zero_grad`` ends with an operator of its own.
+    assert at_end(tracker) == existing | states
+    assert tracker.live == tracker.start + states["optimizer"]
+    check_account(tracker)
+
+
+def test_the_gradient_is_one_from_its_birth_on():
+    """Made in the backward pass as a temporary, kept as ``grad``."""
+    model, x = nn.Linear(WIDTH, WIDTH), rows()
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    made = [a for a in tracker.allocations if a.category == "gradients"]
+    assert sorted(a.bytes for a in made) == [BIAS, WEIGHT]
+    assert {a.operator for a in made} == {
+        Operator("aten.mm", "Linear", "backward"),
+        Operator("aten.sum", "Linear", "backward"),
+    }
+    assert all(a.death is None for a in made)
+
+
+def test_a_second_gradient_is_temporary_until_it_is_added():
+    model, x = nn.Linear(WIDTH, WIDTH, bias=False), rows()
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+        tracker.mark("again")
+        model(x).sum().backward()
+    added = [o.name for o in tracker.operators].index("aten.add_")
+    split = tracker.split(added)
+    assert split["gradients"] == split["temporaries"] == WEIGHT
+    assert split_at(tracker, "again")["gradients"] == WEIGHT
+    assert at_end(tracker)["gradients"] == WEIGHT
+    assert tracker.live == tracker.start + WEIGHT
+
+
+def test_gradients_left_over_from_before():
+    model, x = nn.Linear(WIDTH, WIDTH, bias=False), rows()
+    model(x).sum().backward()
+    with PeakTracker(model, x) as tracker:
+        tracker.mark("zero")
+        model.zero_grad()
+        tracker.mark("forward")
+        model(x).sum().backward()
+    assert tracker.start == 2 * WEIGHT + UNIT
+    expected = {"parameters": WEIGHT, "gradients": WEIGHT, "inputs": UNIT}
+    assert split_at(tracker, "zero") == expected
+    assert split_at(tracker, "forward") == expected  # before its first
+    assert tracker.split(0)["gradients"] == 0
+    assert at_end(tracker)["gradients"] == WEIGHT
+    assert sum(a.category == "gradients" for a in tracker.allocations) == 2
+
+
+def test_gradients_assigned_by_hand():
+    """No hook sees them; the tracker looks at marks, steps and the end."""
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PeakTracker(model) as tracker:
+        for look in (lambda: tracker.mark("look"), optimizer.step):
+            model.weight.grad = torch.ones(WIDTH, WIDTH)
+            look()
+            model.weight.grad = None
+        model.weight.grad = torch.ones(WIDTH, WIDTH)
+    made = [a for a in tracker.allocations if a.bytes == WEIGHT]
+    assert [a.category for a in made] == ["parameters"] + 3 * ["gradients"]
+
+
+def test_a_gradient_that_a_hook_uses_up_is_a_gradient():
+    """A step for each parameter inside the backward pass."""
+    model, x = tanh_layers(2), rows()
+    steps = {}
+
+    def use(p):
+        steps[p].step()
+        p.grad = None
+
+    for p in model.parameters():
+        steps[p] = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+        p.register_post_accumulate_grad_hook(use)
+    before = [dict(p._post_accumulate_grad_hooks) for p in steps]
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    after = [dict(p._post_accumulate_grad_hooks) for p in steps]
+    assert before == after
+    made = [a for a in tracker.allocations if a.category == "gradients"]
+    assert sum(a.bytes for a in made) == 2 * LAYER
+    assert all(a.death is not None for a in made)
+    assert max(tracker.timelines()["gradients"]) <= LAYER
+    assert at_end(tracker)["optimizer"] == 2 * LAYER
+    phases = {o.phase for o in tracker.operators}
+    assert phases == {"forward", "backward", "optimizer"}
+    states = [a for a in tracker.allocations if a.category == "optimizer"]
+    assert {a.operator.phase for a in states} == {"optimizer"}
+    check_account(tracker)
+
+
+def test_frozen_parameters_are_parameters():
+    model, x = tanh_layers(2), rows()
+    model[0].requires_grad_(False)
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    assert at_end(tracker)["gradients"] == LAYER
+    assert at_end(tracker)["parameters"] == 2 * LAYER
+
+
+@pytest.mark.parametrize("hand_over", [True, False])
+def test_optimizer_states_made_in_the_block(hand_over):
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    model.weight.grad = torch.ones(WIDTH, WIDTH)
+    existing = [model, optimizer] if hand_over else [model]
+    with PeakTracker(*existing) as tracker:
+        optimizer.step()
+        first = tracker.live
+        optimizer.step()
+    assert tracker.live == first
+    states = {"optimizer": 2 * WEIGHT + 4}
+    assert at_end(tracker) == states | {
+        "parameters": WEIGHT,
+        "gradients": WEIGHT,
+    }
+    made = {a.category for a in tracker.allocations if a.birth >= 0}
+    assert made == {"optimizer", "temporaries"}
+
+
+def test_optimizer_states_from_before_the_block():
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    model.weight.grad = torch.ones(WIDTH, WIDTH)
+    optimizer.step()
+    states = 2 * WEIGHT + 4
+    for existing, known in (([model, optimizer], states), ([model], 0)):
+        with PeakTracker(*existing) as tracker:
+            optimizer.step()
+        assert tracker.start == 2 * WEIGHT + known
+        assert at_end(tracker).get("optimizer", 0) == known
+
+
+def test_what_an_optimizer_works_with_is_temporary():
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    model.weight.grad = torch.ones(WIDTH, WIDTH)
+    optimizer.step()
+    with PeakTracker(model, optimizer) as tracker:
+        optimizer.step()
+    assert tracker.peak > tracker.start
+    assert tracker.split()["temporaries"] == tracker.peak - tracker.start
+    named = [o for o in tracker.operators if not o.name.startswith("profiler")]
+    assert {o.phase for o in named} == {"optimizer"}
+
+
+def test_lbfgs_calls_the_model_inside_its_step():
+    model, x = tanh_layers(1), rows()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with PeakTracker(model, x) as tracker:
+        optimizer.step(closure)
+    by_phase = {o.phase: o.module for o in tracker.operators if o.module}
+    assert by_phase == {"forward": "1", "backward": "0"}
+    assert at_end(tracker)["gradients"] == LAYER
+    held = {
+        t.untyped_storage()
+        for state in optimizer.state.values()
+        for value in state.values()
+        for t in (value if isinstance(value, list) else [value])
+        if torch.is_tensor(t)
+    }
+    assert at_end(tracker)["optimizer"] == sum(s.nbytes() for s in held) > 0
+
+
+def test_buffers_count_as_parameters():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    x = rows()
+    buffers = 2 * 4 * WIDTH + 8  # mean, variance, number of batches
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    parameters = LAYER + 2 * BIAS
+    assert tracker.split(-1)["parameters"] == parameters + buffers
+    assert at_end(tracker)["parameters"] == parameters + buffers
+    assert at_end(tracker)["gradients"] == parameters
+
+
+def test_inputs_drawn_in_the_block():
+    """What the outermost module is called with, until it is computed on."""
+    model = tanh_layers(2)
+    with PeakTracker(model) as tracker:
+        x = rows()
+        y = rows()
+        tracker.mark("forward")
+        loss = (model(x) - y).square().sum()
+        tracker.mark("backward")
+        loss.backward()
+    held = split_at(tracker, "backward")
+    # Two outputs of Tanh, the difference, y and the loss.
+    assert held["activations"] == 4 * UNIT + 4
+    assert held["inputs"] == UNIT
+    assert split_at(tracker, "forward")["inputs"] == UNIT
+    assert [a.operator.name for a in tracker.allocations].count("aten.randn")
+    del loss
+    check_account(tracker)
+
+
+def test_nested_inputs_drawn_in_the_block():
+    class Sum(nn.Module):
+        def forward(self, pair, more):
+            return pair[0] + pair[1] + more["x"]
+
+    with PeakTracker() as tracker:
+        parts = [torch.ones(3), torch.ones(3), torch.ones(3)]
+        Sum()((parts[0], [parts[1]][0]), {"x": parts[2]})
+    assert nonzero(tracker.split(2)) == {"inputs": 36}
+
+
+def test_an_output_of_a_model_is_no_input_of_the_next():
+    first, second, x = tanh_layers(1), tanh_layers(1), rows()
+    with PeakTracker(first, second, x) as tracker:
+        loss = second(first(x)).sum()
+        tracker.mark("backward")
+        loss.backward()
+    assert split_at(tracker, "backward") == {
+        "parameters": 2 * LAYER,
+        "inputs": UNIT,
+        "activations": 2 * UNIT + 4,
+    }
+
+
+def test_a_leaf_input_and_its_gradient():
+    model, x = tanh_layers(1), rows(requires_grad=True)
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    end = at_end(tracker)
+    assert end["inputs"] == end["temporaries"] == UNIT == x.grad.nbytes
+    assert tracker.live == tracker.start + LAYER + UNIT
+
+
+def test_losses_kept_in_a_list_keep_their_graphs():
+    model, x = tanh_layers(3), rows()
+    kept = []
+    with PeakTracker(model, x) as tracker:
+        for i in range(4):
+            tracker.mark(f"{i}")
+            kept.append(model(x).sum())
+    for i in range(4):
+        held = split_at(tracker, f"{i}").get("activations", 0)
+        assert held == i * (3 * UNIT + 4)
+    assert at_end(tracker)["activations"] == 4 * (3 * UNIT + 4)
+    kept[:] = [loss.item() for loss in kept]
+    assert tracker.live == tracker.start
+
+
+def test_a_loss_kept_as_a_number_keeps_nothing():
+    model, x = tanh_layers(3), rows()
+    with PeakTracker(model, x) as tracker:
+        kept = [model(x).sum().item() for _ in range(4)]
+    assert len(kept) == 4
+    assert tracker.live == tracker.start
+    assert set(a.category for a in tracker.allocations if a.birth >= 0) == {
+        "temporaries"
+    }
+
+
+def test_without_a_graph_only_what_is_held_stays():
+    model, x = tanh_layers(4), rows()
+    with PeakTracker(model, x) as tracker, torch.no_grad():
+        y = model(x)
+    # One layer's input and output are there at a time.
+    assert tracker.peak == tracker.start + 2 * UNIT
+    assert at_end(tracker)["activations"] == y.nbytes == UNIT
+    assert tracker.split()["temporaries"] == 2 * UNIT
+
+
+def test_two_losses_share_what_was_saved():
+    model, x = tanh_layers(2), rows()
+    with PeakTracker(model, x) as tracker:
+        h = model(x)
+        first, second = h.sum(), h.square().sum()
+        del h
+        tracker.mark("first")
+        first.backward(retain_graph=True)
+        tracker.mark("second")
+        second.backward()
+        del first, second
+    assert split_at(tracker, "first")["activations"] == 2 * UNIT + 8
+    # Its gradient is gone, the graph is not.
+    assert split_at(tracker, "second") == {
+        "parameters": 2 * LAYER,
+        "inputs": UNIT,
+        "gradients": 2 * LAYER,
+        "activations": 2 * UNIT + 8 + 4,
+    }
+    assert tracker.live == tracker.start + 2 * LAYER
+    check_account(tracker)
+
+
+def test_a_graph_of_the_backward_pass_is_kept_for_the_next():
+    """With ``create_graph``: no forward pass runs again."""
+    model, x = tanh_layers(2), rows(requires_grad=True)
+    with PeakTracker(model, x) as tracker:
+        loss = model(x).sum()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        slope.square().sum().backward()
+    assert {o.phase for o in tracker.operators} == {"forward", "backward"}
+    check_account(tracker)
+
+
+class Own(torch.autograd.Function):
+    """Checkpointing as a reader would write it."""
+
+    @staticmethod
+    def forward(ctx, run, x):
+        ctx.run = run
+        ctx.save_for_backward(x)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.run(x)
+        torch.autograd.backward(y, gradient)
+        return None, x.grad
+
+
+CHECKPOINTS = {
+    "none": lambda run, x: run(x),
+    "reentrant": lambda run, x: checkpoint(run, x, **REENTRANT),
+    "not reentrant": lambda run, x: checkpoint(run, x, **KEPT),
+    "own": Own.apply,
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_what_is_recomputed_are_activations(kind):
+    depth = 4
+    model, x = tanh_layers(2 * depth), rows(requires_grad=True)
+    halves = model[: 2 * depth], model[2 * depth :]
+    with PeakTracker(model, x) as tracker:
+        h = x
+        for half in halves:
+            h = CHECKPOINTS[kind](half, h)
+        loss = h.sum()
+        del h
+        tracker.mark("backward")
+        loss.backward()
+        del loss
+    held = split_at(tracker, "backward")["activations"]
+    again = [o for o in tracker.operators if o.phase == "recomputation"]
+    peak = max(tracker.timelines()["activations"])
+    if kind == "none":
+        assert not again
+        assert held == peak - 4 == 2 * depth * UNIT + 4
+        return
+    assert held == UNIT + 4  # between the halves
+    linears = [o for o in again if o.name == "aten.addmm"]
+    assert len(linears) == 2 * depth
+    recomputed = [
+        a for a in tracker.allocations if a.operator.phase == "recomputation"
+    ]
+    stay = [a for a in recomputed if a.operator.name == "aten.tanh"]
+    pass_on = [a for a in recomputed if a.operator.name == "aten.addmm"]
+    # A checkpoint that is not reentrant stops early: after the last tensor
+    # that backward needs, which is the last Tanh's result.
+    assert len(stay) == len(pass_on) == 2 * depth
+    assert {a.category for a in stay} == {"activations"}
+    assert {a.category for a in pass_on} == {"temporaries"}
+    assert peak == UNIT + depth * UNIT + 8
+    check_account(tracker)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoints_inside_checkpoints():
+    """Reentrant ones recompute without a graph, too: still a recomputation."""
+    model, x = tanh_layers(4), rows(requires_grad=True)
+
+    def half(i, x):
+        for layer in (model[i : i + 2], model[i + 2 : i + 4]):
+            x = checkpoint(layer, x, **REENTRANT)
+        return x
+
+    with PeakTracker(model, x) as tracker:
+        h = x
+        for i in (0, 4):
+            h = checkpoint(half, i, h, **REENTRANT)
+        h.sum().backward()
+    forward = [o for o in tracker.operators if o.name == "aten.addmm"]
+    assert [o.phase for o in forward[:4]] == ["forward"] * 4
+    assert [o.phase for o in forward[4:]] == ["recomputation"] * 8
+    stay = [
+        a
+        for a in tracker.allocations
+        if a.operator == Operator("aten.tanh", "1", "recomputation")
+    ]
+    # Once as the second layer's input, once for its own backward.
+    assert [a.category for a in stay] == ["activations"] * 2
+    check_account(tracker)
+
+
+def test_without_a_graph_inside_a_checkpoint():
+    """A mask that is drawn without a graph, and stays for backward."""
+    model, x = nn.Linear(WIDTH, WIDTH), rows(requires_grad=True)
+
+    def masked(x):
+        with torch.no_grad():
+            mask = torch.rand_like(x).round()
+        return model(x) * mask
+
+    with PeakTracker(model, x) as tracker:
+        checkpoint(masked, x, **KEPT).sum().backward()
+    draws = [o for o in tracker.operators if o.name == "aten.rand_like"]
+    assert [o.phase for o in draws] == ["forward", "recomputation"]
+    kept = [a for a in tracker.allocations if a.operator.name == "aten.round"]
+    categories = [a.category for a in kept]
+    assert categories == ["temporaries", "activations"]
+
+
+@pytest.mark.parametrize(
+    "hooks", [SavedBytes, torch.autograd.graph.save_on_cpu]
+)
+def test_other_hooks_on_saved_tensors_are_no_recomputation(hooks):
+    model, x = tanh_layers(2), rows()
+    with PeakTracker(model, x) as tracker, hooks():
+        model(x).sum().backward()
+    assert {o.phase for o in tracker.operators} == {"forward", "backward"}
+
+
+def test_in_place_and_views_keep_their_category():
+    model, x = nn.Linear(WIDTH, WIDTH), rows()
+    with PeakTracker(model, x) as tracker, torch.no_grad():
+        x.mul_(2)
+        model.weight.t().add_(1)
+        x[1:].zero_()
+        model.weight.detach().view(-1)[:3].fill_(0)
+    assert at_end(tracker) == {"parameters": LAYER, "inputs": UNIT}
+    assert len(tracker.allocations) == 3
+
+
+def test_a_resized_storage_keeps_its_category():
+    model, x = nn.Linear(WIDTH, WIDTH, bias=False), rows()
+    with PeakTracker(model, x) as tracker:
+        storage = model.weight.untyped_storage()
+        storage.resize_(0)
+        storage.resize_(WEIGHT // 2)
+        x.untyped_storage().resize_(2 * UNIT)
+    sizes = [
+        (s["parameters"], s["inputs"])
+        for s in map(tracker.split, range(-1, 3))
+    ]
+    assert sizes == [
+        (WEIGHT, UNIT),
+        (0, UNIT),
+        (WEIGHT // 2, UNIT),
+        (WEIGHT // 2, 2 * UNIT),
+    ]
+    resize = Operator("storage.resize_", OUTSIDE, "forward")
+    assert tracker.operators == [resize] * 3
+    check_account(tracker)
+
+
+# Resized storages --------------------------------------------------------
+
+
+def test_a_storage_from_outside_counts_once_it_grows():
+    """Emptied before the block, filled in it: FSDP's in a second step."""
+    outside, shrinks = torch.ones(100), torch.ones(100)
+    outside.untyped_storage().resize_(0)
+    with PeakTracker() as tracker:
+        outside.untyped_storage().resize_(400)
+        outside.fill_(1)
+        shrinks.untyped_storage().resize_(40)
+        outside.untyped_storage().resize_(0)
+    assert tracker.timeline == [400, 400, 400, 0]
+    assert tracker.live == 0
+
+
+def test_a_tensor_from_outside_counts_once_it_grows():
+    a, out, same = torch.ones(50), torch.empty(0), torch.ones(50)
+    with PeakTracker() as tracker:
+        torch.add(a, 1, out=out)
+        torch.add(a, 1, out=same)
+        out.resize_(10)
+        a.resize_(100)
+    assert tracker.timeline == [200, 200, 200, 600]
+    del a
+    assert tracker.live == 200
+
+
+def test_a_tensor_that_takes_over_a_storage():
+    a = torch.ones(10)
+    with PeakTracker(a) as tracker:
+        b = torch.ones(20)
+        a.set_(b)
+        del b
+        a.resize_(50)
+        a.resize_(1)
+    assert tracker.timeline == [120, 80, 200, 200]
+
+
+def test_a_tensor_that_takes_over_a_bare_storage():
+    a, b = torch.ones(10), torch.ones(20)
+    with PeakTracker(a, b) as tracker:
+        a.set_(b.untyped_storage())
+    assert tracker.timeline == [80]
+
+
+# What the block leaves behind --------------------------------------------
+
+
+def traces(*models):
+    """Everything global, or of the models, that a tracker could leave."""
+    found = {
+        f"{module}.{name}": list(value)
+        for module in ("torch.nn.modules.module", "torch.optim.optimizer")
+        for name, value in vars(sys.modules[module]).items()
+        if name.startswith("_global") and isinstance(value, dict)
+    }
+    assert len(found) > 6
+    found["dispatch"] = list(_get_current_dispatch_mode_stack())
+    found["resize_"] = torch.UntypedStorage.resize_
+    for i, model in enumerate(models):
+        for name, p in model.named_parameters():
+            # An empty one is made with the first hook and stays.
+            hooks = p._post_accumulate_grad_hooks or {}
+            found[f"{i}.{name}"] = (list(hooks), p._backward_hooks)
+        for name, module in model.named_modules():
+            found[f"{i}.{name}."] = (
+                list(module._forward_hooks),
+                list(module._forward_pre_hooks),
+                list(module._backward_hooks),
+            )
+    return found
+
+
+class Breaks(nn.Module):
+    """Passes its input on, and raises in the given pass."""
+
+    def __init__(self, where, error):
+        super().__init__()
+        self.where, self.error = where, error
+
+    def forward(self, x):
+        if self.where == "forward":
+            raise self.error
+        if self.where == "backward":
+            x = x * 1
+            x.register_hook(self.fail)
+        return x
+
+    def fail(self, gradient):
+        raise self.error
+
+
+class BreaksInStep(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("in the step")
+
+
+@pytest.mark.parametrize("error", [ValueError("planned"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["block", "forward", "backward", "step"])
+def test_an_exception_leaves_nothing_behind(where, error):
+    broken = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), Breaks(where, error), nn.Tanh()
+    )
+    optimizer = torch.optim.SGD(broken.parameters(), lr=0.1)
+    if where == "step":
+        handle = optimizer.register_step_pre_hook(lambda *_: broken[1].fail(0))
+    x = rows()
+    before = traces(broken)
+    for _ in range(2):
+        with (
+            pytest.raises(type(error)),
+            PeakTracker(broken, optimizer, x) as tracker,
+        ):
+            broken(x).sum().backward()
+            optimizer.step()
+            raise error
+        assert traces(broken) == before
+        check_account(tracker)
+    # A good step afterwards is tracked as if nothing had happened.
+    if where == "step":
+        handle.remove()
+    broken[1].where = "nowhere"
+    broken.zero_grad()
+    timelines = []
+    for model in (broken, broken):
+        with PeakTracker(model, x) as tracker:
+            broken(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        timelines.append(tracker.timeline)
+        categories = {o.phase for o in tracker.operators}
+        assert categories == {"forward", "backward", "optimizer"}
+    assert timelines[0] == timelines[1]
+
+
+def test_a_good_block_leaves_nothing_behind():
+    model, x = tanh_layers(2), rows()
+    optimizer = torch.optim.Adam(model.parameters())
+    before = traces(model)
+    with PeakTracker(model, optimizer, x) as tracker:
+        assert traces(model) != before
+        model(x).sum().backward()
+        optimizer.step()
+    assert traces(model) == before
+    assert tracker._made_in == {}
+
+
+def test_an_entry_that_fails_leaves_nothing_behind(monkeypatch):
+    model = tanh_layers(1)
+    before = traces(model)
+    tracker = PeakTracker(model)
+
+    def fail(self, hook):
+        raise RuntimeError("no hooks here")
+
+    name = "register_post_accumulate_grad_hook"
+    monkeypatch.setattr(torch.Tensor, name, fail)
+    with pytest.raises(RuntimeError, match="no hooks here"), tracker:
+        pass
+    assert traces(model) == before
+    monkeypatch.undo()
+    with tracker:
+        torch.ones(2)
+    assert tracker.timeline == [LAYER + 8]
+    assert traces(model) == before
+
+
+def test_hooks_of_others_stay_where_they_were():
+    model, x = nn.Linear(WIDTH, WIDTH), rows()
+    order = []
+    for i in range(3):
+        model.weight.register_post_accumulate_grad_hook(
+            lambda p, i=i: order.append(i)
+        )
+    keys = list(model.weight._post_accumulate_grad_hooks)
+    with PeakTracker(model, x):
+        model(x).sum().backward()
+        late = model.weight.register_post_accumulate_grad_hook(
+            lambda p: order.append("late")
+        )
+        model(x).sum().backward()
+    late.remove()
+    assert order == [0, 1, 2, 0, 1, 2, "late"]
+    assert list(model.weight._post_accumulate_grad_hooks) == keys
+
+
+def test_it_cannot_be_entered_while_it_runs():
+    before = traces()
+    with PeakTracker() as tracker:
+        a = torch.ones(2)
+        with (
+            pytest.raises(RuntimeError, match="running already: use another"),
+            tracker,
+        ):
+            pass
+        b = a + 1
+    assert tracker.timeline == [8, 16]
+    assert b.sum() == 4
+    assert traces() == before
+
+
+def test_entered_again_it_goes_on():
+    model, x = tanh_layers(2), rows()
+    tracker = PeakTracker(model, x)
+    with tracker:
+        model(x).sum().backward()
+    once, live = list(tracker.timeline), tracker.live
+    held = rows()  # between the blocks nothing is counted, but
+    model.zero_grad()  # what is freed is subtracted
+    assert live - tracker.live == 2 * LAYER
+    with tracker:
+        model(held).sum().backward()
+    assert tracker.timeline[: len(once)] == once
+    assert tracker.timeline[len(once) :] == once
+    assert at_end(tracker)["gradients"] == 2 * LAYER
+    check_account(tracker)
+
+
+def test_one_tracker_inside_another():
+    with PeakTracker() as outer:
+        a = torch.ones(2)
+        with PeakTracker(a) as inner:
+            b = a + 1
+        c = b * 2
+    assert inner.timeline == [16]
+    assert outer.timeline == [8, 16, 24]
+    assert c.sum() == 8
+
+
+def test_both_trackers_see_a_storage_resized():
+    before = torch.UntypedStorage.resize_
+    x = torch.ones(10)
+    with PeakTracker(x) as outer:
+        with PeakTracker(x) as inner:
+            x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(40)
+    assert (inner.timeline, outer.timeline) == ([0], [0, 40])
+    assert torch.UntypedStorage.resize_ is before
+
+
+@pytest.mark.parametrize("setting", [gpt, convolution, checkpointed_autocast])
+def test_the_step_is_bitwise_the_same(setting):
+    def gradients(tracked):
+        torch.manual_seed(0)
+        model, _, batch, run = setting()
+        with PeakTracker(model, *batch) if tracked else ExitStack():
+            run(lambda: None)
+        return gradients_of(model), torch.get_rng_state()
+
+    (ours, state), (expected, untracked) = gradients(True), gradients(False)
+    assert len(ours) == len(expected) > 0
+    assert all(map(torch.equal, ours, expected))
+    assert torch.equal(state, untracked)
+
+
+def test_it_keeps_nothing_alive():
+    model, x = tanh_layers(2), rows()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    with PeakTracker(model, optimizer, x) as tracker:
+        h = model(x)
+        h.sum().backward()
+        optimizer.step()
+        things = [*model.parameters(), *gradients_of(model), h, x, model]
+        things += [s["exp_avg"] for s in optimizer.state.values()]
+        refs = [weakref.ref(thing) for thing in things]
+        del model, optimizer, h, x, things
+        gc.collect()
+        assert not any(ref() is not None for ref in refs)
+        assert tracker.live == 0
+    assert tracker.live == 0
+    check_account(tracker)
+
+
+def test_the_tracker_can_go_while_its_tensors_stay():
+    model, x = tanh_layers(1), rows()
+    tracker = PeakTracker(model, x)
+    with tracker:
+        y = model(x)
+    ref = weakref.ref(tracker)
+    del tracker
+    del y, x, model
+    gc.collect()
+    assert ref() is None
+
+
+# Kinds of tensors --------------------------------------------------------
+
+
+def test_sparse_gradients():
+    model = nn.Embedding(11, 4, sparse=True)
+    x = torch.tensor([1, 5, 5])
+    with PeakTracker(model, x) as tracker:
+        for _ in range(2):
+            model(x).sum().backward()
+    gradient = model.weight.grad
+    size = gradient._indices().nbytes + gradient._values().nbytes
+    assert size == 6 * (8 + 4 * 4)
+    assert at_end(tracker)["gradients"] == size
+    assert tracker.live == tracker.start + size
+    # Looking at the gradient is none of the step's operators.
+    names = [o.name for o in tracker.operators]
+    views = [i for i, n in enumerate(names) if n == "aten._indices"]
+    made = [i for i, n in enumerate(names) if n.startswith("aten._sparse_coo")]
+    assert len(views) == 1 and len(made) == 2
+    check_account(tracker)
+
+
+def test_sparse_tensors_given_to_it():
+    x = torch.eye(4).to_sparse()
+    size = 4 * (2 * 8 + 4)
+    tracker = PeakTracker(x)
+    assert tracker.start == size
+    with tracker:
+        y = x * 2
+    assert tracker.live == 2 * size
+    del x, y
+    assert tracker.live == 0
+
+
+def test_complex_and_conjugate_tensors():
+    with PeakTracker() as tracker:
+        x = torch.randn(5, dtype=torch.complex64, requires_grad=True)
+        y = x.conj()
+        assert tracker.timeline == [40] * len(tracker.timeline)
+        loss = torch.view_as_real(y.resolve_conj()).square().sum()
+        loss.backward()
+    assert tracker.split(0)["activations"] == 40
+    del y, loss
+    assert tracker.live == 40 + x.grad.nbytes
+
+
+@pytest.mark.filterwarnings("ignore:Sparse C.. tensor support")
+@pytest.mark.parametrize(
+    "make", [torch.Tensor.to_mkldnn, torch.Tensor.to_sparse_csr]
+)
+def test_layouts_without_countable_storages_are_refused(make):
+    try:
+        x = make(torch.eye(4))
+    except RuntimeError:
+        pytest.skip("this PyTorch cannot make it")
+    message = r"layout torch\.\w+: use strided \(to_dense\) or sparse_coo"
+    before = traces()
+    with pytest.raises(NotImplementedError, match=message):
+        PeakTracker(x)
+    with pytest.raises(NotImplementedError, match=message), PeakTracker():
+        x.to_dense()
+    with pytest.raises(NotImplementedError, match=message), PeakTracker():
+        make(torch.eye(4))
+    assert traces() == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), None])
+def test_the_device_that_is_counted(device):
+    x, y = torch.ones(5), torch.ones(7, device="meta")
+    tracker = PeakTracker(x, y, device=device)
+    other = 0 if device else 28
+    assert tracker.start == 20 + other
+    with tracker:
+        a = x + 1
+        b = y + 1
+        c = torch.cat([a, a])
+    assert tracker.timeline == [
+        40 + other,
+        40 + 2 * other,
+        80 + 2 * other,
+    ]
+    assert b.device.type == "meta" and c.device.type == "cpu"
+
+
+def test_only_the_other_device_is_counted():
+    x, y = torch.ones(5), torch.ones(7, device="meta")
+    with PeakTracker(x, y, device="meta") as tracker:
+        x.add_(1)
+        a = y + 1
+        x.untyped_storage().resize_(400)
+        x.resize_(200)
+    assert tracker.start == 28
+    assert set(tracker.timeline) == {28, 56}
+    assert a.device.type == "meta"
+
+
+def test_a_device_that_does_not_exist():
+    with pytest.raises(RuntimeError, match="gpu"):
+        PeakTracker(device="gpu")
+
+
+@pytest.mark.parametrize(
+    "thing", ["x", 3, None, [torch.ones(1)], nn.Linear, {"x": 1}]
+)
+def test_other_things_cannot_be_counted(thing):
+    message = f"cannot count {type(thing).__name__}: hand over modules, opt"
+    with pytest.raises(TypeError, match=message):
+        PeakTracker(torch.ones(1), thing)
+
+
+# Without data ------------------------------------------------------------
+
+WITHOUT_DATA = [
+    plain,
+    classified,
+    views,
+    tied,
+    in_place,
+    gpt,
+    images,
+    accumulated,
+    adam,
+    momentum,
+    checkpointed_segments,
+    accumulated_gpt_with_adam,
+]
+
+
+def peaks(setting):
+    torch.manual_seed(0)
+    model, _, batch, run = setting()
+    with PeakTracker(model, *batch) as tracker:
+        run(lambda: None)
+    end = tracker.timeline[-1]
+    return tracker.start, tracker.peak, tracker.split(), end, at_end(tracker)
+
+
+@pytest.mark.parametrize("setting", WITHOUT_DATA, ids=by_name)
+def test_fake_tensors_take_the_same_bytes(setting):
+    expected = peaks(setting)
+    with FakeTensorMode():
+        assert peaks(setting) == expected
+
+
+def has_attention(setting):
+    return setting in (gpt, accumulated_gpt_with_adam)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [s for s in WITHOUT_DATA if not has_attention(s)],
+    ids=by_name,
+)
+def test_meta_tensors_take_the_same_bytes(setting):
+    expected = peaks(setting)
+    with torch.device("meta"):
+        assert peaks(setting) == expected
+
+
+def test_meta_tensors_have_no_fused_attention():
+    """They keep the matrix of tokens × tokens that the kernel does not."""
+    tokens = 64
+    grown = []
+    for device in ("cpu", "meta"):
+        shape = 1, 2, tokens, 4
+        x = torch.randn(shape, device=device, requires_grad=True)
+        with PeakTracker(x) as tracker:
+            F.scaled_dot_product_attention(x, x, x).sum().backward()
+        grown.append(tracker.peak - tracker.start)
+    cpu, meta = grown
+    matrix = 4 * 2 * tokens * tokens
+    assert cpu < matrix < meta
+
+
+# The budget --------------------------------------------------------------
+
+
+def test_a_step_that_just_fits_and_one_that_does_not():
+    model, x = tanh_layers(3), rows()
+
+    def step(budget):
+        model.zero_grad()
+        with PeakTracker(model, x, budget=budget) as tracker:
+            model(x).sum().backward()
+        return tracker
+
+    peak = step(None).peak
+    assert step(peak).peak == peak
+    with pytest.raises(torch.OutOfMemoryError):
+        step(peak - 1)
+
+
+def test_out_of_memory():
+    model, x = tanh_layers(3), rows()
+    start = 3 * LAYER + UNIT
+    before = traces(model)
+    # The third Tanh finds the two others' results and its own input.
+    tracker = PeakTracker(model, x, budget=start + 4 * UNIT - 1)
+    with pytest.raises(torch.OutOfMemoryError) as caught, tracker:
+        tracker.mark("forward")
+        model(x).sum().backward()
+    assert str(caught.value) == (
+        "Tried to allocate 160 B (160 bytes) in aten.tanh; "
+        f"{(start + 3 * UNIT) / 1024:.2f} KiB of the budget of "
+        f"{(start + 4 * UNIT - 1) / 1024:.2f} KiB were in use."
+    )
+    assert tracker.current == Operator("aten.tanh", "5", "forward")
+    assert tracker.live == start + 4 * UNIT  # the error still holds it
+    assert max(tracker.timeline) == tracker.peak == start + 3 * UNIT
+    assert tracker.timeline[-1] == start + 3 * UNIT
+    assert at_end(tracker) == {
+        "parameters": 3 * LAYER,
+        "inputs": UNIT,
+        "activations": 3 * UNIT,
+    }
+    check_account(tracker)
+    assert traces(model) == before
+    del caught
+    gc.collect()
+    assert tracker.live == start
+    check_account(tracker)
+
+
+def test_after_out_of_memory_the_block_can_go_on():
+    with PeakTracker(budget=100) as tracker:
+        a = torch.ones(10)
+        with suppress(torch.OutOfMemoryError):
+            torch.ones(20)
+        b = torch.ones(15)
+        tracker.mark("late")
+        b.add_(1)
+    assert tracker.timeline == [40, 100, 100]
+    assert tracker.peak == 100
+    assert (a + 1).sum() == 20
+    assert [a.bytes for a in tracker.allocations] == [40, 80, 60]
+    check_account(tracker)
+
+
+def test_a_storage_that_grows_over_the_budget():
+    a = torch.ones(10)
+    with PeakTracker(a, budget=100) as tracker:
+        with pytest.raises(torch.OutOfMemoryError, match=r"storage\.resize_"):
+            a.untyped_storage().resize_(120)
+        a.untyped_storage().resize_(80)
+    assert tracker.timeline == [80]
+    assert tracker.peak == 80
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, "1 GiB", None.__class__])
+def test_a_budget_that_is_none(budget):
+    with pytest.raises(ValueError, match="use a positive whole number of byt"):
+        PeakTracker(budget=budget)
+
+
+def test_a_budget_below_what_exists():
+    x = torch.ones(1024)
+    assert PeakTracker(x, budget=4096).budget == 4096
+    message = "budget is 4.00 KiB, and what exists already takes 4.00 KiB"
+    with pytest.raises(ValueError, match=message):
+        PeakTracker(x, budget=4095)

@@ -1,8 +1,38 @@
 """Measuring: what is alive, byte by byte, while PyTorch runs."""
 
+from membudget.measuring.allocator import (
+    CachingAllocator,
+    replay,
+    round_size,
+    segment_size,
+)
+from membudget.measuring.device import (
+    MemoryReading,
+    read_memory,
+    reset_peak,
+    resolve_device,
+)
+from membudget.measuring.flops import FlopCounter
 from membudget.measuring.modules import OUTSIDE, ModuleStack
+from membudget.measuring.monitor import (
+    MemoryMonitor,
+    Reading,
+    Status,
+    process_limit,
+)
+from membudget.measuring.out_of_memory import (
+    CatchOutOfMemory,
+    Fit,
+    OutOfMemoryReport,
+)
 from membudget.measuring.saved import SavedBytes
+from membudget.measuring.snapshot import (
+    SnapshotSummary,
+    summarise,
+    trace_events,
+)
 from membudget.measuring.step import dry_run, trace_step
+from membudget.measuring.timing import Timing, time_calls
 from membudget.measuring.tracker import (
     CATEGORIES,
     PHASES,
@@ -17,11 +47,32 @@ __all__ = [
     "OUTSIDE",
     "PHASES",
     "Allocation",
+    "CachingAllocator",
+    "CatchOutOfMemory",
+    "Fit",
+    "FlopCounter",
+    "MemoryMonitor",
+    "MemoryReading",
     "ModuleStack",
     "Operator",
+    "OutOfMemoryReport",
     "PeakTracker",
+    "Reading",
     "SavedBytes",
+    "SnapshotSummary",
+    "Status",
+    "Timing",
     "dry_run",
     "format_bytes",
+    "process_limit",
+    "read_memory",
+    "replay",
+    "reset_peak",
+    "resolve_device",
+    "round_size",
+    "segment_size",
+    "summarise",
+    "time_calls",
+    "trace_events",
     "trace_step",
 ]

@@ -43,7 +43,7 @@ class ModuleStack:
             weakref.WeakKeyDictionary()
         )
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._hooks = ExitStack()
+        self._hooks: ExitStack | None = None  # while the block runs
         for model in models:
             self._know(model)
 
@@ -53,6 +53,11 @@ class ModuleStack:
         return self.names[-1] if self.names else OUTSIDE
 
     def __enter__(self) -> "ModuleStack":
+        if self._hooks is not None:
+            raise RuntimeError(
+                "this stack is kept already: use another one inside"
+            )
+        self._hooks = ExitStack()
         for handle in (
             register_module_forward_pre_hook(self._begin),
             register_module_forward_hook(self._end, always_call=True),
@@ -62,6 +67,7 @@ class ModuleStack:
 
     def __exit__(self, *error: object) -> None:
         self._hooks.close()
+        self._hooks = None
         self.names.clear()
 
     def _know(self, model: nn.Module) -> None:

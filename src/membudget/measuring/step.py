@@ -47,7 +47,9 @@ def trace_step(
 
     Raises:
         ValueError: a model without trained parameters, a loss that is not a
-            scalar tensor with a graph, or a micro-batch below 1.
+            scalar tensor with a graph, a micro-batch that is not a positive
+            whole number, or a batch that cannot be cut into micro-batches.
+        TypeError: something else than tensors in the batch.
         torch.OutOfMemoryError: the budget does not suffice.
     """
     if not any(p.requires_grad for p in model.parameters()):
@@ -56,10 +58,10 @@ def trace_step(
             "(requires_grad): hand over the model whose step is to be "
             "measured"
         )
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch is {micro_batch}: use at least 1")
-    samples = len(batch[0]) if batch else 1
-    size = micro_batch or max(samples, 1)
+    _only_tensors(batch)
+    samples = size = 1  # as one, however many they are
+    if micro_batch is not None:
+        samples, size = _samples(batch), _positive(micro_batch)
 
     def step(mark: Callable[[str], None]) -> None:
         for start in range(0, samples, size):
@@ -79,10 +81,13 @@ def trace_step(
         model.zero_grad()
 
     model.zero_grad()
-    step(lambda label: None)
-    existing = [model, *([optimizer] if optimizer else []), *batch]
-    with PeakTracker(*existing, device=device, budget=budget) as tracker:
-        step(tracker.mark)
+    try:
+        step(lambda label: None)
+        existing = [model, *([optimizer] if optimizer else []), *batch]
+        with PeakTracker(*existing, device=device, budget=budget) as tracker:
+            step(tracker.mark)
+    finally:
+        model.zero_grad()
     return tracker
 
 
@@ -101,27 +106,33 @@ def dry_run(
     operators as on the model's device and give the same bytes, though none
     is allocated. So a step that does not fit can be measured; the batch may
     be on ``meta`` and never have been anywhere else. Other operators than in
-    a real step may stand between those that allocate.
+    a real step may stand between those that allocate. Build a model that is
+    too large under ``FakeTensorMode`` rather than on ``meta``, where
+    attention is not fused.
+
+    One difference is known: some losses (``F.mse_loss``, ``smooth_l1_loss``,
+    ``binary_cross_entropy``) keep their scalar in a storage for one number
+    per element, which the dry run does not see.
 
     Args:
-        as for :func:`trace_step`. Tensors that a module holds outside of its
-        parameters and buffers are not converted.
+        as for :func:`trace_step`. Tensors that a module holds in a list or
+        another structure of its own are not converted; a step that uses them
+        is refused. Hooks on parameters are not copied.
 
     Raises:
         ValueError: as :func:`trace_step`, or a step that needs the values of
-            tensors (``.item()``, an index by condition).
+            tensors (``.item()``, an index by condition), or other tensors
+            than the model's and the batch's.
     """
+    _only_tensors(batch)
     device_of_model = next(
         (p.device for p in model.parameters()), torch.device("cpu")
     )
     fake = FakeTensorMode()
     memo = {id(t): _fake(fake, t) for t in _held(model, optimizer)}
+    model, optimizer = copy.deepcopy((model, optimizer), memo)
     with fake:
-        batch = tuple(
-            torch.empty(t.shape, dtype=t.dtype, device=device_of_model)
-            for t in batch
-        )
-        model, optimizer = copy.deepcopy((model, optimizer), memo)
+        batch = tuple(_input(fake, t, device_of_model) for t in batch)
         try:
             return trace_step(
                 model,
@@ -153,21 +164,69 @@ def dry_run(
 def _held(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> list[torch.Tensor]:
-    states = optimizer.state.values() if optimizer else ()
-    return [
-        *model.parameters(),
-        *model.buffers(),
-        *(t for state in states for t in state.values() if torch.is_tensor(t)),
-    ]
+    """The tensors of the model's modules and of the optimizer."""
+    dicts = [vars(module) for module in model.modules()]
+    if optimizer is not None:
+        dicts += [*optimizer.param_groups, *optimizer.state.values()]
+    others = [t for d in dicts for t in d.values() if torch.is_tensor(t)]
+    return [*model.parameters(), *model.buffers(), *others]
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without its data; a count keeps its value."""
-    if tensor.ndim == 0 and tensor.device.type == "cpu":
-        value = tensor.item()
-        with mode:
-            return torch.tensor(value, dtype=tensor.dtype)
+    count = tensor.ndim == 0 and not isinstance(tensor, nn.Parameter)
+    if count and tensor.device.type == "cpu":
+        known = getattr(tensor, "constant", tensor)  # of a fake tensor
+        if known is not None:
+            value = known.item()
+            with mode:
+                return torch.tensor(value, dtype=tensor.dtype)
     return mode.from_tensor(tensor)
+
+
+def _input(
+    mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device
+) -> torch.Tensor:
+    """A tensor of the batch without its data, on the device."""
+    if tensor.device == device:
+        return mode.from_tensor(tensor)
+    return torch.empty_strided(
+        tensor.shape,
+        tensor.stride(),
+        dtype=tensor.dtype,
+        device=device,
+        requires_grad=tensor.requires_grad,
+    )
+
+
+def _only_tensors(batch: tuple) -> None:
+    for item in batch:
+        if not isinstance(item, torch.Tensor):
+            raise TypeError(
+                f"the batch holds {type(item).__name__}: hand over tensors, "
+                "and leave the rest to the loss function"
+            )
+
+
+def _samples(batch: tuple[torch.Tensor, ...]) -> int:
+    """How many samples the batch has."""
+    counts = {len(t) if t.ndim else 0 for t in batch}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"the batch's tensors have the shapes "
+            f"{[tuple(t.shape) for t in batch]}: to cut it into "
+            "micro-batches, use tensors with the same number of samples, at "
+            "least 1, along the first dimension"
+        )
+    return counts.pop()
+
+
+def _positive(micro_batch: int) -> int:
+    if not isinstance(micro_batch, int) or micro_batch < 1:
+        raise ValueError(
+            f"micro_batch is {micro_batch!r}: use a positive whole number"
+        )
+    return micro_batch
 
 
 def _checked(value: object) -> torch.Tensor:

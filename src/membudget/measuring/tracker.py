@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+)
 
 from membudget.measuring.modules import OUTSIDE, ModuleStack
 from membudget.measuring.units import format_bytes
@@ -82,7 +86,8 @@ class PeakTracker(TorchDispatchMode):
     share a storage and count once. The count is exact in requested bytes, on
     any device and for ``meta`` and fake tensors (enter the tracker inside
     ``FakeTensorMode``); an allocator rounds each request up. What an operator
-    allocates and frees within itself is not seen.
+    allocates and frees within itself is not seen. On ``meta`` attention is
+    not fused; fake tensors take the operators of their device.
 
     Args:
         *existing: what is alive before the block and belongs to the account.
@@ -133,6 +138,10 @@ class PeakTracker(TorchDispatchMode):
         TypeError: ``existing`` holds something else.
         ValueError: a budget that is not a positive whole number, or below
             ``start``.
+        RuntimeError: entered while it runs. Afterwards it may be entered
+            again, and goes on counting.
+        NotImplementedError: a tensor without storages that can be counted
+            (``mkldnn``, compressed sparse layouts).
     """
 
     def __init__(
@@ -143,26 +152,28 @@ class PeakTracker(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.device = None if device is None else torch.device(device)
-        self.live = self.peak = 0
+        self.live = 0
         self.timeline: list[int] = []
         self.operators: list[Operator] = []
         self.allocations: list[Allocation] = []
         self.marks: list[tuple[int, str]] = []
         self.events: list[tuple[str, int, int]] = []
         self.current = BEFORE
+        self._read = 0  # of the timeline, by recent_peak
         self.budget: int | None = None
         self._alive: dict[int, tuple[int, weakref.ref]] = {}
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._undecided: list[Allocation] = []
         self._stepping = False
+        self._step_in: object = None  # the autograd node that steps
         models = [m for m in existing if isinstance(m, nn.Module)]
         self._modules = ModuleStack(*models, called=self._called)
         self._made_in: dict[int, str] = {}  # autograd node -> module
-        self._hooks = ExitStack()
+        self._hooks: ExitStack | None = None  # while the block runs
         for tensor, category in _flatten(existing):
             self._existing(tensor, category)
         self._find_gradients()
-        self.start = self.live
+        self.start = self.peak = self.live
         if budget is not None:
             self._set_budget(budget)
 
@@ -185,6 +196,12 @@ class PeakTracker(TorchDispatchMode):
         """Remember that ``label`` begins at the next operator."""
         self._find_gradients()
         self.marks.append((len(self.timeline), label))
+
+    def recent_peak(self) -> int:
+        """The most bytes alive since the last call of this method."""
+        recent = self.timeline[self._read :]
+        self._read = len(self.timeline)
+        return max(recent, default=self.live)
 
     @property
     def peak_moment(self) -> int:
@@ -268,14 +285,21 @@ class PeakTracker(TorchDispatchMode):
     def _count(self, kind: str, number: int, size: int) -> None:
         self.events.append((kind, number, size))
         self.live += size if kind == "allocate" else -size
-        self.peak = max(self.peak, self.live)
 
-    def _counts(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is on the device."""
+    def _counts(self, tensor: torch.Tensor | torch.UntypedStorage) -> bool:
+        """Whether it is on the device."""
+        if self.device is None:
+            return True
         mine, its = self.device, tensor.device
-        return mine is None or (
-            mine.type == its.type and mine.index in (None, its.index)
-        )
+        return mine.type == its.type and mine.index in (None, its.index or 0)
+
+    def _held(self, tree: object) -> list[torch.UntypedStorage]:
+        """The storages of the tensors on the device."""
+        found: list[torch.UntypedStorage] = []
+        for tensor in _tensors(tree):
+            if self._counts(tensor):
+                found += _storages(tensor)
+        return found
 
     def _existing(self, tensor: torch.Tensor, category: str) -> None:
         for storage in _storages(tensor) if self._counts(tensor) else ():
@@ -306,33 +330,48 @@ class PeakTracker(TorchDispatchMode):
     # What runs in the block
 
     def __enter__(self) -> "PeakTracker":
-        hooks = self._hooks
-        hooks.enter_context(self._modules)
-        for handle in (
-            register_optimizer_step_pre_hook(self._step_begins),
-            register_optimizer_step_post_hook(self._step_ends),
-        ):
-            hooks.callback(handle.remove)
-        for ref in self._parameters:
-            parameter = ref()
-            if parameter is not None and parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(
-                    lambda p: self._label(p.grad, "gradients")
-                )
+        if self._hooks is not None:
+            raise RuntimeError(
+                "this tracker is running already: use another one inside"
+            )
+        # The last node from before the block is none of its modules'.
+        self._made_in[_last_node()] = OUTSIDE
+        with ExitStack() as hooks:
+            hooks.enter_context(self._modules)
+            for handle in (
+                register_optimizer_step_pre_hook(self._step_begins),
+                register_optimizer_step_post_hook(self._step_ends),
+            ):
                 hooks.callback(handle.remove)
-        hooks.enter_context(_resizing(self._resize))
-        return super().__enter__()
+            for ref in self._parameters:
+                parameter = ref()
+                if parameter is not None and parameter.requires_grad:
+                    handle = parameter.register_post_accumulate_grad_hook(
+                        lambda p: self._label(p.grad, "gradients")
+                    )
+                    hooks.callback(handle.remove)
+                    # Ours first: the others may drop the gradient.
+                    them = parameter._post_accumulate_grad_hooks
+                    for key in [k for k in them if k != handle.id]:
+                        them[key] = them.pop(key)
+            hooks.enter_context(_resizing(self._resize))
+            super().__enter__()
+            self._hooks = hooks.pop_all()
+        return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._hooks.close()
+        self._hooks = None
         self._find_gradients()
         self._decide()
         self._made_in.clear()
-        self._stepping = False
+        self._stepping, self._step_in = False, None
 
     def _called(self, args: tuple) -> None:
         """The outermost module was called with ``args``."""
+        if torch._C._current_autograd_node() is not None:
+            return  # a recomputation: these are activations
         for tensor in _tensors(args):
             if tensor.grad_fn is None:
                 for storage in _storages(tensor):
@@ -345,81 +384,97 @@ class PeakTracker(TorchDispatchMode):
     def _step_begins(self, optimizer, args, kwargs) -> None:
         self._find_gradients()
         self._stepping = True
+        self._step_in = torch._C._current_autograd_node()
 
     def _step_ends(self, optimizer, args, kwargs) -> None:
         for tensor in _states(optimizer):
             self._label(tensor, "optimizer")
-        self._stepping = False
+        self._stepping, self._step_in = False, None
 
     def _operator(self, name: str) -> Operator:
         """The operator that runs now."""
         modules = self._modules
         node = torch._C._current_autograd_node()
-        if node is not None and not torch.is_grad_enabled():
+        if self._stepping and node is self._step_in and not modules.names:
+            return Operator(name, OUTSIDE, "optimizer")
+        if node is not None and not _recomputes(node):
             made_in = self._made_in.get(node._sequence_nr(), OUTSIDE)
             return Operator(name, modules.name or made_in, "backward")
         # The last node that the forward pass made is this operator's.
-        last = torch._C._autograd._get_sequence_nr() - 1
-        self._made_in.setdefault(last, modules.name)
-        if node is not None:
-            return Operator(name, modules.name, "recomputation")
-        stepping = self._stepping and not modules.names
-        phase = "optimizer" if stepping else "forward"
+        self._made_in.setdefault(_last_node(), modules.name)
+        phase = "forward" if node is None else "recomputation"
         return Operator(name, modules.name, phase)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(map(_is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
-        touched = [s for t in _tensors((args, kwargs)) for s in _storages(t)]
-        foreign = {s._cdata for s in touched} - self._alive.keys()
-        if func is torch.ops.aten.lift_fresh.default:
-            foreign = set()  # torch.tensor(...) hands its new tensor over so
         self.current = self._operator(_name(func))
         before = len(self.allocations)
+        changing = self._held((args, kwargs)) if _changes(func) else []
+        sizes = [storage.nbytes() for storage in changing]
         result = func(*args, **kwargs)
-        for storage in touched:
-            self._remeasure(storage)
-        del touched
-        for tensor in filter(self._counts, _tensors(result)):
-            for storage in _storages(tensor):
-                key = storage._cdata
-                if key not in foreign and key not in self._alive:
-                    self._add(storage, "temporaries")
-        if len(self.allocations) > before:
-            if self.current.phase == "backward":
-                self._decide()
-            if self.budget is not None and self.live > self.budget:
-                self._refuse(self.allocations[before:])
-        self.operators.append(self.current)
-        self.timeline.append(self.live)
+        self._remeasure(changing, sizes)
+        new = [s for s in self._held(result) if s._cdata not in self._alive]
+        if new and func is not torch.ops.aten.lift_fresh.default:
+            # Not so what is a view of an argument from outside; but
+            # torch.tensor(...) hands its new tensor over to lift_fresh.
+            given = changing or self._held((args, kwargs))
+            known = {s._cdata for s in given}
+            new = [s for s in new if s._cdata not in known]
+            del given
+        for storage in new:
+            if storage._cdata not in self._alive:
+                self._add(storage, "temporaries")
+        del changing, new
+        self._done(before)
         return result
 
-    def _refuse(self, asked: list[Allocation]) -> None:
-        size = sum(a.bytes for a in asked)
-        raise torch.OutOfMemoryError(
-            f"Tried to allocate {format_bytes(size)} ({size} bytes) in "
-            f"{self.current.name}; {format_bytes(self.live - size)} of the "
-            f"budget of {format_bytes(self.budget)} were in use."
-        )
+    def _done(self, before: int) -> None:
+        """The operator at work has run and added to ``before`` allocations.
 
-    def _remeasure(self, storage: torch.UntypedStorage) -> None:
-        """Notice a storage whose size has changed: one ends, one begins."""
-        number, _ = self._alive.get(storage._cdata, (None, None))
-        if number is None:
-            return
-        old = self.allocations[number]
-        if storage.nbytes() != old.bytes:
-            self._end(number)
-            self._add(storage, old.category)
+        Raises:
+            torch.OutOfMemoryError: it needed more than the budget.
+        """
+        asked = self.allocations[before:]
+        if asked and self.current.phase == "backward":
+            self._decide()
+        if asked and self.budget is not None and self.live > self.budget:
+            size = sum(a.bytes for a in asked)
+            raise torch.OutOfMemoryError(
+                f"Tried to allocate {format_bytes(size)} ({size} bytes) in "
+                f"{self.current.name}; {format_bytes(self.live - size)} of "
+                f"the budget of {format_bytes(self.budget)} were in use."
+            )
+        self.operators.append(self.current)
+        self.timeline.append(self.live)
+        self.peak = max(self.peak, self.live)
 
-    def _resize(self, storage: torch.UntypedStorage) -> None:
+    def _remeasure(
+        self, storages: list[torch.UntypedStorage], sizes: list[int]
+    ) -> None:
+        """Notice storages whose size has changed: one ends, one begins.
+
+        One from outside counts if it grew.
+        """
+        for storage, before in zip(storages, sizes, strict=True):
+            number, _ = self._alive.get(storage._cdata, (None, None))
+            size = storage.nbytes()
+            if number is not None:
+                old = self.allocations[number]
+                if size != old.bytes:
+                    self._end(number)
+                    self._add(storage, old.category)
+            elif size > before:
+                self._add(storage, "temporaries")
+
+    def _resize(self, storage: torch.UntypedStorage, before: int) -> None:
         """``storage.resize_`` was called; it is no operator."""
-        if storage._cdata in self._alive:
+        if storage._cdata in self._alive or self._counts(storage):
             self.current = self._operator("storage.resize_")
-            self._remeasure(storage)
-            self.operators.append(self.current)
-            self.timeline.append(self.live)
+            known = len(self.allocations)
+            self._remeasure([storage], [before])
+            self._done(known)
 
 
 class _resizing:
@@ -429,7 +484,9 @@ class _resizing:
     ``MemTracker`` replaces it in the same way.
     """
 
-    def __init__(self, seen: Callable[[torch.UntypedStorage], None]) -> None:
+    def __init__(
+        self, seen: Callable[[torch.UntypedStorage, int], None]
+    ) -> None:
         self.seen = seen
 
     def __enter__(self) -> None:
@@ -437,8 +494,9 @@ class _resizing:
         seen = self.seen
 
         def resize_(storage, size):
+            before = storage.nbytes()
             result = original(storage, size)
-            seen(storage)
+            seen(storage, before)
             return result
 
         torch.UntypedStorage.resize_ = resize_
@@ -475,29 +533,64 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from _tensors(state)
 
 
-def _tensors(tree: object) -> Iterator[torch.Tensor]:
+def _tensors(tree: object) -> list[torch.Tensor]:
     """Tensors in the arguments or the result of an operator."""
     if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from _tensors(item)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
+        return [tree]
+    found: list[torch.Tensor] = []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return found
+    for item in tree:
+        found += _tensors(item)
+    return found
 
 
-def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     """The storages behind a tensor; two or more for sparse and wrapped."""
     if _is_wrapper(type(tensor)):
         names, _ = tensor.__tensor_flatten__()
         parts = [getattr(tensor, name) for name in names]
+    elif tensor.layout is torch.strided:
+        return [tensor.untyped_storage()]
     elif tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
+        with _disable_current_modes():
+            parts = [tensor._indices(), tensor._values()]
     else:
-        yield tensor.untyped_storage()
-        return
-    for part in parts:
-        yield from _storages(part)
+        raise NotImplementedError(
+            f"cannot count a tensor with the layout {tensor.layout}: use "
+            "strided (to_dense) or sparse_coo tensors in the block"
+        )
+    # A DTensor names its mesh, too.
+    return [s for part in _tensors(parts) for s in _storages(part)]
+
+
+def _last_node() -> int:
+    """The number of the newest autograd node."""
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
+def _recomputes(node: torch.autograd.graph.Node) -> bool:
+    """Whether a forward pass runs again inside this node's backward.
+
+    Grad mode alone does not tell: it is on in ``create_graph`` and may be off
+    inside a checkpoint. Checkpoints recompute in a ``Function`` of their own
+    (reentrant, or the reader's) or under a hook on saved tensors.
+    """
+    if node.name() == "CheckpointFunctionBackward":
+        return True
+    if isinstance(node, BackwardCFunction) and torch.is_grad_enabled():
+        return True
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    of = getattr(hooks[0], "__module__", None) if hooks else None
+    return of == "torch.utils.checkpoint"
+
+
+@cache
+def _changes(func: object) -> bool:
+    """Whether an operator changes an argument, and may change its size."""
+    return func._schema.is_mutable
 
 
 @cache

@@ -1,0 +1,481 @@
+"""Which module is at work: forward, backward and in a recomputation."""
+
+import gc
+import weakref
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.utils.checkpoint import checkpoint
+
+from membudget.measuring import OUTSIDE, ModuleStack, Operator, PeakTracker
+from membudget.models import GPT
+
+torch.set_num_threads(1)
+
+KEPT = {"use_reentrant": False, "preserve_rng_state": False}
+REENTRANT = {"use_reentrant": True, "preserve_rng_state": False}
+
+
+class Note(nn.Module):
+    """Notes the stack's names when it is called, then calls its parts."""
+
+    def __init__(self, log, *parts):
+        super().__init__()
+        self.log = log
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x):
+        self.log()
+        for part in self.parts:
+            x = part(x)
+        self.log()
+        return x
+
+
+def global_hooks():
+    names = [n for n in vars(hooks) if n.startswith("_global")]
+    return {n: dict(getattr(hooks, n) or {}) for n in names if "full" not in n}
+
+
+# The stack alone ------------------------------------------------------------
+
+
+def watched(build, known=()):
+    """The stack, and what it held at each note."""
+    seen = []
+    model = build(lambda: seen.append((stack.name, list(stack.names))))
+    stack = ModuleStack(*(model for _ in known))
+    return stack, model, seen
+
+
+def test_the_outermost_goes_by_its_class_and_the_others_by_their_path():
+    stack, model, seen = watched(
+        lambda log: Note(log, Note(log), nn.Sequential(nn.ReLU(), Note(log)))
+    )
+    assert (stack.name, stack.names) == (OUTSIDE, [])
+    with stack:
+        model(torch.ones(1))
+        assert (stack.name, stack.names) == (OUTSIDE, [])
+    inner = ["Note", "parts.1", "parts.1.1"]
+    assert seen == [
+        ("Note", ["Note"]),
+        ("parts.0", ["Note", "parts.0"]),
+        ("parts.0", ["Note", "parts.0"]),
+        ("parts.1.1", inner),
+        ("parts.1.1", inner),
+        ("Note", ["Note"]),
+    ]
+
+
+def test_a_part_called_alone_is_outermost_unless_its_model_is_known():
+    for known, name in (((), "Note"), ((1,), "parts.0")):
+        stack, model, seen = watched(lambda log: Note(log, Note(log)), known)
+        with stack:
+            model.parts[0](torch.ones(1))
+        assert {name for name, _ in seen} == {name}
+
+
+def test_a_part_keeps_its_path_once_its_model_was_called():
+    stack, model, seen = watched(lambda log: Note(log, Note(log)))
+    with stack:
+        model(torch.ones(1))
+        seen.clear()
+        model.parts[0](torch.ones(1))
+    assert [names for _, names in seen] == [["parts.0"], ["parts.0"]]
+
+
+def test_a_module_that_is_no_part_goes_by_its_class():
+    """Made in the forward pass, or hidden from ``named_modules``."""
+
+    class Hides(nn.Module):
+        def __init__(self, log):
+            super().__init__()
+            self.hidden = [Note(log)]
+
+        def forward(self, x):
+            return self.hidden[0](x)
+
+    stack, model, seen = watched(Hides)
+    with stack:
+        model(torch.ones(1))
+    assert seen == [("Note", ["Hides", "Note"])] * 2
+
+
+def test_a_shared_module_goes_by_its_first_path():
+    def build(log):
+        shared = Note(log)
+        return nn.Sequential(shared, nn.ReLU(), shared)
+
+    stack, model, seen = watched(build)
+    with stack:
+        model(torch.ones(1))
+    assert [name for name, _ in seen] == ["0"] * 4
+
+
+def test_two_models_and_a_call_inside_the_other():
+    stack, first, seen = watched(Note)
+    second = Note(first.log, first)
+    with stack:
+        first(torch.ones(1))
+        second(torch.ones(1))
+    names = [names for _, names in seen]
+    assert names[:2] == [["Note"]] * 2
+    # Its path is now the one below the model that was called.
+    part = ["Note", "parts.0"]
+    assert names[2:] == [["Note"], part, part, ["Note"]]
+
+
+def test_an_exception_ends_the_modules_it_leaves():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError("no")
+
+    stack, model, seen = watched(lambda log: Note(log, Note(log, Fails())))
+    with stack:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no"):
+                model(torch.ones(1))
+            assert stack.names == []
+    assert [len(names) for _, names in seen] == [1, 2] * 2
+
+
+def test_a_pre_hook_that_fails_ends_its_module():
+    def fail(module, args):
+        raise ValueError
+
+    stack, model, _ = watched(lambda log: Note(log, nn.ReLU()))
+    model.parts[0].register_forward_pre_hook(fail)
+    with stack, suppress(ValueError):
+        model(torch.ones(1))
+    assert stack.names == []
+
+
+def test_the_outermost_calls_are_reported_with_their_arguments():
+    calls = []
+    inner = nn.Sequential(nn.ReLU())
+    model = nn.Sequential(inner, nn.ReLU())
+    x, y = torch.ones(1), torch.ones(2)
+    with ModuleStack(called=calls.append):
+        model(x)
+        nn.Bilinear(2, 2, 1)(y, y)
+        inner(x)  # a part is no outermost module any more
+    assert len(calls) == 2
+    assert calls[0] == (x,)
+    assert calls[1][0] is calls[1][1] is y
+
+
+def test_a_block_that_begins_or_ends_inside_a_module():
+    stack = ModuleStack()
+
+    class Begins(nn.Module):
+        def forward(self, x):
+            stack.__enter__()
+            return F.relu(x)
+
+    class Ends(nn.Module):
+        def forward(self, x):
+            stack.__exit__()
+            return F.relu(x)
+
+    Begins()(torch.ones(1))
+    assert stack.names == []
+    nn.Sequential(Ends())(torch.ones(1))
+    assert stack.names == []
+    with stack:
+        nn.ReLU()(torch.ones(1))
+    assert stack.names == []
+
+
+def test_hooks_are_there_while_the_block_runs_and_not_later():
+    before = global_hooks()
+    stack = ModuleStack()
+    assert global_hooks() == before
+    with stack:
+        found = global_hooks()
+        assert len(found["_global_forward_pre_hooks"]) == 1
+        assert len(found["_global_forward_hooks"]) == 1
+    assert global_hooks() == before
+    with suppress(KeyError), stack:
+        raise KeyError
+    assert global_hooks() == before
+
+
+def test_it_cannot_be_entered_twice_at_once():
+    before = global_hooks()
+    stack = ModuleStack()
+    with stack:
+        with (
+            pytest.raises(RuntimeError, match="kept already: use another"),
+            stack,
+        ):
+            pass
+        # The first goes on.
+        model = Note(lambda: seen.append(stack.name))
+        seen = []
+        model(torch.ones(1))
+        assert seen == ["Note"] * 2
+    assert global_hooks() == before
+
+
+def test_two_stacks_at_once_are_independent():
+    first, second = ModuleStack(), ModuleStack()
+    seen = []
+    model = Note(lambda: seen.append((first.name, second.name)))
+    with first:
+        with second:
+            model(torch.ones(1))
+        model(torch.ones(1))
+    assert seen == [("Note", "Note")] * 2 + [("Note", OUTSIDE)] * 2
+
+
+def test_it_keeps_no_module_alive():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    refs = [weakref.ref(m) for m in model.modules()]
+    with ModuleStack(model):
+        model(torch.ones(2))
+        del model
+        gc.collect()
+        assert not any(ref() for ref in refs)
+
+
+def test_it_changes_no_result():
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(2)
+    expected = model(x)
+    with ModuleStack(model):
+        assert torch.equal(model(x), expected)
+
+
+# Under the tracker ----------------------------------------------------------
+
+
+def modules_of(tracker, name):
+    """``(module, phase)`` of each operator with this name."""
+    return [(o.module, o.phase) for o in tracker.operators if o.name == name]
+
+
+def test_every_part_of_a_gpt_by_its_path():
+    model = GPT(vocabulary=13, context=8, width=8, depth=2, heads=2)
+    x = torch.randint(13, (2, 8))
+    with PeakTracker(model, x) as tracker:
+        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
+    norms = ["blocks.0.norm1", "blocks.0.norm2"]
+    norms += ["blocks.1.norm1", "blocks.1.norm2", "norm"]
+    forward = [(name, "forward") for name in norms]
+    backward = [(name, "backward") for name in reversed(norms)]
+    assert modules_of(tracker, "aten.native_layer_norm") == forward
+    assert modules_of(tracker, "aten.native_layer_norm_backward") == backward
+    tables = [("token", "forward"), ("position", "forward")]
+    assert modules_of(tracker, "aten.embedding") == tables
+    tables = [("position", "backward"), ("token", "backward")]
+    found = modules_of(tracker, "aten.embedding_dense_backward")
+    assert sorted(found) == tables
+    linears = [
+        f"blocks.{i}.{part}"
+        for i in range(2)
+        for part in ("qkv", "out", "up", "down")
+    ]
+    found = modules_of(tracker, "aten.addmm")
+    assert found == [(name, "forward") for name in linears]
+    assert modules_of(tracker, "aten._log_softmax") == [(OUTSIDE, "forward")]
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu"
+    if modules_of(tracker, attention):
+        blocks = ["blocks.0", "blocks.1"]
+        assert modules_of(tracker, attention) == [
+            (block, "forward") for block in blocks
+        ]
+        assert modules_of(tracker, attention + "_backward") == [
+            (block, "backward") for block in reversed(blocks)
+        ]
+
+
+def test_functions_outside_of_modules():
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with PeakTracker(model, x) as tracker:
+        model(x).cos().sum().backward()
+    assert modules_of(tracker, "aten.cos") == [(OUTSIDE, "forward")]
+    # The derivative of the cosine.
+    assert modules_of(tracker, "aten.sin") == [(OUTSIDE, "backward")]
+    linear = ("Linear", "backward")
+    assert set(modules_of(tracker, "aten.mm")) == {linear}
+
+
+def test_a_module_called_twice_and_functions_between():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(self.layer(x).cos()).tanh()
+
+    model, x = Twice(), torch.ones(2, 4)
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    assert modules_of(tracker, "aten.addmm") == [("layer", "forward")] * 2
+    # Two for the weights, one for the input of the second.
+    assert modules_of(tracker, "aten.mm") == [("layer", "backward")] * 3
+    assert modules_of(tracker, "aten.cos") == [("Twice", "forward")]
+    assert modules_of(tracker, "aten.sin") == [("Twice", "backward")]
+    found = modules_of(tracker, "aten.tanh_backward")
+    assert found == [("Twice", "backward")]
+
+
+def test_a_shared_module_in_backward():
+    shared = nn.Linear(4, 4)
+    model, x = nn.Sequential(shared, nn.Tanh(), shared), torch.ones(2, 4)
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+    assert set(modules_of(tracker, "aten.mm")) == {("0", "backward")}
+    found = modules_of(tracker, "aten.tanh_backward")
+    assert found == [("1", "backward")]
+
+
+@pytest.mark.parametrize("options", [KEPT, REENTRANT])
+def test_a_recomputation_and_its_backward(options):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def run(x):
+        return model(x).cos()
+
+    with PeakTracker(model, x) as tracker:
+        checkpoint(run, x, **options).sum().backward()
+    parts = ["0", "1"]
+    # A checkpoint that is not reentrant stops after the last saved tensor.
+    assert modules_of(tracker, "aten.addmm") == [
+        (part, phase)
+        for phase in ("forward", "recomputation")
+        for part in parts
+    ]
+    assert modules_of(tracker, "aten.sin") == [(OUTSIDE, "backward")]
+    found = modules_of(tracker, "aten.mm")
+    assert found == [(part, "backward") for part in ("1", "1", "0", "0")]
+
+
+def test_a_part_that_is_checkpointed_keeps_its_path():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = torch.ones(2, 4, requires_grad=True)
+    with PeakTracker(model, x) as tracker:
+        h = checkpoint(model[0], x, **KEPT)
+        checkpoint(model[2], model[1](h), **KEPT).sum().backward()
+    assert modules_of(tracker, "aten.addmm")[:2] == [
+        ("0", "forward"),
+        ("2", "forward"),
+    ]
+    assert modules_of(tracker, "aten.tanh") == [("1", "forward")]
+    assert {o.module for o in tracker.operators} <= {OUTSIDE, "0", "1", "2"}
+
+
+def test_a_graph_from_before_the_block_has_no_module():
+    """Nor from the operators without a node that the block begins with."""
+
+    class Draws(nn.Module):
+        def forward(self):
+            return torch.ones(3)
+
+    x = torch.ones(3, requires_grad=True)
+    loss = x.cos()
+    draws = Draws()
+    with PeakTracker(x) as tracker:
+        draws()
+        loss.backward(torch.ones(3))
+    assert modules_of(tracker, "aten.ones")[0] == ("Draws", "forward")
+    assert modules_of(tracker, "aten.sin") == [(OUTSIDE, "backward")]
+
+
+def test_operators_without_a_graph_take_no_node_from_others():
+    """Between two nodes, other modules run that make none."""
+
+    class Draws(nn.Module):
+        def forward(self, x):
+            return torch.rand_like(x).round()
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.draws = Draws()
+
+        def forward(self, x):
+            y = x.cos()
+            self.draws(y.detach())
+            return y
+
+    x = torch.ones(3, requires_grad=True)
+    with PeakTracker(x) as tracker:
+        Whole()(x).sum().backward()
+    assert modules_of(tracker, "aten.round") == [("draws", "forward")]
+    assert modules_of(tracker, "aten.sin") == [("Whole", "backward")]
+
+
+def test_a_custom_function():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return gradient * x.exp2()
+
+    class Uses(nn.Module):
+        def forward(self, x):
+            return Square.apply(x)
+
+    x = torch.ones(3, requires_grad=True)
+    with PeakTracker(x) as tracker:
+        nn.Sequential(nn.Tanh(), Uses())(x).sum().backward()
+    assert modules_of(tracker, "aten.exp") == [("1", "forward")]
+    assert modules_of(tracker, "aten.exp2") == [("1", "backward")]
+    found = modules_of(tracker, "aten.tanh_backward")
+    assert found == [("0", "backward")]
+
+
+def test_backward_inside_a_module():
+    """A slope that a module computes on the way."""
+
+    class Slope(nn.Module):
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                return torch.autograd.grad(x.cos().sum(), x)[0]
+
+    with PeakTracker() as tracker:
+        Slope()(torch.ones(3))
+    assert modules_of(tracker, "aten.cos") == [("Slope", "forward")]
+    assert modules_of(tracker, "aten.sin") == [("Slope", "backward")]
+
+
+def test_the_optimizer_is_outside():
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    with PeakTracker(model, x) as tracker:
+        model(x).sum().backward()
+        optimizer.step()
+        model(x)
+    phases = [o.phase for o in tracker.operators]
+    first, last = phases.index("optimizer"), phases[::-1].index("optimizer")
+    steps = tracker.operators[first : len(phases) - last]
+    assert {o[1:] for o in steps} == {(OUTSIDE, "optimizer")}
+    after = tracker.operators[len(phases) - last :]
+    assert Operator("aten.addmm", "Linear", "forward") in after
+
+
+def test_the_module_at_work_is_left_when_its_forward_fails():
+    class Fails(nn.Module):
+        def forward(self, x):
+            x.cos()
+            raise ValueError
+
+    with PeakTracker() as tracker:
+        x = torch.ones(1)
+        with suppress(ValueError):
+            nn.Sequential(Fails())(x)
+        x.sin()
+    assert modules_of(tracker, "aten.cos") == [("0", "forward")]
+    assert modules_of(tracker, "aten.sin") == [(OUTSIDE, "forward")]

@@ -1,0 +1,593 @@
+"""One step with its memory and without: the same bytes, nothing touched."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from membudget.measuring import CATEGORIES, PeakTracker, dry_run, trace_step
+from membudget.models import GPT, mlp
+
+torch.set_num_threads(1)
+
+FIXED = settings(
+    derandomize=True, deadline=None, database=None, max_examples=25
+)
+
+
+def classify(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def next_token(model, tokens):
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    return F.cross_entropy(logits, tokens[:, 1:].flatten())
+
+
+def mean_square(model, x):
+    return model(x).square().mean()
+
+
+def digits(samples=8, width=16, depth=3):
+    batch = torch.randn(samples, 8), torch.randint(10, (samples,))
+    return mlp(8, width, depth), classify, *batch
+
+
+def text(samples=4, width=8, depth=2):
+    model = GPT(vocabulary=13, context=8, width=width, depth=depth, heads=2)
+    return model, next_token, torch.randint(13, (samples, 9))
+
+
+def images(samples=4, width=4, depth=2):
+    layers, channels = [], 1
+    for _ in range(depth):
+        layers += [nn.Conv2d(channels, width, 3), nn.BatchNorm2d(width)]
+        layers += [nn.ReLU(), nn.Dropout(0.1)]
+        channels = width
+    model = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(10))
+    x = torch.randn(samples, 1, 8, 8)
+    with torch.no_grad():
+        model.eval()(x)
+    return model.train(), classify, x, torch.randint(10, (samples,))
+
+
+def no_optimizer(parameters):
+    return None
+
+
+OPTIMIZERS = [
+    no_optimizer,
+    lambda p: torch.optim.SGD(p, lr=0.1),
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    lambda p: torch.optim.Adam(p, foreach=False),
+    lambda p: torch.optim.Adam(p, foreach=True),
+    lambda p: torch.optim.AdamW(p, amsgrad=True),
+    lambda p: torch.optim.AdamW(p, fused=True),
+    lambda p: torch.optim.Adagrad(p),
+    lambda p: torch.optim.RMSprop(p, centered=True),
+    lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
+]
+
+
+def told(tracker):
+    """What has to agree; operators that allocate nothing may differ."""
+    ends = [i - 1 for i, _ in tracker.marks]
+    ends.append(len(tracker.timeline) - 1)
+    return {
+        "start": tracker.start,
+        "peak": tracker.peak,
+        "split": tracker.split(),
+        "marks": [label for _, label in tracker.marks],
+        "at marks": [tracker.split(end) for end in ends],
+        "made": sorted(
+            (a.bytes, a.category, a.operator.module, a.operator.phase)
+            for a in tracker.allocations
+        ),
+        "at the peak": tracker.at_peak()[0].operator,
+    }
+
+
+# dry_run against trace_step ------------------------------------------------
+
+
+@FIXED
+@given(
+    st.sampled_from([digits, text, images]),
+    st.integers(1, 5),
+    st.sampled_from([2, 8]),
+    st.integers(2, 3),
+    st.sampled_from(OPTIMIZERS),
+    st.sampled_from([None, 1, 2, 3, 100]),
+)
+def test_a_dry_run_tells_the_same(build, samples, width, depth, make, micro):
+    if build is images and (samples == 1 or micro):
+        samples, micro = samples + 1, None  # BatchNorm wants two values
+    torch.manual_seed(0)
+    model, loss, *batch = build(samples, width, depth)
+    optimizer = make(model.parameters())
+    options = {"optimizer": optimizer, "micro_batch": micro}
+    dry = told(dry_run(model, loss, *batch, **options))
+    assert dry == told(trace_step(model, loss, *batch, **options))
+
+
+def everything(model, optimizer, batch):
+    """All that a step can change, with the identity of each tensor."""
+    states = optimizer.state_dict()["state"]
+    tensors = [*model.parameters(), *model.buffers(), *batch]
+    tensors += [p.grad for p in model.parameters()]
+    tensors += [t for s in states.values() for t in s.values()]
+    return (
+        [(id(t), t._version) for t in tensors],
+        [t.clone() for t in tensors],
+        torch.get_rng_state(),
+    )
+
+
+def same(before, after):
+    (names, values, state), (others, ends, later) = before, after
+    return (
+        names == others
+        and all(map(torch.equal, values, ends))
+        and torch.equal(state, later)
+    )
+
+
+@pytest.mark.parametrize("build", [digits, text, images])
+def test_a_dry_run_leaves_everything_as_it_is(build):
+    model, loss, *batch = build()
+    optimizer = torch.optim.Adam(model.parameters())
+    trace_step(model, loss, *batch, optimizer=optimizer)  # makes the states
+    loss(model, *batch).backward()
+    for p in model.parameters():
+        p.register_hook(lambda g: g)
+    before = everything(model, optimizer, batch)
+    hooks = [dict(p._backward_hooks) for p in model.parameters()]
+    dry_run(model, loss, *batch, optimizer=optimizer, micro_batch=2)
+    assert same(before, everything(model, optimizer, batch))
+    assert hooks == [dict(p._backward_hooks) for p in model.parameters()]
+    loss(model, *batch).backward()
+    optimizer.step()
+    assert not same(before, everything(model, optimizer, batch))
+
+
+def check_both(model, loss, *batch, **options):
+    """Both tell the same; returns it."""
+    dry = told(dry_run(model, loss, *batch, **options))
+    assert dry == told(trace_step(model, loss, *batch, **options))
+    return dry
+
+
+def test_tied_weights_and_plain_tensors():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            self.head = nn.Linear(8, 11, bias=False)
+            self.head.weight = self.embed.weight
+            self.scale = nn.Parameter(torch.tensor(2.0))  # without dimension
+            self.shift = torch.ones(11)  # neither parameter nor buffer
+
+        def forward(self, x):
+            return self.head(self.embed(x)) * self.scale + self.shift
+
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    x = torch.randint(11, (6, 5))
+    found = check_both(model, mean_square, x, optimizer=optimizer)
+    assert found["start"] == 3 * (4 * 11 * 8 + 4) + 2 * 4 + 8 * 6 * 5
+
+
+def test_a_view_of_the_model_in_a_buffer():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 8))
+            self.register_buffer("top", self.weight.detach()[:2])
+
+        def forward(self, x):
+            return x @ self.weight + self.top.sum()
+
+    found = check_both(Views(), mean_square, torch.ones(3, 8))
+    assert found["start"] == 4 * 8 * 8 + 4 * 3 * 8
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: x[:4],
+        lambda x: x[::2],
+        lambda x: x[:1].expand(4, 8),
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.clone().requires_grad_(),
+        lambda x: x.double().float(),
+    ],
+)
+def test_batches_that_are_views(cut):
+    """A view keeps the whole storage behind it."""
+    model, x = mlp(8, 4, 2), cut(torch.randn(16, 8))
+    found = check_both(model, mean_square, x)
+    weights = sum(p.nbytes for p in model.parameters())
+    assert found["start"] == weights + x.untyped_storage().nbytes()
+
+
+def distance(model, x, y):
+    return (model(x) - y).square().mean()
+
+
+def test_two_parts_of_the_batch_in_one_storage():
+    pair = torch.randn(2, 6, 8)
+    found = check_both(mlp(8, 8, 2, 8), distance, *pair)
+    weights = 2 * 4 * (8 * 8 + 8)
+    assert found["start"] == weights + pair.nbytes
+
+
+def test_a_loss_that_keeps_more_than_its_result():
+    """The one difference: a scalar in a storage of the batch's size."""
+    model, (x, y) = mlp(8, 8, 2, 8), torch.randn(2, 6, 8)
+
+    def loss(model, x, y):
+        return F.mse_loss(model(x), y)
+
+    kept = loss(model, x, y).untyped_storage().nbytes() - 4
+    dry = dry_run(model, loss, x, y)
+    real = trace_step(model, loss, x, y)
+    assert real.peak - dry.peak == kept
+    assert dry.start == real.start
+
+
+def test_a_batch_that_was_never_anywhere():
+    model, loss, *batch = digits()
+    expected = told(trace_step(model, loss, *batch))
+    empty = [t.to("meta") for t in batch]
+    assert told(dry_run(model, loss, *empty)) == expected
+
+
+def test_models_in_16_bits_and_in_eval_mode():
+    model = mlp(8, 16, 3).to(torch.bfloat16).eval()
+    x = torch.randn(4, 8, dtype=torch.bfloat16)
+    found = check_both(model, mean_square, x)
+    assert found["start"] == 2 * sum(p.numel() for p in model.parameters()) + (
+        x.nbytes
+    )
+
+
+def test_mean_over_all_batches_in_batch_norm():
+    """``momentum=None`` needs the number of batches, not only its bytes."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None))
+    check_both(model, mean_square, torch.randn(4, 8))
+
+
+WITHOUT_DATA = {
+    "fake": FakeTensorMode,
+    "meta": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_DATA)
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_model_too_large_for_any_machine(kind, stepped):
+    width, depth, samples = 1 << 19, 4, 16
+    with WITHOUT_DATA[kind]():
+        layers = [nn.Linear(width, width) for _ in range(depth)]
+        model = nn.Sequential(*layers, nn.BatchNorm1d(width))
+        x = torch.empty(samples, width)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        if stepped:
+            mean_square(model, x).backward()
+            optimizer.step()
+    tracker = dry_run(model, mean_square, x, optimizer=optimizer)
+    count = depth * (width + 1) * width + 2 * width
+    numbers = 2 * depth + 2
+    unit = 4 * samples * width
+    norm = 2 * 4 * width + 8
+    assert 4 * count > 4 << 40  # 4 TiB
+    assert tracker.split(-1) == dict.fromkeys(CATEGORIES, 0) | {
+        "parameters": 4 * count + norm,
+        "optimizer": 2 * 4 * count + 4 * numbers,
+        "inputs": unit,
+    }
+    assert tracker.split()["gradients"] == 4 * count
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.shifts = [torch.ones(4)]
+
+    def forward(self, x):
+        return self.layer(x) + self.shifts[0]
+
+
+OUTSIDE = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (
+            nn.Linear(4, 4),
+            lambda m, x: m(x).sum() * m(x).sum().item(),
+            r"_local_scalar_dense.* use no .item\(\) and no index by cond",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: m(x).sum() if x.sum() > 0 else m(-x).sum(),
+            "needs the values of a tensor, which a dry run has not",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: m(x)[x > 0].sum(),
+            "aten.nonzero.* or measure with trace_step",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: distance(m, x, OUTSIDE),
+            "neither the model's nor the batch's: make it a buffer, or hand",
+        ),
+        (Structured(), mean_square, "neither the model's nor the batch's"),
+    ],
+)
+def test_steps_that_a_dry_run_cannot_take(model, loss, message):
+    x = torch.ones(3, 4)
+    with pytest.raises(ValueError, match=message):
+        dry_run(model, loss, x)
+    assert _get_current_dispatch_mode_stack() == []
+    trace_step(model, loss, x)  # and trace_step can
+
+
+def test_an_assertion_of_the_loss_is_its_own():
+    def loss(model, x):
+        raise AssertionError("mine")
+
+    with pytest.raises(AssertionError, match=r"^mine$"):
+        dry_run(nn.Linear(4, 4), loss, torch.ones(3, 4))
+
+
+# trace_step ----------------------------------------------------------------
+
+
+def test_marks_and_categories_of_a_step():
+    model, loss, *batch = digits()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    tracker = trace_step(model, loss, *batch, optimizer=optimizer)
+    labels = [label for _, label in tracker.marks]
+    assert labels == ["forward", "backward", "step"]
+    weights = [p.nbytes for p in model.parameters()]
+    held = dict.fromkeys(CATEGORIES, 0) | {
+        "parameters": sum(weights),
+        "optimizer": 2 * sum(weights) + 4 * len(weights),
+        "inputs": sum(t.nbytes for t in batch),
+    }
+    assert tracker.split(-1) == held
+    assert tracker.start == sum(held.values())
+    *_, (step, _) = tracker.marks
+    split = tracker.split(step - 1)
+    assert split["gradients"] == sum(weights)
+    assert split["optimizer"] == held["optimizer"]
+    phases = [o.phase for o in tracker.operators]
+    marks = [*(i for i, _ in tracker.marks), len(phases)]
+    assert phases[marks[0]] == "forward"
+    assert "backward" not in phases[: marks[1]]
+    assert "optimizer" not in phases[: marks[2]]
+    assert "optimizer" in phases[marks[2] :]
+    end = tracker.split(len(phases) - 1)  # the gradients go after it
+    assert end == held | {"gradients": sum(weights)}
+    assert tracker.live == tracker.start
+
+
+def test_it_is_the_step_that_one_writes_by_hand():
+    model, loss, *batch = digits()
+    tracker = trace_step(model, loss, *batch)
+    with PeakTracker(model, *batch) as by_hand:
+        value = loss(model, *batch)
+        value.backward()
+        del value
+        model.zero_grad()
+    assert tracker.timeline == by_hand.timeline
+    assert tracker.operators == by_hand.operators
+
+
+def test_it_takes_two_steps():
+    model, loss, *batch = digits()
+    twin = copy.deepcopy(model)
+    optimizers = [
+        torch.optim.Adam(m.parameters(), lr=1e-3) for m in (model, twin)
+    ]
+    model[0].weight.grad = torch.full_like(model[0].weight, 1e6)
+    tracker = trace_step(model, loss, *batch, optimizer=optimizers[0])
+    for _ in range(2):
+        loss(twin, *batch).backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert all(p.grad is None for p in model.parameters())
+    assert tracker.operators
+
+
+def test_without_an_optimizer_the_parameters_stay():
+    model, loss, *batch = digits()
+    before = [p.clone() for p in model.parameters()]
+    tracker = trace_step(model, loss, *batch)
+    assert [label for _, label in tracker.marks] == ["forward", "backward"]
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("micro", "parts"),
+    [(None, 1), (1, 8), (3, 3), (4, 2), (7, 2), (8, 1), (9, 1)],
+)
+def test_micro_batches(micro, parts):
+    model, loss, *batch = digits(samples=8)
+    model, batch[0] = model.double(), batch[0].double()
+    sizes, gradients = [], []
+
+    def noted(model, x, y):
+        sizes.append(len(x))
+        return loss(model, x, y)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(
+        lambda *_: gradients.append([p.grad for p in model.parameters()])
+    )
+    tracker = trace_step(
+        model, noted, *batch, optimizer=optimizer, micro_batch=micro
+    )
+    assert sizes == 2 * sizes[:parts]
+    assert sum(sizes[:parts]) == 8
+    assert max(sizes) == min(micro or 8, 8)
+    labels = [label for _, label in tracker.marks]
+    assert labels == ["forward", "backward"] * parts + ["step"]
+    loss(model, *batch).backward()
+    for found in gradients:
+        for gradient, p in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(gradient, p.grad)
+
+
+def test_smaller_micro_batches_take_less():
+    model, loss, *batch = digits(samples=64, width=64)
+
+    def activations(micro):
+        tracker = trace_step(model, loss, *batch, micro_batch=micro)
+        return max(tracker.timelines()["activations"])
+
+    found = [activations(micro) for micro in (64, 32, 16, 8)]
+    for whole, half in pairwise(found):
+        assert 0 < half <= whole / 2 + 64
+
+
+def test_a_batch_of_nothing_or_of_odd_tensors():
+    model = nn.Linear(4, 4)
+    weight = torch.tensor(2.0)
+    tracker = trace_step(model, lambda m, c: m.weight.sum() * c, weight)
+    assert tracker.start == 4 * (4 * 4 + 4) + 4
+    tracker = trace_step(model, lambda m: m.weight.sum())
+    assert tracker.start == 4 * (4 * 4 + 4)
+    assert tracker.peak > tracker.start
+
+
+def test_only_the_device_asked_for():
+    model, loss, *batch = digits()
+    assert trace_step(model, loss, *batch, device="meta").peak == 0
+    whole = trace_step(model, loss, *batch)
+    assert trace_step(model, loss, *batch, device="cpu").peak == whole.peak
+    assert dry_run(model, loss, *batch, device="cpu").peak == whole.peak
+    assert dry_run(model, loss, *batch, device="meta").peak == 0
+
+
+def test_a_budget_that_suffices_and_one_that_does_not():
+    model, loss, *batch = digits()
+    peak = trace_step(model, loss, *batch).peak
+    assert trace_step(model, loss, *batch, budget=peak).peak == peak
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        trace_step(model, loss, *batch, budget=peak - 1)
+    assert all(p.grad is None for p in model.parameters())
+    assert _get_current_dispatch_mode_stack() == []
+    assert trace_step(model, loss, *batch).peak == peak
+
+
+def test_a_loss_that_fails_leaves_nothing_behind():
+    model, loss, *batch = digits()
+    calls = []
+
+    def fails(model, *batch):
+        calls.append(0)
+        if len(calls) == 2:
+            raise RuntimeError("second call")
+        return loss(model, *batch)
+
+    resize = torch.UntypedStorage.resize_
+    with pytest.raises(RuntimeError, match="second call"):
+        trace_step(model, fails, *batch)
+    assert _get_current_dispatch_mode_stack() == []
+    assert torch.UntypedStorage.resize_ is resize
+    assert all(p.grad is None for p in model.parameters())
+
+
+def frozen():
+    return nn.Linear(4, 4).requires_grad_(False)
+
+
+X = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize("step", [trace_step, dry_run])
+@pytest.mark.parametrize(
+    ("model", "loss", "batch", "options", "message"),
+    [
+        (nn.ReLU(), mean_square, [X], {}, "ReLU has no parameters that are"),
+        (frozen(), mean_square, [X], {}, "Linear has no parameters that are"),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: None,
+            [X],
+            {},
+            "the loss function returned None: return the loss, a scalar",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: 1.5,
+            [X],
+            {},
+            "the loss function returned 1.5",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: m(x),
+            [X],
+            {},
+            r"the shape \(3, 4\) and requires_grad=True: return a scalar",
+        ),
+        (
+            nn.Linear(4, 4),
+            lambda m, x: m(x).sum().detach(),
+            [X],
+            {},
+            r"the shape \(\) and requires_grad=False: return a scalar",
+        ),
+        *(
+            (
+                nn.Linear(4, 4),
+                mean_square,
+                [X],
+                {"micro_batch": micro},
+                f"micro_batch is {micro!r}: use a positive whole number",
+            )
+            for micro in (0, -1, 1.5, "2")
+        ),
+        *(
+            (
+                nn.Linear(4, 4),
+                mean_square,
+                batch,
+                {"micro_batch": 2},
+                "the same number of samples, at least 1, along the first",
+            )
+            for batch in (
+                [],
+                [X, X[:2]],
+                [torch.ones(())],
+                [torch.ones(0, 4)],
+                [X, torch.ones(())],
+            )
+        ),
+    ],
+)
+def test_bad_input(step, model, loss, batch, options, message):
+    with pytest.raises(ValueError, match=message):
+        step(model, loss, *batch, **options)
+
+
+@pytest.mark.parametrize("step", [trace_step, dry_run])
+def test_a_batch_of_other_things(step):
+    message = "the batch holds list: hand over tensors, and leave the rest"
+    with pytest.raises(TypeError, match=message):
+        step(nn.Linear(4, 4), mean_square, [[1.0, 2.0, 3.0, 4.0]])
