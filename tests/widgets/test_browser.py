@@ -1,58 +1,11 @@
-"""The widget in a browser, on a bare page and without a kernel."""
+"""The accumulation widget in a browser, without a kernel."""
 
 import json
-from pathlib import Path
 
 import pytest
+import widget_pages as pages
 
 from membudget.widgets import Accumulation, bundle, format_bytes
-
-ROOT = Path(__file__).resolve().parents[2]
-HOST = ROOT / "book" / "_static" / "widget-host.js"
-DARK = """
-:root { --pst-color-text-base: #ced6dd; --pst-color-background: #14181e;
-        color-scheme: dark; }
-body { background: #14181e; }
-"""
-
-
-def document(*widgets, style=""):
-    """A page that holds the widgets, as the book does."""
-    name = widgets[0].name
-    outputs = [w._repr_mimebundle_()[0]["text/html"] for w in widgets]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<style>{style}{bundle.style_text(name)}</style>"
-        f"<body>{''.join(outputs)}"
-        f'<script type="text/x-esm" data-widget="{name}">'
-        f"{bundle.module_text(name)}</script>"
-        f"<script>{HOST.read_text()}</script>"
-    )
-
-
-@pytest.fixture
-def show(browser):
-    """Shows widgets on a page; the console has to stay quiet."""
-    problems, contexts = [], []
-
-    def show(*widgets, width=1000, style="", **settings):
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, **settings
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.set_content(document(*widgets, style=style))
-        if settings.get("java_script_enabled", True):
-            page.wait_for_selector(".mb-root svg polygon")
-        return page
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert problems == []
 
 
 @pytest.fixture
@@ -251,7 +204,7 @@ def test_focus_is_visible(page):
 
 
 @pytest.mark.parametrize("width", [320, 390, 1200])
-@pytest.mark.parametrize("style", ["", DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("style", ["", pages.DARK], ids=["light", "dark"])
 def test_every_width_and_theme(show, width, style):
     page = show(
         Accumulation(
@@ -266,16 +219,7 @@ def test_every_width_and_theme(show, width, style):
     inner = page.evaluate("document.documentElement.scrollWidth")
     assert inner == width
     # No text leaves its picture, and text is as large as it is written.
-    outside = page.evaluate(
-        """() => [...document.querySelectorAll(".mb-picture text")]
-        .filter((text) => {
-          const box = text.getBoundingClientRect();
-          const svg = text.closest("svg").getBoundingClientRect();
-          return box.left < svg.left || box.right > svg.right + 0.5 ||
-            box.top < svg.top - 0.5 || box.bottom > svg.bottom + 0.5 ||
-            box.height < 11;
-        }).map((text) => text.textContent)"""
-    )
+    outside = page.evaluate(pages.OUTSIDE)
     assert outside == []
     colours = page.eval_on_selector_all(
         ".mb-root, .mb-root td, .mb-root dd, .mb-root label",
@@ -293,17 +237,7 @@ def test_labels_do_not_overlap(show, width):
     for value in (1, 3, 40, 100, 130, 255, 256, 400, 511, 512):
         slider = micro(page)
         slider.fill(str(value))
-        overlapping = page.evaluate(
-            """() => {
-              const boxes = [...document.querySelectorAll(".mb-picture")]
-                .flatMap((svg) => [...svg.querySelectorAll("text")])
-                .map((t) => [t.textContent, t.getBoundingClientRect()]);
-              return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
-                .filter(([, b]) => a.left < b.right && b.left < a.right &&
-                  a.top + 2 < b.bottom && b.top + 2 < a.bottom)
-                .map(([two]) => `${one} / ${two}`));
-            }"""
-        )
+        overlapping = page.evaluate(pages.OVERLAPPING)
         assert overlapping == [], value
 
 
@@ -314,32 +248,9 @@ def test_nothing_moves_by_itself(page):
 
 
 def test_clean_up(page):
-    left = page.evaluate(
-        """async () => {
-          const text = document.querySelector('[type="text/x-esm"]');
-          const type = "text/javascript";
-          const blob = new Blob([text.textContent], { type });
-          const module = await import(URL.createObjectURL(blob));
-          const json = document.querySelector(".mb-state").textContent;
-          const [state, calls] = [JSON.parse(json), new Set()];
-          const model = {
-            get: (key) => state[key],
-            set: (key, value) => (state[key] = value),
-            save_changes() {},
-            on: (event, call) => calls.add(call),
-            off: (event, call) => calls.delete(call),
-          };
-          const el = document.createElement("div");
-          document.body.append(el);
-          const end = module.default.render({ model, el });
-          const before = [calls.size, el.children.length];
-          end();
-          return [before, calls.size, el.children.length];
-        }"""
-    )
-    (listeners, children), listeners_left, children_left = left
+    listeners, children, *left = page.evaluate(pages.CLEAN_UP)
     assert listeners >= 1 and children >= 1
-    assert (listeners_left, children_left) == (0, 0)
+    assert left == [0, 0]
 
 
 def test_without_javascript(show):

@@ -11,7 +11,7 @@ NAMES = bundle.names()
 
 
 def test_names():
-    assert "accumulation" in NAMES
+    assert {"accumulation", "timeline"} <= set(NAMES)
     assert "base" not in NAMES
 
 

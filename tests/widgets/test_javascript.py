@@ -9,10 +9,12 @@ from pathlib import Path
 
 import node
 import pytest
+import timeline_cases
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
-from membudget.widgets import Accumulation, bundle
+from membudget.widgets import Accumulation, Timeline, bundle
 from membudget.widgets.accumulation import digits_footprint
+from membudget.widgets.timeline import Step, _edges, _step_share
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted(ROOT.glob("tests/js/*.test.mjs"))
@@ -47,6 +49,29 @@ def cases():
                 }
 
 
+def moments():
+    """Timelines, each with the numbers of every moment of every step."""
+    for steps in timeline_cases.timelines():
+        widget = Timeline(steps)
+        share = _step_share(steps)
+        group = {
+            "state": widget.state(),
+            "moments": [],
+            "edges": {n: _edges(Step(t), share) for n, t in steps.items()},
+        }
+        for widget.step, tracker in steps.items():
+            for widget.moment in range(-1, len(tracker.operators)):
+                group["moments"].append(
+                    {
+                        "step": widget.step,
+                        "moment": widget.moment,
+                        "numbers": widget.numbers(),
+                        "sentence": widget.sentence(),
+                    }
+                )
+        yield group
+
+
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
     """The folder with the grid and the composed modules."""
@@ -54,6 +79,9 @@ def grid(tmp_path_factory):
     everything = list(cases())
     assert len(everything) >= 500
     (folder / "accumulation.json").write_text(json.dumps(everything))
+    groups = list(moments())
+    assert sum(len(group["moments"]) for group in groups) >= 1500
+    (folder / "timeline.json").write_text(json.dumps(groups))
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder
@@ -79,4 +107,5 @@ def test_there_are_javascript_tests():
     assert {path.name for path in TESTS} >= {
         "accumulation.test.mjs",
         "base.test.mjs",
+        "timeline.test.mjs",
     }

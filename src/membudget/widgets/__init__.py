@@ -2,9 +2,11 @@
 
 from membudget.widgets.accumulation import Accumulation
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
+from membudget.widgets.timeline import Timeline
 
 __all__ = [
     "Accumulation",
+    "Timeline",
     "Whole",
     "Widget",
     "format_bytes",

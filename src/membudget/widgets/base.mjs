@@ -89,10 +89,11 @@ function control(tag, attributes, ...children) {
   return html(tag, more, ...children);
 }
 
-/** A labelled range input. `update` shows a state without an event. */
-export function slider({ label, key, unit = "", onInput }) {
+/** A labelled range input. `update` shows a state without an event; `text`
+    stands beside the slider, `spoken` is read out. */
+export function slider({ label, key, unit = "", min = 1, onInput }) {
   const id = makeId();
-  const input = control("input", { type: "range", id, min: 1, "data-key": key });
+  const input = control("input", { type: "range", id, min, "data-key": key });
   const output = html("output", { for: id });
   const root = html(
     "div",
@@ -102,14 +103,14 @@ export function slider({ label, key, unit = "", onInput }) {
     input,
   );
   input.addEventListener("input", () => onInput(Number(input.value)));
-  const update = ({ value, max, disabled = false }) => {
+  const update = ({ value, max, disabled = false, text, spoken }) => {
     input.max = max;
     input.value = value;
     input.disabled = disabled;
-    input.setAttribute("aria-valuetext", `${value}${unit}`);
-    output.textContent = value;
+    input.setAttribute("aria-valuetext", spoken ?? `${value}${unit}`);
+    output.textContent = text ?? value;
   };
-  return { root, update };
+  return { root, update, focus: () => input.focus({ preventScroll: true }) };
 }
 
 /** A labelled field for a whole number of at least 1. */
@@ -168,6 +169,57 @@ export function choice({ label, key, options, onChange }) {
   );
   input.addEventListener("change", () => onChange(input.value));
   return { root, update: ({ value }) => (input.value = value) };
+}
+
+/** A choice with all of its options in sight; `update` may change them. */
+export function radios({ label, key, onChange }) {
+  const id = makeId();
+  const group = html("div", { class: "mb-options" });
+  const root = html(
+    "div",
+    { class: "mb-radios", role: "radiogroup", "aria-labelledby": id },
+    html("span", { id }, label),
+    group,
+  );
+  const option = (value) => {
+    const more = { type: "radio", name: id, value, "data-key": key };
+    const input = control("input", more);
+    return html("label", { class: "mb-check" }, input, value);
+  };
+  root.addEventListener("change", (event) => onChange(event.target.value));
+  let shown = [];
+  const update = ({ value, options }) => {
+    if (options.join("\n") !== shown.join("\n")) {
+      shown = options;
+      group.replaceChildren(...options.map(option));
+    }
+    for (const input of group.querySelectorAll("input")) {
+      input.checked = input.value === value;
+    }
+  };
+  return { root, update };
+}
+
+/** A button. */
+export function button({ label, key, onClick }) {
+  const root = control("button", { type: "button", "data-key": key }, label);
+  root.addEventListener("click", onClick);
+  return { root };
+}
+
+/** A pattern for `fill="url(#id)"`, so that no colour has to tell by itself. */
+export function hatching(id, size, d, turn, look = "mb-hatching") {
+  return svg(
+    "pattern",
+    {
+      id,
+      width: size,
+      height: size,
+      patternUnits: "userSpaceOnUse",
+      patternTransform: turn && `rotate(${turn})`,
+    },
+    svg("path", { d, class: look }),
+  );
 }
 
 /** Sets traits and tells the kernel, where there is one. */

@@ -1,0 +1,63 @@
+"""Tracked steps for the timeline's tests: the example's, and odd ones."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from membudget import models
+from membudget.measuring import PeakTracker, trace_step
+from membudget.widgets.timeline import example_steps
+
+
+def next_byte(model, tokens):
+    """Loss of a language model that predicts the last token."""
+    return F.cross_entropy(model(tokens)[:, -1], tokens[:, 0])
+
+
+@cache
+def odd_steps() -> dict[str, PeakTracker]:
+    """Steps that lack something, in one timeline."""
+    torch.manual_seed(0)
+    x, y = torch.rand(8, 5), torch.randint(3, (8,))
+    model = models.mlp(5, 6, 3, 3)
+    gpt = models.GPT(32, 8, 16, 2, 2)
+    tokens = torch.randint(32, (4, 8))
+
+    with PeakTracker(model, x, y) as unmarked:  # two steps, no marks
+        for _ in range(2):
+            F.cross_entropy(model(x), y).backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+            model.zero_grad()
+    with PeakTracker(model) as forward, torch.no_grad():
+        model(x)
+    with PeakTracker(model) as backward:
+        loss = model(x).sum()
+    with PeakTracker(model) as backward:
+        loss.backward()
+    model.zero_grad()
+    with PeakTracker(model) as nothing:
+        pass
+    return {
+        "a GPT with SGD": trace_step(
+            gpt,
+            next_byte,
+            tokens,
+            optimizer=torch.optim.SGD(gpt.parameters(), 0.1),
+        ),
+        "two steps": unmarked,
+        "forward <only> & no grad": forward,
+        "backward only": backward,
+        "nothing runs": nothing,
+    }
+
+
+@cache
+def timelines() -> list[dict[str, PeakTracker]]:
+    """Whole timelines: several steps, or one."""
+    x = torch.rand(4, 5)
+    model = models.mlp(5, 6, 2, 3)
+    alone = trace_step(model, lambda model, x: model(x).square().sum(), x)
+    with PeakTracker() as empty:
+        pass
+    return [example_steps(), odd_steps(), {"alone": alone}, {"0": empty}]
