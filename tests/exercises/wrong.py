@@ -1019,6 +1019,12 @@ def parts(batch, width):
     return 4 * batch * width, 4 * width * (width + 1)
 
 
+@hinted("the gradient on its way back alone, as in section 1.3")
+def predict_peak(batch, width, depth):
+    unit = batch * width * 4
+    return unit * (depth + 1)
+
+
 @hinted("numbers, not bytes")
 def predict_peak(batch, width, depth):
     layer = width * width + width

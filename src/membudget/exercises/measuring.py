@@ -240,6 +240,13 @@ PRE_RELU = (
 )
 
 
+SETTING_S = (
+    "these are the activations and the gradient on its way back alone, as in "
+    "section 1.3. Here the parameters, the input and the parameters' "
+    "gradients count as well."
+)
+
+
 def _layer(batch: int, width: int) -> tuple[int, int]:
     """Bytes of an activation, and of a layer's parameters."""
     return 4 * batch * width, 4 * width * (width + 1)
@@ -278,6 +285,10 @@ check_predict_peak = Exercise(
     mistakes=[
         (FORWARD_ONLY, _forward(1, 0)),
         (FORWARD_ONLY, _forward(1, 1)),
+        (
+            SETTING_S,
+            lambda batch, width, depth: 4 * batch * width * (depth + 1),
+        ),
         (PRE_RELU, _forward(2, 0)),
         (PRE_RELU, _forward(2, 1)),
         *[(TOGETHER, _sum(more)) for more in range(3)],
