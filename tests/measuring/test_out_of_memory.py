@@ -282,16 +282,27 @@ def test_the_largest_are_grouped_by_layer_and_sorted():
 
 
 def test_only_whole_parts_of_a_path_are_numbers():
-    def group(path):
-        operator = out_of_memory.Operator("aten.mm", path, "forward")
-        a = out_of_memory.Allocation(8, 0, "activations", operator)
-        return out_of_memory._groups([a])[0].module
+    def groups(*paths):
+        operators = [
+            out_of_memory.Operator("aten.mm", path, "forward")
+            for path in paths
+        ]
+        found = [
+            out_of_memory.Allocation(8, 0, "activations", operator)
+            for operator in operators
+        ]
+        return [(g.module, g.count) for g in out_of_memory._groups(found)]
 
-    assert group("blocks.10.mlp.2") == "blocks.*.mlp.2"
-    assert group("3") == "*"
-    assert group("norm1") == "norm1"
-    assert group("layer4.0.conv1") == "layer4.*.conv1"
-    assert group("") == ""
+    assert groups("blocks.10.mlp.2", "blocks.1.mlp.2") == [
+        ("blocks.*.mlp.2", 2)
+    ]
+    assert groups("3", "0", "3") == [("*", 3)]
+    assert groups("norm1", "norm2") == [("norm1", 1), ("norm2", 1)]
+    assert groups("layer4.0.conv1", "layer4.2.conv1") == [
+        ("layer4.*.conv1", 2)
+    ]
+    assert groups("3", "3") == [("3", 2)]  # one layer goes by its name
+    assert groups("") == [("", 1)]
 
 
 def test_the_printed_report():
@@ -312,7 +323,7 @@ def test_the_printed_report():
             "  78.6 KiB  24 × optimizer, there before",
             "  48.0 KiB  3 × activations, by aten.relu in *",
             "  39.3 KiB  8 × parameters, there before",
-            "  16.0 KiB  temporaries, by aten.mm in *",
+            "  16.0 KiB  temporaries, by aten.mm in 6",
             "  4.50 KiB  2 × inputs, there before",
             "predicted peaks of a step of 64 samples:",
             "  as it is: 205 KiB; micro-batches of 59 fit: 202 KiB",
@@ -409,17 +420,38 @@ def test_variables_of_functions_that_ended_are_let_go():
     assert kept
 
 
-def test_nothing_is_alive_in_an_exception_that_came_before_it():
+@pytest.mark.parametrize("link", ["cause", "context"])
+def test_nothing_is_held_by_an_exception_that_came_before(link):
     def fn(model, x, y):
         hidden = model(x)
         try:
-            return loss(nn.Identity(), hidden, x)  # the shapes do not fit
+            loss(nn.Identity(), hidden, x)  # the shapes do not fit
         except RuntimeError as error:
-            raise torch.OutOfMemoryError("enough") from error
+            if link == "context":
+                raise torch.OutOfMemoryError("enough")  # noqa: B904
+            before = error
+        del hidden
+        raise torch.OutOfMemoryError("enough") from before
 
     guard, _ = attempt(PLENTY, fn)
-    assert guard.report
+    assert guard.report.live["activations"] > 3 * SAMPLES * 64 * 4
+    assert guard.report.notes == ()
     assert alive(guard) == 0
+
+
+def test_circles_are_collected():
+    def fn(model, x, y):
+        circle = [model(x)]
+        circle.append(circle)
+        raise torch.OutOfMemoryError("enough")
+
+    gc.disable()
+    try:
+        guard, _ = attempt(PLENTY, fn)
+        assert guard.report.notes == ()
+        assert alive(guard) == 0
+    finally:
+        gc.enable()
 
 
 def test_a_chain_of_exceptions_outside_of_the_block_is_left_alone():
@@ -574,6 +606,37 @@ def test_half_made_states_are_removed_so_that_the_next_step_works(
         assert note.startswith("The optimizer's step failed halfway, with ")
     assert peaks
     optimizer.step()
+
+
+def test_a_state_that_joins_others_is_removed_alone():
+    class Late(torch.optim.Optimizer):
+        """Makes ``b`` in its second step."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    name = "b" if self.state[p] else "a"
+                    self.state[p][name] = torch.zeros_like(p)
+
+    model = nn.Linear(8, 64)
+    optimizer = Late(model.parameters())
+    optimizer.step()
+    states = {p: dict(s) for p, s in optimizer.state.items()}
+    start = PeakTracker(model, optimizer).start
+    guard = CatchOutOfMemory(
+        model, optimizer=optimizer, budget=start + 8 * 64 * 4
+    )
+    with guard:
+        optimizer.step()
+    assert guard.report.live["temporaries"] == 8 * 64 * 4
+    assert alive(guard) == 0
+    for p, state in optimizer.state.items():
+        assert list(state) == ["a"]
+        assert state["a"] is states[p]["a"]
 
 
 def test_a_step_that_fails_halfway_says_what_it_has_updated():

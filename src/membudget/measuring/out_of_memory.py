@@ -3,7 +3,7 @@
 import gc
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
@@ -35,8 +35,8 @@ class Group(NamedTuple):
         bytes: their sum.
         count: how many.
         category: one of ``CATEGORIES``.
-        module: what was at work; the first number in its path is ``*``, so
-            that the layers of a stack are one group.
+        module: what was at work. The layers of a stack, whose paths differ in
+            the first number, are one group with ``*`` in its place.
         operator: what made them; empty for what was there before the block.
     """
 
@@ -423,7 +423,9 @@ def _span(tensor: torch.Tensor) -> int:
     return alone.untyped_storage().nbytes()
 
 
-def _largest(peak, fits: int, fails: int, room: int) -> int:
+def _largest(
+    peak: Callable[[int], int], fits: int, fails: int, room: int
+) -> int:
     """The largest size whose peak is at most ``room``.
 
     ``fits`` is a size that does and ``fails`` one that does not. Peaks are
@@ -581,16 +583,17 @@ def _sums(allocations: Iterable[Allocation]) -> dict[str, int]:
 
 def _groups(allocations: Iterable[Allocation]) -> tuple[Group, ...]:
     """By category, module and operator, the largest sum first."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    found: dict[tuple[str, str, str], list[Allocation]] = {}
     for a in allocations:
         path = a.operator.module
-        module = re.sub(r"(?<![^.])\d+(?![^.])", "*", path, count=1)
-        origin = a.category, module, a.operator.name
-        found.setdefault(origin, []).append(a.bytes)
-    groups = (
-        Group(sum(sizes), len(sizes), *origin)
-        for origin, sizes in found.items()
-    )
+        stack = re.sub(r"(?<![^.])\d+(?![^.])", "*", path, count=1)
+        found.setdefault((a.category, stack, a.operator.name), []).append(a)
+    groups = []
+    for (category, stack, name), members in found.items():
+        paths = {a.operator.module for a in members}
+        module = paths.pop() if len(paths) == 1 else stack
+        size = sum(a.bytes for a in members)
+        groups.append(Group(size, len(members), category, module, name))
     return tuple(sorted(groups, key=lambda group: -group.bytes))
 
 
