@@ -8,10 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import browser as browsers
 import site_checks as checks
+import torch
+import torch.nn.functional as F
 from project import ROOT, SITE, notebooks, pages
+
+from membudget.measuring import PeakTracker
+from membudget.models import GPT
 
 BOOK = Path(sys.executable).with_name("jupyter-book")
 # The time from the start of the page to the first widget's first change of
@@ -109,7 +115,35 @@ def bench_notebooks():
         row(f"{path.stem} under nbval", seconds(command), limit, "s")
 
 
+def bench_tracker():
+    """A training step of a 10-block transformer, tracked and not."""
+    model = GPT(width=128, depth=10, heads=4, context=128)
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens = torch.randint(256, (4, 129))
+
+    def step():
+        logits = model(tokens[:, :-1]).flatten(0, 1)
+        F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def tracked():
+        with PeakTracker(model, optimizer, tokens):
+            step()
+
+    ratios = []
+    for _ in range(15):
+        times = []
+        for run in (step, tracked):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+        ratios.append(times[1] / times[0])
+    row("a tracked step against an untracked", median(ratios), 2, "×")
+
+
 if __name__ == "__main__":
+    bench_tracker()
     bench_book()
     bench_browser()
     bench_notebooks()

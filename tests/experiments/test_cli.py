@@ -329,7 +329,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
     start = time.strftime(records.UTC_FORMAT, time.gmtime())
-    given = ("run", "synchronisation", "--size", "tiny", "--device", "cpu")
+    given = ("run", "allocator", "--size", "tiny", "--device", "cpu")
     done = subprocess.run(
         [sys.executable, "-c", NOTHING_BUT_TORCH, *given, "--out", tmp_path],
         capture_output=True,
@@ -344,8 +344,10 @@ def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
     assert records.is_current(record)
     assert start <= record["prediction"]["utc"] <= record["utc"]
     assert done.stdout.splitlines()[-1].split()[:4] == [
-        *("synchronisation", "tiny", "measured", "4")
+        *("allocator", "tiny", "measured", "5")
     ]
+    assert "allocator tiny  5/5" in done.stderr
+    assert "profiler" not in done.stderr  # it would tell when it starts
     assert command("check", tmp_path).returncode == 0
 
 

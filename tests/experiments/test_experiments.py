@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from membudget import experiments
-from membudget.experiments import workload
+from membudget.experiments import measuring, workload
 from membudget.experiments.accumulation import micro_batch
 from membudget.experiments.measuring import allocator, synchronisation
 from membudget.experiments.workload import META, FusedAttention, Workload
@@ -83,6 +83,20 @@ def test_synchronisation_on_a_cpu():
         for name in ("synchronised", "unsynchronised"):
             assert len(sample[name]) == 3
             assert min(sample[name]) > 0
+
+
+def test_synchronisation_waits_in_one_of_the_two(monkeypatch):
+    def seconds(call, device, warm_up, repeats, synchronise):
+        assert call().shape == (8, 8)
+        return [float(synchronise), warm_up, repeats]
+
+    monkeypatch.setattr(measuring, "seconds", seconds)
+    _, sample = synchronisation(CPU, sides=[8], warm_up=3, repeats=5)
+    assert sample == {
+        "side": 8,
+        "synchronised": [1.0, 3, 5],
+        "unsynchronised": [0.0, 3, 5],
+    }
 
 
 def test_synchronisation_says_what_it_expects_of_a_gpu():

@@ -5,6 +5,7 @@ import { pathToFileURL } from "node:url";
 
 import widget, {
   describe,
+  envelope,
   layout,
   momentAt,
   sentence,
@@ -23,8 +24,10 @@ const example = (step, moment) => ({ ...groups[0].state, step, moment });
 const steps = groups.flatMap(({ state }) =>
   state.steps.steps.map(({ label }) => ({ ...state, step: label, moment: 0 })),
 );
-const near = (a, b, place = "") =>
-  assert.ok(Math.abs(a - b) < 1e-6 * Math.max(1, Math.abs(b)), `${place} ${a} ${b}`);
+const near = (a, b, place = "") => {
+  const allowed = 1e-6 * Math.max(1, Math.abs(b));
+  assert.ok(Math.abs(a - b) < allowed, `${place} ${a} ${b}`);
+};
 
 test("describe gives Python's numbers at every moment of every step", () => {
   assert.ok(cases.length >= 1500);
@@ -117,7 +120,10 @@ test("a band is as thick as its category has bytes", () => {
     const { bands, perByte } = layout(state, 640);
     const slot = numbers.moment + 1;
     const shown = Object.fromEntries(
-      bands.map(({ category, lower, upper }) => [category, lower[slot] - upper[slot]]),
+      bands.map(({ category, lower, upper }) => [
+        category,
+        lower[slot] - upper[slot],
+      ]),
     );
     for (const [category, bytes] of Object.entries(numbers.now)) {
       if (category === "total") continue;
@@ -153,6 +159,26 @@ test("moments stand where Python's picture has them", () => {
       assert.equal(plan.edges.length, expected.length);
       plan.edges.forEach((x, i) => {
         near((x - left) / (right - left), expected[i]);
+      });
+    }
+  }
+});
+
+test("an outline is never below what it stands for, and as high", () => {
+  for (const state of steps) {
+    for (const outline of layout(state, 358).outlines) {
+      const [edges, heights] = envelope(outline);
+      assert.equal(edges.length, heights.length + 1);
+      near(edges[0], outline.edges[0]);
+      near(edges.at(-1), outline.edges.at(-1));
+      heights.forEach((height, i) => {
+        const last = i === heights.length - 1;
+        assert.ok(last || edges[i + 1] - edges[i] >= 6);
+        const under = outline.heights.filter((_, k) => {
+          const x = outline.edges[k];
+          return x >= edges[i] && x < edges[i + 1];
+        });
+        assert.equal(height, Math.min(...under)); // y grows downwards
       });
     }
   }
@@ -195,5 +221,5 @@ test("the steps differ as they should", () => {
   };
   assert.deepEqual(kinds("plain"), [false, 1, 0]);
   assert.deepEqual(kinds("accumulated"), [false, 4, 0]);
-  assert.deepEqual(kinds("checkpointed"), [true, 1, 3]);
+  assert.deepEqual(kinds("checkpointed"), [true, 1, 4]);
 });

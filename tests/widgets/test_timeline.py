@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 
 from membudget import models
-from membudget.measuring import CATEGORIES, PeakTracker, trace_step
+from membudget.measuring import (
+    CATEGORIES,
+    Allocation,
+    Operator,
+    PeakTracker,
+    trace_step,
+)
 from membudget.plotting import palette
 from membudget.widgets import Timeline, format_bytes
 from membudget.widgets.timeline import SHOWN, Step, example_steps
@@ -255,7 +261,74 @@ def test_phases_come_in_runs():
     assert runs["plain"] == [*both, "optimizer"]
     assert runs["accumulated"] == [*both * 4, "optimizer"]
     again = ["recomputation", "backward"]
-    assert runs["checkpointed"] == [*both, *again * 3, "optimizer"]
+    assert runs["checkpointed"] == [*both, *again * 4, "optimizer"]
+
+
+LETTERS = {
+    "F": Operator("aten.relu", "1", "forward"),
+    "L": Operator("aten.mean", "", "forward"),
+    "B": Operator("aten.mm", "1", "backward"),
+    "R": Operator("aten.relu", "1", "recomputation"),
+    "S": Operator("aten.add_", "", "optimizer"),
+    "<": Operator("profiler._record_function_enter_new", "", "forward"),
+    ">": Operator("profiler._record_function_exit", "", "forward"),
+}
+
+
+def written(text, peak=0, mark=None, makes=()):
+    """A tracker of these operators; ``makes`` says which allocate."""
+    tracker = PeakTracker()
+    tracker.operators = [LETTERS[letter] for letter in text]
+    tracker.marks = [] if mark is None else [(mark, "backward")]
+    tracker.timeline = [int(i == peak) for i in range(len(text))]
+    tracker.peak = max(tracker.timeline, default=0)
+    tracker.allocations = [
+        Allocation(1, i, "temporaries", tracker.operators[i]) for i in makes
+    ]
+    return tracker
+
+
+@pytest.mark.parametrize(
+    "text, options, phases",
+    [
+        ("FLLB", {}, "FFFB"),
+        ("FLLB", {"mark": 2}, "FFBB"),
+        ("FLFLB", {"mark": 1}, "FBFFB"),  # until a module runs
+        ("FBLL", {"mark": 1}, "FBFF"),  # or autograd has begun
+        ("FB<SS>", {}, "FBSSSS"),
+        ("F>F<", {}, "FFFF"),
+        ("FRBBRB", {}, "FRRRRB"),
+        ("FRBBRB", {"makes": [2]}, "FRBBRB"),
+        ("FRBBRB", {"makes": [1, 4]}, "FRRRRB"),
+        ("FBRBBRBR", {"makes": [4]}, "FBRBBRRR"),
+        ("FRBSBR", {}, "FRBSBR"),  # not the same recomputation
+        ("", {"mark": 0}, ""),
+        ("F", {"mark": 1}, "F"),
+    ],
+)
+def test_phases_of_written_steps(text, options, phases):
+    names = {"F": "forward", "B": "backward", "R": "recomputation"}
+    step = Step(written(text, **options))
+    expected = [names.get(letter, "optimizer") for letter in phases]
+    assert [o.phase for o in step.operators] == expected
+
+
+@pytest.mark.parametrize(
+    "text, peak, end",
+    [
+        ("FFBB", 2, 1),
+        ("FFBBFFB", 6, 5),
+        ("FFBBFFB", 5, 5),  # the end of a forward pass is the peak
+        ("FFBBFFB", 4, 1),
+        ("FFBBFFB", 0, 1),
+        ("FFRBS", 4, 1),
+        ("FFSFF", 2, 1),
+        ("BB", 1, -1),
+        ("FF", 1, 1),
+    ],
+)
+def test_end_of_forward_of_written_steps(text, peak, end):
+    assert Step(written(text, peak)).forward_end == end
 
 
 def test_recomputed_activations_stand_for_themselves():
@@ -271,9 +344,9 @@ def test_recomputed_activations_stand_for_themselves():
         for a in checkpointed.allocations
         if step.category(a) == "recomputation"
     ]
-    # What the three checkpointed segments had thrown away.
-    assert [a.bytes for a in recomputed] == [UNIT] * len(recomputed)
-    assert {a.operator.name for a in recomputed} <= {"aten.relu", "aten.addmm"}
+    # What the four segments had thrown away: the seven ReLUs' outputs.
+    assert [a.bytes for a in recomputed] == [UNIT] * 7
+    assert {a.operator.name for a in recomputed} == {"aten.relu"}
     assert all(a.operator.phase == "recomputation" for a in recomputed)
     backward = mark(checkpointed, "backward")
     assert all(a.birth > backward for a in recomputed)
@@ -309,7 +382,7 @@ def test_step_and_moment_in_one_go(order):
 
 
 def test_it_begins_where_it_is_told():
-    assert Timeline(step="checkpointed").moment == 44
+    assert Timeline(step="checkpointed").moment == 75
     assert Timeline(moment=-1).moment == -1
     widget = Timeline(step="accumulated", moment=677)
     assert (widget.step, widget.moment) == ("accumulated", 677)
@@ -415,7 +488,7 @@ def test_at_most_six_steps():
 
 def test_a_refused_change_leaves_the_widget_as_it_was():
     widget = Timeline(step="checkpointed", moment=5)
-    for name, value in (("step", "x"), ("moment", 303), ("steps", {})):
+    for name, value in (("step", "x"), ("moment", 325), ("steps", {})):
         with pytest.raises(TraitError):
             setattr(widget, name, value)
     assert (widget.step, widget.moment) == ("checkpointed", 5)
@@ -507,8 +580,8 @@ def test_a_tracker_may_go_on():
         ("plain", -1, ["Step plain, before the first operator. 5.00 MiB are"]),
         ("plain", 31, ["less than at the end of the forward pass: "]),
         ("plain", 150, ["operator 151 of 275: mul_ of the optimizer step. "]),
-        ("checkpointed", 110, ["relu of module 5, in the recomputation."]),
-        ("checkpointed", 110, ["recomputed activations +2.00 MiB"]),
+        ("checkpointed", 75, ["relu of module 11, in the recomputation."]),
+        ("checkpointed", 75, ["recomputed activations +2.00 MiB"]),
     ],
 )
 def test_sentence(step, moment, parts):

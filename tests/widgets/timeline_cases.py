@@ -60,4 +60,11 @@ def timelines() -> list[dict[str, PeakTracker]]:
     alone = trace_step(model, lambda model, x: model(x).square().sum(), x)
     with PeakTracker() as empty:
         pass
-    return [example_steps(), odd_steps(), {"alone": alone}, {"0": empty}]
+    plain = {"plain": example_steps()["plain"]}
+    return [
+        example_steps(),
+        odd_steps(),
+        plain,
+        {"alone": alone},
+        {"0": empty},
+    ]

@@ -90,7 +90,8 @@ function unpackStep(step, kinds, sizes) {
     change(birth + life + 1, category, -bytes);
   }
   const memory = [];
-  let now = Object.fromEntries([...Object.keys(SHOWN), "total"].map((c) => [c, 0]));
+  const sums = [...Object.keys(SHOWN), "total"];
+  let now = Object.fromEntries(sums.map((sum) => [sum, 0]));
   for (const slot of changes) {
     now = { ...now };
     for (const [category, bytes] of Object.entries(slot)) {
@@ -150,8 +151,8 @@ function largest({ allocations, operator }, moment) {
     const like = module.replace(/[0-9]+/g, "#");
     const key = [category, name, phase, like].join();
     if (!groups.has(key)) {
-      const made = { category, operator: name, phase };
-      groups.set(key, { ...made, modules: [], count: 0, size: bytes, bytes: 0 });
+      const made = { category, operator: name, phase, modules: [] };
+      groups.set(key, { ...made, count: 0, size: bytes, bytes: 0 });
     }
     const group = groups.get(key);
     group.count += 1;
@@ -203,17 +204,17 @@ function place(n) {
 
 const shortName = ({ operator }) => operator.replace(/^aten\./, "");
 
-/* An operator and the module that it belongs to. */
-function whatRuns({ operator, module, phase }) {
+/* An operator and the modules that it belongs to. */
+function whatRuns({ operator, phase, module, modules = [module] }) {
   const name = shortName({ operator });
-  if (module) return `${name} of ${modulesInWords([module])}`;
+  if (modules[0]) return `${name} of ${modulesInWords(modules)}`;
   if (phase === "optimizer") return `${name} of the optimizer step`;
   return `${name} outside of the model`;
 }
 
 function modulesInWords(modules) {
-  const names =
-    modules.length > 4 ? `${modules[0]} … ${modules.at(-1)}` : modules.join(", ");
+  const few = modules.length <= 4;
+  const names = few ? modules.join(", ") : `${modules[0]} … ${modules.at(-1)}`;
   if (!/^[0-9]/.test(names)) return names;
   return `module${modules.length > 1 ? "s" : ""} ${names}`;
 }
@@ -303,7 +304,8 @@ function bandsOf({ memory }, y) {
 function phaseRuns({ operators }, edges) {
   const runs = [];
   operators.forEach(({ phase }, i) => {
-    if (phase !== operators[i - 1]?.phase) runs.push({ phase, x: edges[i + 1] });
+    const begins = phase !== operators[i - 1]?.phase;
+    if (begins) runs.push({ phase, x: edges[i + 1] });
     runs.at(-1).width = edges[i + 2] - runs.at(-1).x;
   });
   return runs;
@@ -340,8 +342,8 @@ function stairs(edges, heights) {
   return `${path}H${edges[heights.length].toFixed(1)}`;
 }
 
-/* The same with no more than one step in six pixels, the highest. */
-function envelope({ edges, heights }) {
+/** Stairs with no more than one step in six pixels, the highest there. */
+export function envelope({ edges, heights }) {
   const [few, highest] = [[edges[0]], []];
   let top = Infinity;
   heights.forEach((height, i) => {
@@ -471,7 +473,8 @@ function drawCursor(root, { cursor, plot, width }, n) {
     dot({ x, y }, "mb-cursor-dot", 3),
     label,
   );
-  const words = n.moment < 0 ? ["before the step"] : [whatRuns(n), shortName(n)];
+  const words =
+    n.moment < 0 ? ["before the step"] : [whatRuns(n), shortName(n)];
   let wide = 0;
   for (const word of [...words.map((word) => `${word}: ${bytes}`), bytes]) {
     label.textContent = word;
@@ -493,12 +496,10 @@ const swatch = (id, category) =>
 
 const heading = (...children) => html("th", { scope: "row" }, ...children);
 
-const columns = (...labels) =>
-  html(
-    "thead",
-    {},
-    html("tr", {}, ...labels.map((label) => html("th", { scope: "col" }, label))),
-  );
+function columns(...labels) {
+  const cells = labels.map((label) => html("th", { scope: "col" }, label));
+  return html("thead", {}, html("tr", {}, ...cells));
+}
 
 function memoryTable(id, n, bands) {
   const cell = (key, bytes) =>
@@ -526,11 +527,10 @@ function memoryTable(id, n, bands) {
 }
 
 function largestTable(id, n) {
-  const row = ({ category, operator, phase, modules, count, size, bytes }) => {
-    const made = operator
-      ? whatRuns({ operator, phase, module: modules[0] && modulesInWords(modules) })
-      : "from before the step";
-    const each = size ? `${count} × ${formatBytes(size)}` : `${count} storages`;
+  const row = (group) => {
+    const { category, operator, count, size, bytes } = group;
+    const made = operator ? whatRuns(group) : "from before the step";
+    const each = `${count} ${size ? `× ${formatBytes(size)}` : "storages"}`;
     return html(
       "tr",
       {},
@@ -590,7 +590,8 @@ function render({ model, el }) {
   const id = makeId();
   const still = svg("g");
   const cursor = svg("g");
-  const picture = svg("svg", { role: "img", class: "mb-picture" }, still, cursor);
+  const look = { role: "img", class: "mb-picture" };
+  const picture = svg("svg", look, still, cursor);
   const live = html("p", { "aria-live": "polite", class: "mb-live" });
   const memory = html("table", { class: "mb-table mb-indent" });
   const list = html("table", { class: "mb-table mb-indent" });
