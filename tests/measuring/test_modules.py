@@ -163,6 +163,9 @@ def test_the_outermost_calls_are_reported_with_their_arguments():
         model(x)
         nn.Bilinear(2, 2, 1)(y, y)
         inner(x)  # a part is no outermost module any more
+    with ModuleStack(inner, called=calls.append):
+        model(x)  # what is called inside it is none, though known as one
+    assert calls.pop() == (x,)
     assert len(calls) == 2
     assert calls[0] == (x,)
     assert calls[1][0] is calls[1][1] is y
@@ -181,7 +184,10 @@ def test_a_block_that_begins_or_ends_inside_a_module():
             stack.__exit__()
             return F.relu(x)
 
-    Begins()(torch.ones(1))
+    begins = Begins()
+    # With a hook of its own, it looks for global ones at its end, too.
+    begins.register_forward_hook(lambda *_: None)
+    begins(torch.ones(1))
     assert stack.names == []
     nn.Sequential(Ends())(torch.ones(1))
     assert stack.names == []
@@ -434,6 +440,29 @@ def test_a_custom_function():
     assert modules_of(tracker, "aten.exp2") == [("1", "backward")]
     found = modules_of(tracker, "aten.tanh_backward")
     assert found == [("0", "backward")]
+
+
+def test_a_module_called_in_backward():
+    layer = nn.Linear(3, 3)
+
+    class Solves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return layer(gradient)
+
+    class Uses(nn.Module):
+        def forward(self, x):
+            return Solves.apply(x)
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with PeakTracker(layer, x) as tracker:
+        Uses()(x).sum().backward()
+    assert modules_of(tracker, "aten.exp") == [("Uses", "forward")]
+    assert modules_of(tracker, "aten.addmm") == [("Linear", "backward")]
 
 
 def test_backward_inside_a_module():

@@ -1113,6 +1113,22 @@ def test_nested_inputs_drawn_in_the_block():
     assert nonzero(tracker.split(2)) == {"inputs": 36}
 
 
+def test_a_parameter_that_a_model_is_called_with_stays_one():
+    class Project(nn.Module):
+        def forward(self, x, weight):
+            return x @ weight.t()
+
+    model, x = nn.Linear(WIDTH, WIDTH), rows()
+    with PeakTracker(model) as tracker:
+        Project()(x, model.weight).sum().backward()
+        model.weight.grad.zero_()
+        Project()(x, model.weight.grad)
+    end = at_end(tracker)
+    assert end["parameters"] == LAYER
+    assert end["gradients"] == WEIGHT
+    assert "inputs" not in end
+
+
 def test_an_output_of_a_model_is_no_input_of_the_next():
     first, second, x = tanh_layers(1), tanh_layers(1), rows()
     with PeakTracker(first, second, x) as tracker:

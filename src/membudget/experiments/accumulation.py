@@ -51,7 +51,7 @@ from membudget.experiments.workload import (
                 "heads": 12,
             },
             "window": 256,
-            "micro_batches": [1, 2, 4, 8, 16, 32, 64, 128, 256],
+            "micro_batches": [1, 2, 4, 16, 64, 128, 256],
             "warm_up": 0,
             "repeats": 3,
         },
