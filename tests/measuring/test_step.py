@@ -72,7 +72,6 @@ OPTIMIZERS = [
     lambda p: torch.optim.AdamW(p, fused=True),
     lambda p: torch.optim.Adagrad(p),
     lambda p: torch.optim.RMSprop(p, centered=True),
-    lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
 ]
 
 
@@ -247,6 +246,42 @@ def test_a_batch_that_was_never_anywhere():
     expected = told(trace_step(model, loss, *batch))
     empty = [t.to("meta") for t in batch]
     assert told(dry_run(model, loss, *empty)) == expected
+
+
+def test_a_batch_on_meta_keeps_its_strides():
+    model = mlp(8, 16, 2)
+    x = torch.empty_strided((4, 8), (0, 1), device="meta")
+    dry = dry_run(model, mean_square, x)
+    real = trace_step(model, mean_square, torch.ones(8).expand(4, 8))
+    assert told(dry) == told(real)
+    assert dry.start == real.start == 4 * (9 * 16 + 17 * 10 + 8)
+
+
+def test_a_learning_rate_that_is_a_tensor():
+    model, loss, *batch = digits()
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam(model.parameters(), rate, foreach=False)
+    check_both(model, loss, *batch, optimizer=optimizer)
+
+
+def test_numbers_that_a_fake_model_does_not_know():
+    """They are needed only if the step asks for them."""
+
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.register_buffer("scale", torch.rand(()))
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    with FakeTensorMode():
+        fake = Scaled()
+    x = torch.ones(4, 8)
+    real = trace_step(Scaled(), mean_square, x)
+    assert told(dry_run(fake, mean_square, x.to("meta"))) == told(real)
+    with pytest.raises(ValueError, match="needs the values of a tensor"):
+        dry_run(fake, lambda m, x: m(x).sum() * m.scale.item(), x.to("meta"))
 
 
 def test_models_in_16_bits_and_in_eval_mode():

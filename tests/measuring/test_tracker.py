@@ -1709,14 +1709,46 @@ def test_complex_and_conjugate_tensors():
 
 @pytest.mark.filterwarnings("ignore:Sparse C.. tensor support")
 @pytest.mark.parametrize(
-    "make", [torch.Tensor.to_mkldnn, torch.Tensor.to_sparse_csr]
+    ("make", "layout"),
+    [
+        (torch.sparse_csr_tensor, torch.sparse_csr),
+        (torch.sparse_csc_tensor, torch.sparse_csc),
+    ],
 )
-def test_layouts_without_countable_storages_are_refused(make):
+def test_compressed_layouts_count_by_their_parts(make, layout):
+    starts, places, values = torch.arange(5), torch.arange(4), torch.ones(4)
+    x = make(starts, places, values, check_invariants=True)
+    assert x.layout is layout
+    assert PeakTracker(x).start == 5 * 8 + 4 * 8 + 4 * 4
+    with PeakTracker(x) as tracker:
+        y = x.clone()
+    assert tracker.live == 2 * tracker.start
+    del y
+    assert tracker.live == tracker.start
+
+
+def test_the_recent_peak_begins_anew_with_each_call():
+    with PeakTracker() as tracker:
+        assert tracker.recent_peak() == 0
+        x = torch.ones(8)
+        y = x + 1
+        del y
+        assert tracker.recent_peak() == 64
+        assert tracker.recent_peak() == tracker.live == 32
+        z = torch.ones(2)
+        assert tracker.recent_peak() == 40
+        del x, z
+        assert tracker.recent_peak() == 0
+    assert tracker.peak == 64
+
+
+def test_layouts_without_countable_storages_are_refused():
+    make = torch.Tensor.to_mkldnn
     try:
         x = make(torch.eye(4))
     except RuntimeError:
         pytest.skip("this PyTorch cannot make it")
-    message = r"layout torch\.\w+: use strided \(to_dense\) or sparse_coo"
+    message = r"layout torch\.\w+: use strided \(to_dense\) or sparse"
     before = traces()
     with pytest.raises(NotImplementedError, match=message):
         PeakTracker(x)

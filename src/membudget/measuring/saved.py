@@ -11,9 +11,9 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from membudget.measuring.modules import ModuleStack
+from membudget.measuring.storages import storages
 
 CHECKPOINT = "torch.utils.checkpoint"
 
@@ -68,7 +68,7 @@ class SavedBytes:
         self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
         for item in exclude:
             for tensor in _tensors(item):
-                self._seen.update(_storages(tensor))
+                self._seen.update(storages(tensor))
         self._functions = _Functions()
         self._modules = ModuleStack(
             *(item for item in exclude if isinstance(item, nn.Module))
@@ -104,7 +104,7 @@ class SavedBytes:
         stack.close()
 
     def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        new = [s for s in _storages(tensor) if s not in self._seen]
+        new = [s for s in storages(tensor) if s not in self._seen]
         self._seen.update(new)
         size = sum(storage.nbytes() for storage in new)
         if size:
@@ -162,22 +162,6 @@ def _tensors(item: torch.Tensor | nn.Module) -> list[torch.Tensor]:
     raise TypeError(
         f"{type(item).__name__} cannot be excluded: give tensors or modules"
     )
-
-
-def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """One for a strided tensor, those of its parts for any other."""
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        parts = [getattr(tensor, name) for name in names]
-    elif tensor.layout is torch.strided:
-        return [tensor.untyped_storage()]
-    elif tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    else:
-        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [storage for part in parts for storage in _storages(part)]
 
 
 def _frames() -> Iterator[FrameType]:

@@ -16,10 +16,10 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
 )
 
 from membudget.measuring.modules import OUTSIDE, ModuleStack
+from membudget.measuring.storages import is_wrapper, storages, tensors
 from membudget.measuring.units import format_bytes
 
 CATEGORIES = (
@@ -141,7 +141,7 @@ class PeakTracker(TorchDispatchMode):
         RuntimeError: entered while it runs. Afterwards it may be entered
             again, and goes on counting.
         NotImplementedError: a tensor without storages that can be counted
-            (``mkldnn``, compressed sparse layouts).
+            (``mkldnn``).
     """
 
     def __init__(
@@ -296,20 +296,20 @@ class PeakTracker(TorchDispatchMode):
     def _held(self, tree: object) -> list[torch.UntypedStorage]:
         """The storages of the tensors on the device."""
         found: list[torch.UntypedStorage] = []
-        for tensor in _tensors(tree):
+        for tensor in tensors(tree):
             if self._counts(tensor):
-                found += _storages(tensor)
+                found += storages(tensor)
         return found
 
     def _existing(self, tensor: torch.Tensor, category: str) -> None:
-        for storage in _storages(tensor) if self._counts(tensor) else ():
+        for storage in storages(tensor) if self._counts(tensor) else ():
             if storage._cdata not in self._alive:
                 self._add(storage, category)
         if isinstance(tensor, nn.Parameter):
             self._parameters.append(weakref.ref(tensor))
 
     def _label(self, tensor: torch.Tensor, category: str) -> None:
-        for storage in _storages(tensor):
+        for storage in storages(tensor):
             number, _ = self._alive.get(storage._cdata, (None, None))
             if number is not None:
                 self.allocations[number].category = category
@@ -372,9 +372,9 @@ class PeakTracker(TorchDispatchMode):
         """The outermost module was called with ``args``."""
         if torch._C._current_autograd_node() is not None:
             return  # a recomputation: these are activations
-        for tensor in _tensors(args):
+        for tensor in tensors(args):
             if tensor.grad_fn is None:
-                for storage in _storages(tensor):
+                for storage in storages(tensor):
                     number, _ = self._alive.get(storage._cdata, (None, None))
                     if number is not None:
                         a = self.allocations[number]
@@ -406,7 +406,7 @@ class PeakTracker(TorchDispatchMode):
         return Operator(name, modules.name, phase)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(map(_is_wrapper, types)):
+        if any(map(is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
         self.current = self._operator(_name(func))
@@ -530,40 +530,7 @@ def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """The tensors an optimizer holds."""
     for state in optimizer.state.values():
-        yield from _tensors(state)
-
-
-def _tensors(tree: object) -> list[torch.Tensor]:
-    """Tensors in the arguments or the result of an operator."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    found: list[torch.Tensor] = []
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, list | tuple):
-        return found
-    for item in tree:
-        found += _tensors(item)
-    return found
-
-
-def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The storages behind a tensor; two or more for sparse and wrapped."""
-    if _is_wrapper(type(tensor)):
-        names, _ = tensor.__tensor_flatten__()
-        parts = [getattr(tensor, name) for name in names]
-    elif tensor.layout is torch.strided:
-        return [tensor.untyped_storage()]
-    elif tensor.layout is torch.sparse_coo:
-        with _disable_current_modes():
-            parts = [tensor._indices(), tensor._values()]
-    else:
-        raise NotImplementedError(
-            f"cannot count a tensor with the layout {tensor.layout}: use "
-            "strided (to_dense) or sparse_coo tensors in the block"
-        )
-    # A DTensor names its mesh, too.
-    return [s for part in _tensors(parts) for s in _storages(part)]
+        yield from tensors(state)
 
 
 def _last_node() -> int:
@@ -591,12 +558,6 @@ def _recomputes(node: torch.autograd.graph.Node) -> bool:
 def _changes(func: object) -> bool:
     """Whether an operator changes an argument, and may change its size."""
     return func._schema.is_mutable
-
-
-@cache
-def _is_wrapper(kind: type) -> bool:
-    """Whether tensors of this class hold others, as DTensor does."""
-    return hasattr(kind, "__tensor_flatten__")
 
 
 @cache
