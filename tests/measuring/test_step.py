@@ -260,8 +260,9 @@ def test_a_batch_on_meta_keeps_its_strides():
 def test_a_learning_rate_that_is_a_tensor():
     model, loss, *batch = digits()
     rate = torch.tensor(0.1)
-    optimizer = torch.optim.Adam(model.parameters(), rate, foreach=False)
-    check_both(model, loss, *batch, optimizer=optimizer)
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        optimizer = kind(model.parameters(), rate, foreach=False)
+        check_both(model, loss, *batch, optimizer=optimizer)
 
 
 def test_numbers_that_a_fake_model_does_not_know():
