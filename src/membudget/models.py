@@ -24,6 +24,25 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
+def chain(width: int = 64, depth: int = 16) -> nn.Sequential:
+    """Equal stages, each a linear layer with its ReLU.
+
+    What checkpointing is measured on. The defaults are for a laptop;
+    ``chain(1024, 20)`` is the deep MLP of the lab.
+
+    Raises:
+        ValueError: fewer than one stage.
+    """
+    if depth < 1:
+        raise ValueError(f"depth is {depth}: use at least 1 stage")
+    return nn.Sequential(
+        *(
+            nn.Sequential(nn.Linear(width, width), nn.ReLU())
+            for _ in range(depth)
+        )
+    )
+
+
 class Block(nn.Module):
     """A pre-norm transformer block: causal attention, then an MLP.
 

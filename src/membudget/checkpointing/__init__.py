@@ -1,0 +1,53 @@
+"""Checkpointing: forget activations and get them back."""
+
+from membudget.checkpointing.by_hand import checkpoint_by_hand
+from membudget.checkpointing.profiling import profile
+from membudget.checkpointing.running import ATTENTION, MATMULS, Checkpointed
+from membudget.checkpointing.schedule import (
+    KINDS,
+    Action,
+    ImpossibleAction,
+    Segments,
+    actions,
+)
+from membudget.checkpointing.segments import (
+    equal_segments,
+    least_peak,
+    no_segments,
+    peak_of_segments,
+    pytorch_segments,
+    segments_of,
+)
+from membudget.checkpointing.tape import (
+    PARTS,
+    Chain,
+    Moment,
+    Run,
+    Stage,
+    simulate,
+)
+
+__all__ = [
+    "ATTENTION",
+    "KINDS",
+    "MATMULS",
+    "PARTS",
+    "Action",
+    "Chain",
+    "Checkpointed",
+    "ImpossibleAction",
+    "Moment",
+    "Run",
+    "Segments",
+    "Stage",
+    "actions",
+    "checkpoint_by_hand",
+    "equal_segments",
+    "least_peak",
+    "no_segments",
+    "peak_of_segments",
+    "profile",
+    "pytorch_segments",
+    "segments_of",
+    "simulate",
+]

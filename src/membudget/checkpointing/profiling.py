@@ -1,0 +1,224 @@
+"""The sizes and times of a real chain, for the tape machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget.checkpointing.running import run_stage, stages_of
+from membudget.checkpointing.tape import Stage
+from membudget.measuring import FlopCounter, PeakTracker
+
+
+def profile(
+    *stages: nn.Module, x: torch.Tensor, gradients: bool = True
+) -> list[Stage]:
+    """Measure each stage of a chain, one at a time.
+
+    Every stage runs a few times, forward and backward, under the peak
+    tracker and the FLOP counter. Parameters, their gradients, buffers and
+    random number generators are afterwards as they were.
+
+    Args:
+        *stages: as for :class:`membudget.checkpointing.Checkpointed`.
+        x: the input of the first stage; its gradient is not computed. The
+            loss is the ``sum()`` of the last stage's output.
+        gradients: whether the parameters have their gradients when the step
+            begins (accumulation, or ``zero_grad(set_to_none=False)``).
+            Otherwise the backward pass of a stage makes them, and they stay.
+
+    Returns:
+        One :class:`membudget.checkpointing.Stage` for each; bytes, and FLOPs
+        of matrix products and convolutions as time.
+
+    Raises:
+        ValueError: no stages; a stage that computes something else when it
+            runs again on the same input with the same random numbers; a last
+            stage whose output depends on nothing that is trained.
+        TypeError: a stage that is no module, or returns something else than
+            a tensor.
+        RuntimeError: a stage that changes its input in place.
+    """
+    modules = stages_of(*stages)
+    result, value = [], x.detach()
+    with _left_alone(modules):
+        for index, module in enumerate(modules):
+            last = index == len(modules) - 1
+            measured = _Measured(module, index, value, gradients, last)
+            result.append(measured.stage())
+            value = measured.output
+    return result
+
+
+@contextmanager
+def _left_alone(modules: list[nn.Module]) -> Iterator[None]:
+    """Everything is afterwards as it was before."""
+    buffers = [b for m in modules for b in m.buffers()]
+    before = [b.clone() for b in buffers]
+    parameters = [p for m in modules for p in m.parameters()]
+    grads = [p.grad for p in parameters]
+    devices = range(torch.cuda.device_count() * torch.cuda.is_initialized())
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+
+class _Measured:
+    """One stage on one input."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        x: torch.Tensor,
+        gradients: bool,
+        last: bool,
+    ) -> None:
+        self.module, self.index, self.x = module, index, x
+        self.gradients, self.last = gradients, last
+        self.name = f"stage {index} ({type(module).__name__})"
+        with torch.no_grad():
+            value = x.detach().clone()
+            before = value._version
+            output = self._run(value)
+            if value._version != before:
+                raise RuntimeError(
+                    f"{self.name} changes its input in place, so a segment "
+                    "that begins with it could not be recomputed: let it "
+                    "make a new tensor (inplace=False), or make one stage of "
+                    "it and the one before"
+                )
+            if not _same(output, self._run(x.detach().clone())):
+                raise ValueError(
+                    f"{self.name} computes something else when it runs again "
+                    "on the same input with the same random numbers, so it "
+                    "cannot be recomputed: use PyTorch's generators, and no "
+                    "state that a run changes"
+                )
+        self.view = _storage(output) == _storage(value)
+        self.trained = x.requires_grad or any(
+            p.requires_grad for p in module.parameters()
+        )
+        self.output = output.detach().requires_grad_(self.trained)
+        if last and not self.trained:
+            raise ValueError(
+                "nothing in the chain is trained (requires_grad): there is "
+                "no backward pass to measure"
+            )
+
+    def _run(self, value: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return run_stage(self.module, self.index, value)
+
+    def stage(self) -> Stage:
+        """What was measured, as a stage."""
+        output = 0 if self.view else self.output.untyped_storage().nbytes()
+        gradient = self.output.nbytes if self.trained else 0
+        plain, again = self._pass(forget=False), self._pass(forget=True)
+        tape = plain["after_forward"]
+        return Stage(
+            output=output,
+            gradient=gradient,
+            inner=plain["saved"] - output * plain["holds_output"],
+            holds_input=plain["holds_input"],
+            holds_output=plain["holds_output"],
+            forward_workspace=again["forward"] - output,
+            record_workspace=plain["forward"] - max(tape, output),
+            recompute_workspace=again["recomputation"] - max(tape, output),
+            backward_workspace=plain["backward"] - plain["saved"],
+            again_workspace=again["backward"] - plain["saved"],
+            gradients=plain["left"],
+            time=plain["forward_time"],
+            backward_time=plain["backward_time"],
+            recompute_time=again["backward_time"] - plain["backward_time"],
+            name=self.name,
+        )
+
+    def _pass(self, forget: bool) -> dict[str, int]:
+        """Forward and backward; bytes on top of the input, and FLOPs.
+
+        Args:
+            forget: whether the stage is checkpointed.
+        """
+        for parameter in self.module.parameters():
+            made = self.gradients and parameter.requires_grad
+            parameter.grad = torch.zeros_like(parameter) if made else None
+        leaf = self.x.detach().requires_grad_(self.x.requires_grad)
+        arriving = 0 if self.last else self.output.nbytes
+        seen = {}
+        with (
+            PeakTracker(self.module, leaf) as tracker,
+            FlopCounter() as flops,
+        ):
+            value = leaf.clone()  # autograd itself would hold a leaf
+            base = tracker.live
+            tracker.recent_peak()
+            if forget:
+                y = checkpoint(self._run, value, use_reentrant=False)
+            else:
+                y = self._run(value)
+            seen["forward"] = tracker.recent_peak() - base
+            seen["after_forward"] = tracker.live - base
+            seen["forward_time"] = flops.total
+            loss = y.sum() if self.last else _Seed.apply(y)
+            del y
+            held = tracker.live
+            seen["saved"] = held - base - SCALAR
+            seen["holds_output"] = seen["saved"] == seen["after_forward"]
+            del value
+            seen["holds_input"] = tracker.live == held
+            base -= held - tracker.live  # the input, where nobody holds it
+            tracker.recent_peak()
+            before = len(tracker.timeline)
+            if self.trained:
+                loss.backward()
+            base += 2 * SCALAR + arriving
+            seen["backward"] = seen["recomputation"] = 0
+            for live, operator in zip(
+                tracker.timeline[before:],
+                tracker.operators[before:],
+                strict=True,
+            ):
+                phase = operator.phase
+                seen[phase] = max(seen[phase], live - base)
+            seen["backward_time"] = flops.total - seen["forward_time"]
+        seen["left"] = 0
+        if not self.gradients:
+            grads = [p.grad for p in self.module.parameters()]
+            seen["left"] = sum(g.nbytes for g in grads if g is not None)
+        return seen
+
+
+SCALAR = 4
+"""Bytes of the loss, and of its gradient."""
+
+
+class _Seed(torch.autograd.Function):
+    """A loss that holds nothing and sends back a gradient as large as y."""
+
+    @staticmethod
+    def forward(ctx, y: torch.Tensor) -> torch.Tensor:
+        ctx.like = y.shape, y.dtype, y.device
+        return torch.zeros((), dtype=torch.float32, device=y.device)
+
+    @staticmethod
+    def backward(ctx, _: torch.Tensor) -> torch.Tensor:
+        shape, dtype, device = ctx.like
+        return torch.ones(shape, dtype=dtype, device=device)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=0, atol=0, equal_nan=True
+    )

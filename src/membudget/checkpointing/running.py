@@ -1,0 +1,274 @@
+"""Run segments on a real model with ``torch.utils.checkpoint``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from membudget.checkpointing.schedule import Segments, actions, flatten
+
+aten = torch.ops.aten
+
+MATMULS = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+)
+"""Matrix products, as policies for selective checkpointing name them."""
+
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Fused attention, on a CPU and on CUDA."""
+
+
+class Checkpointed(nn.Module):
+    """Stages that run one after the other, some of them checkpointed.
+
+    It computes what ``nn.Sequential(*stages)`` computes and leaves the same
+    gradients, to the last bit where the operators are deterministic; its
+    ``state_dict`` has the same keys. Only while gradients are recorded does
+    anything differ: then each segment runs under
+    ``torch.utils.checkpoint`` with ``use_reentrant=False``, and again in the
+    backward pass.
+
+    Random numbers of PyTorch's generators (dropout) are the same both times.
+    Batch norm normalises with the batch's own statistics both times, and
+    updates its running statistics once.
+
+    Args:
+        *stages: modules that take one tensor and return one; or one
+            ``nn.Sequential``, whose stages are taken.
+        segments: as :data:`membudget.checkpointing.Segments`.
+        keep: operators whose results are kept in spite of the checkpoint
+            (selective checkpointing), such as :data:`MATMULS`; what else the
+            backward pass needs is recomputed.
+        preserve_rng_state: as in ``torch.utils.checkpoint``. Without it the
+            generators' states are not stashed, and stages that draw random
+            numbers compute something else the second time.
+
+    Attributes:
+        segments: may be set anew between two steps.
+
+    Raises:
+        ValueError: no stages; segments that do not hold each stage once, in
+            order.
+        TypeError: a stage that is no module; when it runs, a stage that
+            returns something else than a tensor.
+        RuntimeError: when it runs: in a segment, a stage that changes a
+            buffer (other than the running statistics of batch norm), or the
+            segment's input in place. Both would run on something else the
+            second time.
+
+    Example:
+        >>> blocks = model.blocks
+        >>> model.blocks = Checkpointed(
+        ...     blocks, segments=equal_segments(len(blocks), 4)
+        ... )
+    """
+
+    def __init__(
+        self,
+        *stages: nn.Module,
+        segments: Segments,
+        keep: Sequence[torch._ops.OpOverload] = (),
+        preserve_rng_state: bool = True,
+    ) -> None:
+        super().__init__()
+        for index, stage in enumerate(stages_of(*stages)):
+            self.add_module(str(index), stage)
+        self.segments, self.keep = segments, tuple(keep)
+        self.preserve_rng_state = preserve_rng_state
+
+    @property
+    def segments(self) -> Segments:
+        """Which stages are checkpointed together."""
+        return self._segments
+
+    @segments.setter
+    def segments(self, segments: Segments) -> None:
+        actions(segments, len(self._modules))  # checks them
+        self._segments = segments
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the stages.
+
+        Args:
+            x: the input of the first stage.
+        """
+        return self._run(self.segments, x)
+
+    def _run(self, segments: Segments, x: torch.Tensor) -> torch.Tensor:
+        for item in segments:
+            if isinstance(item, int):
+                x = run_stage(self._modules[str(item)], item, x)
+            elif torch.is_grad_enabled():
+                x = checkpoint(
+                    self._run_segment,
+                    item,
+                    x,
+                    use_reentrant=False,
+                    preserve_rng_state=self.preserve_rng_state,
+                    context_fn=self._contexts(item),
+                )
+            else:
+                x = self._run(item, x)
+        return x
+
+    def _run_segment(self, item: Segments, x: torch.Tensor) -> torch.Tensor:
+        version = x._version
+        result = self._run(item, x)
+        if x._version != version:
+            raise RuntimeError(
+                f"the segment that begins with stage {next(flatten(item))} "
+                "changes its input in place, so there would be nothing to "
+                "recompute it from: let its first stage make a new tensor "
+                "(inplace=False)"
+            )
+        return result
+
+    def _contexts(self, segment: Segments) -> Callable[[], tuple]:
+        """What surrounds a segment's first run, and its recomputation."""
+        modules = {
+            f"stage {index}": self._modules[str(index)]
+            for index in flatten(segment)
+        }
+
+        def contexts() -> tuple[AbstractContextManager, ...]:
+            first = again = ()
+            if self.keep:
+                first, again = zip(
+                    create_selective_checkpoint_contexts(list(self.keep)),
+                    strict=True,
+                )
+            return (
+                _Within(*first, lambda: buffers_unchanged(modules)),
+                _Within(*again, lambda: statistics_kept(modules)),
+            )
+
+        return contexts
+
+
+class _Within(AbstractContextManager):
+    """Several context managers as one, that may be entered again."""
+
+    def __init__(self, *inside: object) -> None:
+        self.inside = inside
+        self.stacks: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for item in self.inside:
+                stack.enter_context(item() if callable(item) else item)
+            self.stacks.append(stack.pop_all())
+
+    def __exit__(self, *error: object) -> bool | None:
+        return self.stacks.pop().__exit__(*error)
+
+
+def stages_of(*stages: nn.Module) -> list[nn.Module]:
+    """The stages of a chain; one ``nn.Sequential`` stands for its parts.
+
+    Raises:
+        ValueError: there are none.
+        TypeError: one that is no module.
+    """
+    if len(stages) == 1 and isinstance(stages[0], nn.Sequential):
+        stages = tuple(stages[0])
+    if not stages:
+        raise ValueError("the chain is empty: it needs at least one stage")
+    for index, stage in enumerate(stages):
+        if not isinstance(stage, nn.Module):
+            raise TypeError(
+                f"stage {index} is a {type(stage).__name__}: use modules "
+                "(unpack a list with *)"
+            )
+    return list(stages)
+
+
+def run_stage(stage: nn.Module, index: int, x: torch.Tensor) -> torch.Tensor:
+    """Run a stage.
+
+    Raises:
+        TypeError: it returns something else than a tensor.
+    """
+    result = stage(x)
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(
+            f"stage {index} ({type(stage).__name__}) returned a "
+            f"{type(result).__name__}: a stage takes one tensor and returns "
+            "one; wrap it in a module that does"
+        )
+    return result
+
+
+@contextmanager
+def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
+    """Refuse modules that change a buffer inside the block.
+
+    Args:
+        modules: by the name for the error.
+
+    Raises:
+        RuntimeError: at the end of the block. The running statistics of
+            normalisations may change.
+    """
+    before = [
+        (f"{place}, {type(module).__name__}.{name}", buffer, buffer._version)
+        for place, outer in modules.items()
+        for module in outer.modules()
+        if not isinstance(module, _NormBase)
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    yield
+    for name, buffer, version in before:
+        if buffer._version != version:
+            raise RuntimeError(
+                f"{name} changes whenever the stage runs, and in a segment "
+                "it runs twice for each step: leave this stage out of the "
+                "segments, or change the buffer elsewhere"
+            )
+
+
+@contextmanager
+def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
+    """Inside the block normalisations leave their statistics as they are.
+
+    With a momentum of 0 the running mean and variance stay what they are, and
+    a batch that was counted is taken back.
+
+    Args:
+        modules: as for :func:`buffers_unchanged`.
+    """
+    norms = [
+        norm
+        for outer in modules.values()
+        for norm in outer.modules()
+        if isinstance(norm, _NormBase) and norm.track_running_stats
+    ]
+    before = [(norm, norm.momentum, _version(norm)) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, version in before:
+            norm.momentum = momentum
+            if _version(norm) != version:
+                norm.num_batches_tracked.sub_(1)
+
+
+def _version(norm: _NormBase) -> int:
+    """Changes whenever the norm counts a batch."""
+    count = norm.num_batches_tracked
+    return 0 if count is None else count._version
