@@ -1,7 +1,5 @@
 """A checkpoint in twenty lines, to be read."""
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -48,7 +46,9 @@ def checkpoint_by_hand(segment: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _rng_state(x: torch.Tensor) -> list[torch.Tensor]:
     """The states of the generators that may be used on this device."""
     states = [torch.get_rng_state()]
-    return states + [torch.cuda.get_rng_state(x.device)] * x.is_cuda
+    if x.is_cuda:
+        states.append(torch.cuda.get_rng_state(x.device))
+    return states
 
 
 def _set_rng_state(x: torch.Tensor, states: list[torch.Tensor]) -> None:
