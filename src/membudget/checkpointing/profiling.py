@@ -55,8 +55,12 @@ def profile(
 @contextmanager
 def _left_alone(modules: list[nn.Module]) -> Iterator[None]:
     """Everything is afterwards as it was before."""
-    buffers = [b for m in modules for b in m.buffers()]
-    before = [b.clone() for b in buffers]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for outer in modules
+        for module in outer.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     parameters = [p for m in modules for p in m.parameters()]
     grads = [p.grad for p in parameters]
     devices = range(torch.cuda.device_count() * torch.cuda.is_initialized())
@@ -64,8 +68,9 @@ def _left_alone(modules: list[nn.Module]) -> Iterator[None]:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
-        for buffer, value in zip(buffers, before, strict=True):
+        for module, name, buffer, value in buffers:
             buffer.copy_(value)
+            module._buffers[name] = buffer  # a run may have put another
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
 
@@ -123,12 +128,14 @@ class _Measured:
         gradient = self.output.nbytes if self.trained else 0
         plain, again = self._pass(forget=False), self._pass(forget=True)
         tape = plain["after_forward"]
+        # a view adds no bytes: what it holds is its input
+        holds_output = plain["holds_output"] and not self.view
         return Stage(
             output=output,
             gradient=gradient,
-            inner=plain["saved"] - output * plain["holds_output"],
+            inner=plain["saved"] - output * holds_output,
             holds_input=plain["holds_input"],
-            holds_output=plain["holds_output"],
+            holds_output=holds_output,
             forward_workspace=again["forward"] - output,
             record_workspace=plain["forward"] - max(tape, output),
             recompute_workspace=again["recomputation"] - max(tape, output),
@@ -169,8 +176,8 @@ class _Measured:
             seen["forward_time"] = flops.total
             loss = y.sum() if self.last else _Seed.apply(y)
             del y
-            held = tracker.live
-            seen["saved"] = held - base - SCALAR
+            held, scalar = tracker.live, loss.nbytes
+            seen["saved"] = held - base - scalar
             seen["holds_output"] = seen["saved"] == seen["after_forward"]
             del value
             seen["holds_input"] = tracker.live == held
@@ -179,7 +186,7 @@ class _Measured:
             before = len(tracker.timeline)
             if self.trained:
                 loss.backward()
-            base += 2 * SCALAR + arriving
+            base += 2 * scalar + arriving  # the loss, its gradient, y's
             seen["backward"] = seen["recomputation"] = 0
             for live, operator in zip(
                 tracker.timeline[before:],
@@ -194,10 +201,6 @@ class _Measured:
             grads = [p.grad for p in self.module.parameters()]
             seen["left"] = sum(g.nbytes for g in grads if g is not None)
         return seen
-
-
-SCALAR = 4
-"""Bytes of the loss, and of its gradient."""
 
 
 class _Seed(torch.autograd.Function):

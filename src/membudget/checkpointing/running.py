@@ -152,8 +152,10 @@ class Checkpointed(nn.Module):
                     strict=True,
                 )
             return (
-                _Within(*first, lambda: buffers_unchanged(modules)),
-                _Within(*again, lambda: statistics_kept(modules)),
+                _Within(lambda: buffers_unchanged(modules), *first),
+                # around the others, which let nothing run that did not
+                # run in the first run
+                _Within(lambda: statistics_kept(modules), *again),
             )
 
         return contexts
@@ -224,19 +226,21 @@ def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
             normalisations may change.
     """
     before = [
-        (f"{place}, {type(module).__name__}.{name}", buffer, buffer._version)
+        (place, module, name, buffer, buffer._version)
         for place, outer in modules.items()
         for module in outer.modules()
         if not isinstance(module, _NormBase)
         for name, buffer in module.named_buffers(recurse=False)
     ]
     yield
-    for name, buffer, version in before:
-        if buffer._version != version:
+    for place, module, name, buffer, version in before:
+        another = module._buffers.get(name) is not buffer
+        if another or buffer._version != version:
             raise RuntimeError(
-                f"{name} changes whenever the stage runs, and in a segment "
-                "it runs twice for each step: leave this stage out of the "
-                "segments, or change the buffer elsewhere"
+                f"{place}, {type(module).__name__}.{name} changes whenever "
+                "the stage runs, and in a segment it runs twice for each "
+                "step: leave this stage out of the segments, or change the "
+                "buffer elsewhere"
             )
 
 
@@ -245,17 +249,17 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
     """Inside the block normalisations leave their statistics as they are.
 
     With a momentum of 0 the running mean and variance stay what they are, and
-    a batch that was counted is taken back.
+    batches that were counted are taken back.
 
     Args:
         modules: as for :func:`buffers_unchanged`.
     """
-    norms = [
+    norms = {
         norm
         for outer in modules.values()
         for norm in outer.modules()
         if isinstance(norm, _NormBase) and norm.track_running_stats
-    ]
+    }
     before = [(norm, norm.momentum, _version(norm)) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
@@ -264,11 +268,12 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
     finally:
         for norm, momentum, version in before:
             norm.momentum = momentum
-            if _version(norm) != version:
-                norm.num_batches_tracked.sub_(1)
+            counted = _version(norm) - version
+            if counted:
+                norm.num_batches_tracked.sub_(counted)
 
 
 def _version(norm: _NormBase) -> int:
-    """Changes whenever the norm counts a batch."""
+    """One more for every batch that the norm counts."""
     count = norm.num_batches_tracked
     return 0 if count is None else count._version

@@ -1,6 +1,6 @@
 """Schedules: what runs in which order, as actions or as segments."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 KINDS = ("forward", "record", "keep", "drop", "backward")
@@ -57,12 +57,15 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
 
     Raises:
         ValueError: a stage that is missing, out of order or there twice; a
-            segment without stages.
+            segment without stages, or no segments.
+        TypeError: as :func:`flatten`.
     """
     stages = list(flatten(segments))
     if length is None:
         length = len(stages)
-    if not stages or stages != list(range(length)):
+    if not stages:
+        raise ValueError("there are no segments: they hold each stage once")
+    if stages != list(range(length)):
         raise ValueError(
             f"the segments {_short(segments)} hold the stages "
             f"{_short(stages)}: use 0 to {length - 1}, each once, in order"
@@ -77,8 +80,13 @@ def flatten(segments: Segments) -> Iterator[int]:
         ValueError: a segment without stages.
         TypeError: something that is neither a number nor a segment.
     """
+    if not isinstance(segments, Sequence):
+        raise TypeError(
+            f"the segments are {segments!r}: use a list, such as "
+            "equal_segments(length, count)"
+        )
     for item in segments:
-        if isinstance(item, int):
+        if isinstance(item, int) and not isinstance(item, bool):
             yield item
         elif not isinstance(item, Sequence) or isinstance(item, str):
             raise TypeError(
@@ -154,17 +162,28 @@ def as_actions(schedule: Sequence, length: int) -> list[Action]:
     """
     if isinstance(schedule, str):
         schedule = schedule.strip().splitlines()
+    if not isinstance(schedule, Iterable):
+        raise TypeError(
+            f"the schedule is {schedule!r}: use actions, or segments such as "
+            "equal_segments(length, count)"
+        )
     schedule = list(schedule)
-    if any(isinstance(item, int | list | range) for item in schedule):
+    if any(
+        isinstance(item, int | Sequence) and not isinstance(item, str | Action)
+        for item in schedule
+    ):
         return actions(schedule, length)
     return [_parsed(index, item) for index, item in enumerate(schedule)]
 
 
 def _parsed(index: int, item: Action | str) -> Action:
     if isinstance(item, Action):
-        return item
-    kind, _, number = str(item).strip().partition(" ")
-    if kind not in KINDS or not number.strip().isdecimal():
+        kind, number = item
+        good = isinstance(number, int)
+    else:
+        kind, _, number = str(item).strip().partition(" ")
+        good = number.strip().isdecimal()
+    if kind not in KINDS or not good:
         raise ImpossibleAction(
             index,
             repr(item),

@@ -77,6 +77,8 @@ def peak_of_segments(length: int, count: int) -> int:
     Source: Chen et al. 2016, arXiv 1604.06174, section 4.1, with the
     gradient counted.
     """
+    _check_length(length)
+    _whole("the number of segments", count)
     if count == 0:
         return length + 1
     _check_count(length, count)

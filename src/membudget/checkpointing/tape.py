@@ -123,6 +123,10 @@ class Moment(NamedTuple):
         """Bytes of all parts."""
         return sum(self.parts)
 
+    def part(self, name: str) -> int:
+        """Bytes of one of :data:`PARTS`."""
+        return self.parts[PARTS.index(name)]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -177,6 +181,7 @@ def simulate(
             again what is done, or of a stage or kind that does not exist; or
             a schedule that ends before the backward pass does.
         ValueError: a chain without stages.
+        TypeError: a chain that is neither stages nor a whole number.
     """
     stages = as_chain(chain)
     machine = _Machine(stages, loss_gradient)
@@ -185,8 +190,12 @@ def simulate(
 
 def as_chain(chain: Chain | int) -> tuple[Stage, ...]:
     """The stages; a number stands for so many ``Stage()``."""
-    if isinstance(chain, int):
+    if isinstance(chain, int) and not isinstance(chain, bool):
         chain = [Stage()] * chain
+    if not isinstance(chain, Sequence):
+        raise TypeError(
+            f"the chain is {chain!r}: use a list of stages, or their number"
+        )
     if not len(chain):
         raise ValueError("the chain is empty: it needs at least one stage")
     return tuple(chain)
@@ -310,7 +319,9 @@ class _Machine:
         item = self.chain[stage]
         self.value = stage
         *parts, _ = self._alive(more=frozenset([stage + 1]))
-        self.value = stage + 1
+        # nothing reads what the last run of a recomputation returns, and
+        # where it ends early it returns nothing
+        self.value = None if last else stage + 1
         time = item.recompute_time if last else item.time
         self.time += time
         self.extra_time += time if self.runs[stage] else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from membudget.exercises.guard import describe, message
+from membudget.exercises.guard import describe, kind, message
 
 
 def numbers(tensor: torch.Tensor) -> str:
@@ -63,10 +63,10 @@ def close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
 def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
     """Say how far off a function is whose mistake is not a known one."""
     if right.raised:
-        name = type(right.raised).__name__
+        needed = f"{kind(right.raised)} is needed here"
         if mine.raised:
-            return f"a {name} is needed here. " + describe(mine.raised, fn)
-        return f"a {name} is needed here; your function raised nothing."
+            return f"{needed}. {describe(mine.raised, fn)}"
+        return f"{needed}; your function raised nothing."
     if mine.raised:
         return describe(mine.raised, fn)
     if not mine.attempted:

@@ -135,4 +135,4 @@ def kind(value: object) -> str:
     if value is None or value is ...:
         return str(value)
     name = "class" if inspect.isclass(value) else type(value).__name__
-    return f"{'an' if name[0] in 'aeio' else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

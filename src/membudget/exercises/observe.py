@@ -10,15 +10,17 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from math import log2
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from membudget.checkpointing import Action, Run, simulate
 from membudget.exercises.compare import Seen
-from membudget.exercises.guard import kind, uses_arguments
+from membudget.exercises.guard import kind, message, uses_arguments
 from membudget.exercises.leaks import leak
 from membudget.measuring import PeakTracker
 
@@ -131,14 +133,7 @@ def gradient(limit: Limit) -> Callable[[Callable, tuple], Seen]:
         if graphs.unused and _is_empty(result) and missing == len(grads):
             return Seen(attempted=False)
         if missing:
-            return Seen(
-                hint="there is no gradient in `param.grad` at the end"
-                + (
-                    ": nothing called `backward()`, or it was wiped."
-                    if _is_empty(result)
-                    else f": your function returns {kind(result)} instead."
-                )
-            )
+            return Seen(hint=_no_gradient(result))
         hint = graphs.hint(limit(*args))
         if not torch.equal(_flat(parameters), before):
             hint = "the parameters have changed: only the gradient is asked."
@@ -219,6 +214,281 @@ def collection(fn: Callable, args: tuple) -> Seen:
     if seen.parts:
         ran = torch.tensor(bool(collections), dtype=torch.float64)
         seen.parts = seen.parts | {"number of collections": ran}
+    return seen
+
+
+class Allowed(NamedTuple):
+    """The targets of a puzzle: units at the peak, time of recomputation."""
+
+    peak: int
+    extra: float
+
+
+def schedule(
+    allowed: Callable[..., Allowed],
+) -> Callable[[Callable, tuple], Seen]:
+    """The schedule that a function returns, run on the tape machine.
+
+    The first argument is the chain, or its length in units.
+
+    Args:
+        allowed: the targets, from the arguments.
+    """
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        result = fn(*args)
+        if missing := _missing(fn, result):
+            return missing
+        actions = _as_lists(result)
+        if not isinstance(actions, list | str):
+            return Seen(
+                hint=f"your function returns {kind(result)}: a schedule is "
+                'needed, a list of actions such as "forward 3", or segments.'
+            )
+        try:
+            run = simulate(args[0], actions)
+        except (ValueError, TypeError) as error:
+            return Seen(hint=f"{message(error)}.")
+        target = allowed(*args)
+        seen = Seen({"schedule": torch.ones(())}, _beyond(run, target))
+        if run.peak < target.peak or run.extra_time < target.extra:
+            seen.remark = (
+                f"Better than asked: with {len(run.runs)} stages yours peaks "
+                f"at {run.peak} units and runs {_stages(run)} again."
+            )
+        return seen
+
+    return observe
+
+
+MOST = 10_000
+"""Items of a list that are looked at: a generator may have no end."""
+
+
+def _as_lists(value: object) -> object:
+    """Tuples, ranges, arrays and generators as lists, and so within."""
+    if isinstance(value, str | Action):
+        return value
+    if isinstance(value, tuple) and list(map(type, value)) == [str, int]:
+        return Action(*value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Iterable):
+        return [_as_lists(item) for item in islice(value, MOST)]
+    return value
+
+
+def _beyond(run: Run, allowed: Allowed) -> str:
+    """Say which targets a schedule misses, and where."""
+    missed = []
+    if run.peak > allowed.peak:
+        moment = run.moments[run.peak_moment]
+        alive = zip(moment.parts, ALIVE, strict=True)
+        parts = ", ".join(f"{size} {name}" for size, name in alive if size)
+        missed.append(
+            f"the peak is {run.peak} units in action {run.peak_moment}, "
+            f"{moment.action}: {parts}; at most {allowed.peak} are allowed."
+        )
+    if run.extra_time > allowed.extra:
+        again = f"it runs {_stages(run)} again"
+        if run.extra_time != run.extra_runs:
+            again += f", which takes {run.extra_time}"
+        few = f"at most {allowed.extra} are" if allowed.extra else "none is"
+        missed.append(f"{again}; {few} allowed.")
+    return " And ".join(missed)
+
+
+ALIVE = ("kept", "at work", "on tapes", "of gradient", "of workspace")
+"""What to call the parts of a moment."""
+
+
+def _stages(run: Run) -> str:
+    return f"{run.extra_runs} stage{'s' * (run.extra_runs != 1)}"
+
+
+def segment_step(
+    limit: Callable[..., int],
+) -> Callable[[Callable, tuple], Seen]:
+    """The gradients of modules that run one after the other, and the peak.
+
+    The first two arguments are the modules and the input of the first.
+
+    Args:
+        limit: bytes that may be alive besides parameters and the input, from
+            the arguments.
+    """
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        segments, x, *_ = args
+        runs = _count_runs(segments)
+        with PeakTracker(*segments, x) as tracker:
+            try:
+                result = fn(*args)
+            except RuntimeError as error:
+                if "does not require grad" in message(error):
+                    return Seen(hint=f"the output has no graph. {CUT}")
+                raise
+        if not any(runs) and _is_empty(result):
+            return Seen(attempted=False)
+        if hint := _without_gradient("segment", segments, result):
+            return Seen(hint=hint)
+        seen = Seen({"gradient": _gradients(segments)})
+        alive, enough = tracker.peak - tracker.start, limit(*args)
+        once = [i for i, count in enumerate(runs) if count == 1]
+        if len(once) == len(segments):
+            seen.hint = (
+                "no segment runs again in the backward pass: nothing is "
+                "checkpointed, and all activations are alive together."
+            )
+        elif alive > enough:
+            seen.hint = (
+                f"{alive} bytes are alive at the peak, besides parameters "
+                f"and input; the boundaries and one segment need {enough}."
+            )
+            seen.hint += (
+                f" {_named('segment', once).capitalize()} ran once, with all "
+                "activations kept."
+                if once
+                else " Checkpoint each segment by itself, and keep nothing "
+                "else."
+            )
+        return seen
+
+    return observe
+
+
+def segmented_network(fn: Callable, args: tuple) -> Seen:
+    """The output of checkpointed layers, its gradients, and what it kept.
+
+    The arguments are the layers, all of one width, the input, and the number
+    of segments.
+    """
+    layers, x, count = args
+    runs = _count_runs(layers)
+    with PeakTracker(*layers, x) as tracker:
+        output = fn(*args)
+        kept = (tracker.live - tracker.start) // x.nbytes
+    if missing := _missing(fn, output):
+        return missing
+    if not isinstance(output, torch.Tensor):
+        return Seen(
+            hint=f"your function returns {kind(output)}: the output is "
+            "needed, a tensor."
+        )
+    if not output.requires_grad:
+        return Seen(hint=f"the output has no graph. {CUT}")
+    parts = {"output": output.detach().double()}
+    forward = list(runs)
+    try:
+        weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
+        (output.flatten() * weights).sum().backward()
+    except RuntimeError:
+        if not any(count > 2 for count in runs):
+            raise
+    if any(count > 2 for count in runs):
+        return Seen(
+            hint="the backward pass recomputes the wrong layers: "
+            f"{_named('layer', [i for i, n in enumerate(runs) if n > 2])} "
+            "too often. A lambda in a loop looks its variables up when it "
+            "runs, and finds those of the last turn: hand them over as "
+            "arguments."
+        )
+    if hint := _without_gradient("layer", layers):
+        return Seen(hint=hint)
+    seen = Seen(parts | {"gradient": _gradients(layers)})
+    last = len(layers) - len(layers) // count * (count - 1)
+    if runs == forward:
+        seen.hint = (
+            "no layer runs again in the backward pass: nothing is "
+            "checkpointed."
+        )
+    elif kept < count:
+        seen.hint = (
+            f"{kept} × the size of x is alive after the forward pass; "
+            f"{count} segments leave more, their boundaries and the output."
+        )
+    elif kept > count - 1 + last:
+        seen.hint = (
+            f"{kept} × the size of x is alive after the forward pass; "
+            f"{count} segments leave less, their boundaries and the output."
+        )
+    return seen
+
+
+CUT = (
+    "What comes out of `no_grad` or `detach` has none, and with "
+    "`use_reentrant=True` neither has the output of a checkpoint whose input "
+    "needs no gradient."
+)
+
+
+def _count_runs(modules: Sequence[nn.Module]) -> list[int]:
+    """How often each runs, from now on: its first module with parameters."""
+    runs = [0] * len(modules)
+
+    def count(index: int) -> None:
+        runs[index] += 1
+
+    for index, module in enumerate(modules):
+        first = next(
+            m for m in module.modules() if list(m.parameters(recurse=False))
+        )
+        first.register_forward_pre_hook(lambda *_, index=index: count(index))
+    return runs
+
+
+def _gradients(modules: Iterable[nn.Module]) -> torch.Tensor:
+    return _flat(p.grad for m in modules for p in m.parameters())
+
+
+def _without_gradient(
+    name: str, modules: Sequence[nn.Module], result: object = None
+) -> str:
+    """Say which modules have none.
+
+    Args:
+        name: of a module.
+        modules: in order.
+        result: what the function returned.
+    """
+    missing = [
+        index
+        for index, module in enumerate(modules)
+        if any(p.grad is None for p in module.parameters())
+    ]
+    if not missing:
+        return ""
+    if len(missing) == len(modules):
+        return _no_gradient(result)
+    return f"no gradient for {_named(name, missing)}: the graph is cut. {CUT}"
+
+
+def _named(name: str, numbers: Sequence[int]) -> str:
+    """Such as "segments 0, 1 and 2"."""
+    *most, last = map(str, numbers)
+    if not most:
+        return f"{name} {last}"
+    return f"{name}s {', '.join(most)} and {last}"
+
+
+def attempts(fn: Callable, args: tuple) -> Seen:
+    """The size that a function settles on, and those that it tried.
+
+    The first argument notes in ``sizes`` what it is called with, and in
+    ``haunted`` whether a failed attempt was still alive at the next one.
+    """
+    step = args[0]
+    seen = answer(fn, args)
+    if seen.parts:
+        sizes = torch.tensor(step.sizes, dtype=torch.float64)
+        seen.parts = seen.parts | {"list of sizes tried": sizes}
+        if step.haunted:
+            seen.hint = (
+                "the failed attempt is still alive when the next one begins: "
+                "the exception holds its traceback, that the frames, and "
+                "these their tensors. Try again after the `except` block, "
+                "not in it, and keep no exception."
+            )
     return seen
 
 
@@ -304,6 +574,13 @@ def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _is_empty(result: object) -> bool:
     return any(result is empty for empty in (None, ..., NotImplemented))
+
+
+def _no_gradient(result: object) -> str:
+    why = "nothing called `backward()`, or it was wiped"
+    if not _is_empty(result):
+        why = f"your function returns {kind(result)} instead"
+    return f"there is no gradient in `param.grad` at the end: {why}."
 
 
 def _missing(fn: Callable, result: object) -> Seen | None:
