@@ -3,6 +3,11 @@
 import browser as browsers
 import project
 import pytest
+from hypothesis import settings
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("timeless", deadline=None)
+settings.load_profile("timeless")
 
 
 @pytest.fixture(scope="session")

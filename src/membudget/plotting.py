@@ -2,10 +2,14 @@
 
 import re
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from membudget.checkpointing import Run
     from membudget.measuring import MemoryMonitor
 
 _PALETTE = Path(__file__).parent / "widgets" / "palette.css"
@@ -156,3 +160,52 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     return hasattr(shell, "kernel")
+
+
+def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
+    """Draw what the tape machine counted, action by action.
+
+    Stacked steps from below: checkpoints, tapes, the value at work, the
+    gradient on its way back (with what gradients stay), workspace. A band
+    behind them says where stages run again, and a dot marks the peak.
+
+    Args:
+        axes: matplotlib's, to draw on.
+        run: from :func:`membudget.checkpointing.simulate`.
+        unit: bytes (or units) in one unit of the vertical axis.
+    """
+    colour = palette()
+    looks = {
+        "kept": ("checkpoints", colour["activations"], "////"),
+        "tapes": ("tapes", colour["activations"], ""),
+        "value": ("value at work", colour["inputs"], ""),
+        "gradients": ("gradient on its way back", colour["gradients"], ""),
+        "workspace": ("workspace", colour["temporaries"], ""),
+    }
+    count = len(run.moments)
+    floor = [0.0] * count
+    for part, (label, face, hatch) in looks.items():
+        sizes = [moment.part(part) / unit for moment in run.moments]
+        top = [low + size for low, size in zip(floor, sizes, strict=True)]
+        if any(sizes):
+            axes.fill_between(
+                range(count + 1),
+                [*floor, floor[-1]],
+                [*top, top[-1]],
+                step="post",
+                facecolor=face,
+                edgecolor="white",
+                hatch=hatch,
+                linewidth=0.3,
+                label=label,
+            )
+        floor = top
+    label, end = "recomputation", 0
+    for extra, group in groupby(run.moments, lambda moment: moment.extra):
+        start, end = end, end + len(list(group))
+        if extra:
+            look = {"color": colour["recomputation"], "alpha": 0.25, "lw": 0}
+            axes.axvspan(start, end, zorder=0, label=label, **look)
+            label = ""
+    axes.plot(run.peak_moment + 0.5, run.peak / unit, "ko", markersize=4)
+    axes.set(xlabel="action", xlim=(0, count), ylim=(0, None))

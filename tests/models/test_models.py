@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import data
-from membudget.models import GPT, Block, mlp
+from membudget.models import GPT, Block, chain, mlp
 
 torch.set_num_threads(1)
 
@@ -29,6 +29,43 @@ def test_mlp_takes_the_digits_by_default():
 def test_mlp_of_one_layer_is_refused(depth):
     with pytest.raises(ValueError, match=rf"depth is {depth}: use at least 2"):
         mlp(depth=depth)
+
+
+def test_a_chain_is_of_equal_stages_with_an_activation_each():
+    model = chain(width=5, depth=3)
+    assert len(model) == 3
+    for stage in model:
+        linear, activation = stage
+        assert type(linear) is nn.Linear and type(activation) is nn.ReLU
+        assert linear.weight.shape == (5, 5)
+        assert linear.bias.shape == (5,)
+    x = torch.randn(7, 5)
+    expected = x
+    for stage in model:
+        expected = (expected @ stage[0].weight.T + stage[0].bias).relu()
+    torch.testing.assert_close(model(x), expected)
+    assert model(x).min() == 0
+
+
+def test_the_stages_of_a_chain_share_no_parameter():
+    model = chain(width=4, depth=3)
+    parameters = list(model.parameters())
+    assert len({p.data_ptr() for p in parameters}) == len(parameters) == 6
+
+
+def test_the_sizes_of_chains():
+    assert len(chain()) == 16
+    assert chain()(torch.zeros(2, 64)).shape == (2, 64)
+    assert len(chain(8, 1)) == 1
+    with torch.device("meta"):
+        deep = chain(1024, 20)  # of the lab
+    assert sum(p.numel() for p in deep.parameters()) == 20 * 1024 * 1025
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_a_chain_without_stages_is_refused(depth):
+    with pytest.raises(ValueError, match=rf"depth is {depth}: use at least 1"):
+        chain(depth=depth)
 
 
 def test_a_block_is_attention_and_mlp_around_a_residual():

@@ -33,8 +33,9 @@ def checkpoint_by_hand(segment: nn.Module, x: torch.Tensor) -> torch.Tensor:
     What ``torch.utils.checkpoint`` does, at its core. It does less: nothing
     may be kept in between, it is no use where gradients of gradients are
     asked, autocast is not restored, a buffer that changes (batch norm) does
-    so twice, the recomputation does not stop early, and the gradients of all
-    parameters of the segment are alive together before they are added.
+    so twice, the recomputation does not stop early. The output of the segment
+    stays alive while it goes backward, and so do the gradients of all its
+    parameters, which are added at the end.
 
     Args:
         segment: takes one tensor and returns one.

@@ -21,6 +21,15 @@ def profile(
     tracker and the FLOP counter. Parameters, their gradients, buffers and
     random number generators are afterwards as they were.
 
+    What the tape machine makes of it is the peak of a real step but for the
+    loss and its gradient. It may be higher by one bias gradient where a tape
+    was recomputed: PyTorch lets go of it before that gradient is there. In
+    three cases it counts too much: a segment of frozen stages before
+    everything that is trained, which PyTorch neither keeps nor recomputes; a
+    segment that ends in a stage without a tape (a view), before which
+    PyTorch stops; and a chain that ends in a view, where the gradient of
+    ``sum()`` stays a single number.
+
     Args:
         *stages: as for :class:`membudget.checkpointing.Checkpointed`.
         x: the input of the first stage; its gradient is not computed. The

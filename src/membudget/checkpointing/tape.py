@@ -198,6 +198,12 @@ def as_chain(chain: Chain | int) -> tuple[Stage, ...]:
         )
     if not len(chain):
         raise ValueError("the chain is empty: it needs at least one stage")
+    for item in chain:
+        if not isinstance(item, Stage):
+            raise TypeError(
+                f"the chain holds {item!r}: use Stage(…), or profile(…) for "
+                "the stages of a model"
+            )
     return tuple(chain)
 
 

@@ -1,0 +1,621 @@
+"""Checkpointing of real models: the same numbers, with less memory."""
+
+import copy
+import pickle
+import random
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpointing_helpers import (
+    Counts,
+    Returns,
+    encoder,
+    measure,
+    random_segments,
+    same,
+    step,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget.checkpointing import (
+    ATTENTION,
+    MATMULS,
+    Checkpointed,
+    equal_segments,
+    no_segments,
+    pytorch_segments,
+)
+from membudget.models import Block, chain
+
+
+def dense():
+    return chain(8, 6), torch.rand(5, 8)
+
+
+def convolutional():
+    stages = []
+    for inputs, outputs in ((3, 4), (4, 6), (6, 4)):
+        stages += [
+            nn.Sequential(
+                nn.Conv2d(inputs, outputs, 3, padding=1),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            )
+        ]
+    stages += [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4 * 4, 5)]
+    return nn.Sequential(*stages), torch.rand(4, 3, 8, 8)
+
+
+def blocks():
+    net = nn.Sequential(*[Block(8, 2) for _ in range(6)])
+    return net, torch.rand(2, 5, 8)
+
+
+def encoders():
+    stages = [encoder(8), encoder(8, norm_first=True), nn.Dropout(0.3)]
+    return nn.Sequential(*stages, *copy.deepcopy(stages)), torch.rand(2, 5, 8)
+
+
+def dropouts():
+    stages = []
+    for _ in range(3):
+        stages += [nn.Linear(8, 8), nn.Sequential(nn.Tanh(), nn.Dropout(0.4))]
+    return nn.Sequential(*stages), torch.rand(5, 8)
+
+
+NETS = [dense, convolutional, blocks, encoders, dropouts]
+
+SEGMENTS = [
+    *(equal_segments(6, k) for k in range(1, 7)),
+    *(pytorch_segments(6, k) for k in (2, 3, 4)),
+    no_segments(6),
+    [0, [1], 2, [3, 4], 5],
+    [[0, [1, 2]], [[3], 4], 5],
+    [[[[0], 1], [2, [3, [4, 5]]]]],
+    [range(3), (3, 4, 5)],
+]
+
+
+def build(make, seed=0):
+    """The net, and its copy that is to be checkpointed."""
+    torch.manual_seed(seed)
+    net, x = make()
+    return net, copy.deepcopy(net), x
+
+
+def buffers(net):
+    return [b.clone() for b in net.buffers()]
+
+
+# The same numbers --------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("segments", SEGMENTS, ids=str)
+def test_output_gradients_and_buffers_are_the_same(make, segments):
+    plain, other, x = build(make)
+    ours = Checkpointed(other, segments=segments)
+    for seed in (1, 2):
+        y, grads = step(plain, x, seed)
+        z, found = step(ours, x, seed)
+        assert torch.equal(y, z)
+        assert same(grads, found)
+        assert all(g is not None and g.any() for g in grads)
+        assert same(buffers(plain), buffers(other))
+
+
+@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("keep", [MATMULS, ATTENTION, MATMULS + ATTENTION])
+def test_what_is_kept_changes_no_number(make, keep):
+    plain, other, x = build(make)
+    y, grads = step(plain, x)
+    for segments in (equal_segments(6, 2), equal_segments(6, 6), [0, [1, 2]]):
+        if segments[0] == 0:
+            segments = [*segments, 3, [4], 5]
+        other.load_state_dict(build(make)[0].state_dict())
+        z, found = step(Checkpointed(other, segments=segments, keep=keep), x)
+        assert torch.equal(y, z)
+        assert same(grads, found)
+        assert same(buffers(plain), buffers(other))
+
+
+def test_random_segments_change_no_number():
+    rng = random.Random(0)
+    for trial in range(40):
+        plain, other, x = build(NETS[trial % len(NETS)])
+        segments = random_segments(rng, 6)
+        y, grads = step(plain, x)
+        z, found = step(Checkpointed(other, segments=segments), x)
+        assert torch.equal(y, z), segments
+        assert same(grads, found), segments
+        assert same(buffers(plain), buffers(other)), segments
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_the_generator_stands_where_it_would(make):
+    """Whatever is drawn after the step is the same, too."""
+    plain, other, x = build(make)
+    step(plain, x)
+    expected = torch.rand(3)
+    step(Checkpointed(other, segments=[[0, 1], [[2, 3], 4], 5]), x)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_without_the_generators_states_dropout_changes_the_gradients():
+    plain, other, x = build(dropouts)
+    y, grads = step(plain, x)
+    ours = Checkpointed(other, segments=[[0, 1, 2], [3, 4, 5]])
+    assert same(step(ours, x)[1], grads)
+    ours.preserve_rng_state = False
+    z, found = step(ours, x)
+    assert torch.equal(y, z)
+    assert not same(grads, found)
+    made = Checkpointed(
+        other, segments=ours.segments, preserve_rng_state=False
+    )
+    assert not same(step(made, x)[1], grads)
+
+
+def test_the_gradient_of_the_input_is_the_same():
+    plain, other, x = build(blocks)
+    ours = Checkpointed(other, segments=[[0, 1, 2], [3, [4, 5]]])
+    found = []
+    for net in (plain, ours):
+        leaf = x.clone().requires_grad_()
+        net(leaf).square().sum().backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found)
+    (grad,) = torch.autograd.grad(ours(leaf).square().sum(), leaf)
+    assert torch.equal(grad, found[0])
+
+
+@pytest.mark.parametrize("frozen", [[0], [0, 1, 2], [1, 4], [3, 4, 5]])
+@pytest.mark.parametrize("segments", SEGMENTS[::4], ids=str)
+def test_frozen_stages_have_no_gradient_and_the_others_the_same(
+    frozen, segments
+):
+    plain, other, x = build(dense)
+    for net in (plain, other):
+        for index in frozen:
+            net[index].requires_grad_(False)
+    y, grads = step(plain, x)
+    z, found = step(Checkpointed(other, segments=segments), x)
+    assert torch.equal(y, z)
+    assert same(grads, found)
+    assert sum(g is None for g in found) == 2 * len(frozen)
+
+
+def test_gradients_of_gradients_are_the_same():
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        *(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+    )
+    x, found = torch.rand(3, 6), []
+    for net in (plain, Checkpointed(plain, segments=[[0, [1]], [2, 3]])):
+        net.zero_grad(set_to_none=True)
+        leaf = x.clone().requires_grad_()
+        y = net(leaf).square().sum()
+        (slope,) = torch.autograd.grad(y, leaf, create_graph=True)
+        (y + slope.square().sum()).backward()
+        found.append([p.grad.clone() for p in plain.parameters()])
+        found[-1].append(leaf.grad)
+    assert same(*found)
+
+
+def test_autocast_is_on_in_the_recomputation_too():
+    plain, other, x = build(dense)
+    ours, found = Checkpointed(other, segments=[[0, 1, 2], [3, [4], 5]]), []
+    for net in (plain, ours):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = net(x)
+            assert y.dtype == torch.bfloat16
+        y.float().square().sum().backward()  # outside of autocast
+        found.append([p.grad for p in net.parameters()])
+    assert same(*found)
+    assert not same(found[0], step(plain, x)[1])
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_without_gradients_nothing_differs(make):
+    plain, other, x = build(make)
+    ours = Checkpointed(other, segments=[[0, 1], [[2, 3], 4], 5])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.manual_seed(0)
+            y = plain(x)
+            torch.manual_seed(0)
+            z = ours(x)
+        assert torch.equal(y, z)
+        assert not z.requires_grad
+        assert same(buffers(plain), buffers(other))
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_eval_is_the_same_with_and_without_gradients(make):
+    plain, other, x = build(make)
+    step(plain, x)
+    other.load_state_dict(plain.state_dict())
+    ours = Checkpointed(other, segments=[[0, 1], [[2, 3], 4], 5])
+    plain.eval(), ours.eval()
+    before = buffers(plain)
+    y, grads = step(plain, x)
+    z, found = step(ours, x)
+    assert torch.equal(y, z)
+    assert same(grads, found)
+    assert same(before, buffers(other))
+    with torch.no_grad():
+        assert torch.equal(ours(x), plain(x))
+
+
+# Batch norm --------------------------------------------------------------
+
+NORMS = {
+    "momentum 0.1": partial(nn.BatchNorm1d, 6),
+    "momentum 0.7": partial(nn.BatchNorm1d, 6, momentum=0.7),
+    "momentum 0": partial(nn.BatchNorm1d, 6, momentum=0.0),
+    "momentum None": partial(nn.BatchNorm1d, 6, momentum=None),
+    "no statistics": partial(
+        nn.BatchNorm1d, 6, track_running_stats=False, momentum=None
+    ),
+    "not affine": partial(nn.BatchNorm1d, 6, affine=False),
+    "instance": partial(nn.InstanceNorm1d, 6, track_running_stats=True),
+}
+
+
+class Twice(nn.Module):
+    """One norm that is used twice."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(self.norm(x).tanh())
+
+
+def normalised(norm, twice=False):
+    def linear():
+        return nn.Linear(4, 4)
+
+    stages = [linear(), norm, nn.Sequential(nn.Tanh(), linear())]
+    stages += [Twice(copy.deepcopy(norm)) if twice else copy.deepcopy(norm)]
+    return nn.Sequential(*stages, linear())
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [[0, 1, 2, 3, 4]],
+        [[0, 1], [2, 3, 4]],
+        [0, [1], 2, [3], 4],
+        [[0, [1, [2, [3]]], 4]],
+        [0, 1, 2, 3, 4],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("twice", [False, True])
+def test_running_statistics_are_updated_once(norm, segments, twice):
+    torch.manual_seed(0)
+    plain = normalised(norm(), twice)
+    other = copy.deepcopy(plain)
+    ours = Checkpointed(other, segments=segments)
+    momenta = [getattr(m, "momentum", None) for m in other.modules()]
+    for seed in range(3):
+        x = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(seed))
+        y, grads = step(plain, x)
+        z, found = step(ours, x)
+        assert torch.equal(y, z)
+        assert same(grads, found)
+        assert same(buffers(plain), buffers(other))
+    after = [getattr(m, "momentum", None) for m in other.modules()]
+    assert after == momenta
+    assert [m.training for m in other.modules()] == [True] * len(after)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_survive_a_second_backward(momentum):
+    plain, other, _ = build(
+        lambda: (normalised(nn.BatchNorm1d(6, momentum=momentum)), None)
+    )
+    x, found = torch.rand(5, 6, 4), []
+    for net in (plain, Checkpointed(other, segments=[[0, 1], [[2, 3], 4]])):
+        loss = net(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found.append([p.grad for p in net.parameters()])
+    assert same(*found)
+    assert same(buffers(plain), buffers(other))
+
+
+def test_a_norm_that_is_two_stages_counts_each_of_them():
+    norm = nn.BatchNorm1d(4, momentum=None)
+    plain, other = norm, copy.deepcopy(norm)
+    x = torch.rand(5, 4)
+    step(nn.Sequential(nn.Linear(4, 4), plain, nn.Tanh(), plain), x)
+    for segments in ([[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [[1], 2, [3]]]):
+        other.reset_running_stats()
+        ours = nn.Linear(4, 4), other, nn.Tanh(), other
+        step(Checkpointed(*ours, segments=segments), x)
+        assert other.num_batches_tracked == plain.num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_torch_alone_updates_running_statistics_twice(momentum):
+    """The counter-example."""
+    norm = nn.BatchNorm1d(4, momentum=momentum)
+    x = torch.randn(5, 4, requires_grad=True)
+    checkpoint(norm, x, use_reentrant=False).square().sum().backward()
+    assert norm.num_batches_tracked == 2
+    mean = x.detach().mean(0)
+    part = 1 if momentum is None else 1 - (1 - momentum) ** 2
+    torch.testing.assert_close(norm.running_mean, part * mean)
+    ours = nn.BatchNorm1d(4, momentum=momentum)
+    step(Checkpointed(ours, segments=[[0]]), x)
+    assert ours.num_batches_tracked == 1
+    part = 1 if momentum is None else momentum
+    torch.testing.assert_close(ours.running_mean, part * mean)
+
+
+def test_a_step_that_fails_leaves_the_momentum_as_it_was():
+    """An error inside the recomputation."""
+    calls = []
+
+    def fails(x):
+        calls.append(x)
+        if len(calls) == 2:
+            raise FloatingPointError("on purpose")
+        return x.tanh()
+
+    norm = nn.BatchNorm1d(4)
+    ours = Checkpointed(norm, Returns(fails), segments=[[0, 1]])
+    with pytest.raises(FloatingPointError):
+        step(ours, torch.rand(5, 4))
+    assert norm.momentum == 0.1
+    assert norm.num_batches_tracked == 1
+
+
+# A module ----------------------------------------------------------------
+
+
+def test_it_has_the_keys_of_a_sequential():
+    plain, other, _ = build(convolutional)
+    ours = Checkpointed(other, segments=[[0, 1, 2], 3, [4, 5]])
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    names = [name for name, _ in ours.named_parameters()]
+    assert names == [name for name, _ in plain.named_parameters()]
+    ours.load_state_dict(plain.state_dict())
+    assert list(ours.children()) == list(other)  # not copies
+
+
+def test_stages_may_be_given_one_by_one():
+    plain, other, x = build(dense)
+    ours = Checkpointed(*other, segments=[[0, 1, 2], [3, 4, 5]])
+    assert same(step(ours, x)[1], step(plain, x)[1])
+    one = Checkpointed(nn.Linear(8, 2), segments=[[0]])
+    assert one(x).shape == (5, 2)
+
+
+def test_it_works_inside_a_model():
+    plain, other, x = build(blocks)
+    models = [
+        nn.Sequential(nn.Linear(8, 8), part, nn.Linear(8, 1))
+        for part in (
+            plain,
+            Checkpointed(other, segments=[[0, 1, 2], [3], 4, 5]),
+        )
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    assert same(step(models[0], x)[1], step(models[1], x)[1])
+
+
+def test_segments_may_be_set_anew():
+    plain, other, x = build(encoders)
+    ours = Checkpointed(other, segments=no_segments(6))
+    _, grads = step(plain, x)
+    peaks = []
+    for segments in ([0, 1, 2, 3, 4, 5], [[0, 1, 2], [3, 4, 5]]):
+        ours.segments = segments
+        assert ours.segments == segments
+        assert same(step(ours, x)[1], grads)
+        peaks.append(measure(ours, x)[0])
+    assert peaks[1] < peaks[0]
+    with pytest.raises(ValueError, match="use 0 to 5, each once"):
+        ours.segments = [0, 1]
+    assert ours.segments == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))]
+)
+def test_a_copy_does_the_same(copied):
+    plain, other, x = build(convolutional)
+    ours = Checkpointed(other, segments=[[0, [1, 2]], 3, [4, 5]])
+    again = copied(ours)
+    assert again.segments == ours.segments
+    assert same(step(again, x)[1], step(plain, x)[1])
+    assert same(buffers(plain), buffers(again))
+    step(ours, x)
+    again = copied(ours)  # after a step, too
+    assert same(step(again, x)[1], step(plain, x)[1])
+
+
+def test_a_copy_keeps_what_is_kept():
+    _, other, x = build(blocks)
+    ours = Checkpointed(other, segments=[[0, 1, 2], [3, 4, 5]], keep=MATMULS)
+    again = copy.deepcopy(ours)
+    assert again.keep == MATMULS
+    assert measure(again, x)[:2] == measure(ours, x)[:2]
+
+
+# Selective ---------------------------------------------------------------
+
+
+def test_what_is_kept_is_between_all_and_nothing():
+    """With the products kept, none of them runs again."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[Block(16, 2) for _ in range(4)])
+    x = torch.rand(4, 32, 16)
+    segments = equal_segments(4, 4)
+    peaks, flops = {}, {}
+    for name, ours in {
+        "none": net,
+        "products and attention": Checkpointed(
+            net, segments=segments, keep=MATMULS + ATTENTION
+        ),
+        "products": Checkpointed(net, segments=segments, keep=MATMULS),
+        "attention": Checkpointed(net, segments=segments, keep=ATTENTION),
+        "full": Checkpointed(net, segments=segments),
+    }.items():
+        peaks[name], flops[name], tracker = measure(ours, x)
+        again = {
+            o.name for o in tracker.operators if o.phase == "recomputation"
+        }
+        products = {"aten.addmm", "aten.mm", "aten.bmm"} & again
+        fused = {name for name in again if "attention" in name}
+        assert bool(products) == (name in ("attention", "full"))
+        assert bool(fused) == (name in ("products", "full"))
+    assert flops["products and attention"] == flops["none"]
+    assert flops["none"] < flops["products"] < flops["full"]
+    assert flops["none"] < flops["attention"] < flops["full"]
+    assert peaks["full"] < peaks["attention"] < peaks["none"]
+    assert peaks["full"] < peaks["products"] < peaks["none"]
+    kept = peaks["products and attention"]
+    assert peaks["products"] < kept < peaks["none"]
+    assert peaks["attention"] < kept
+
+
+# Refused -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("segments", [[[0, 1, 2]], [0, 1, 2], [0, [[1], 2]]])
+@pytest.mark.parametrize(
+    "returned", [lambda x: (x, x), lambda x: [x], lambda x: None]
+)
+def test_a_stage_that_returns_no_tensor_is_refused(segments, returned):
+    ours = Checkpointed(
+        nn.Linear(4, 4), Returns(returned), nn.Tanh(), segments=segments
+    )
+    kind = type(returned(0)).__name__
+    sentence = rf"^stage 1 \(Returns\) returned a {kind}: a stage takes one"
+    with pytest.raises(TypeError, match=sentence):
+        ours(torch.rand(5, 4))
+    with torch.no_grad(), pytest.raises(TypeError, match=sentence):
+        ours(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("segments", [[[0, 1, 2]], [0, [1], 2], [[0, [1]], 2]])
+def test_a_stage_that_changes_a_buffer_is_refused(in_place, segments):
+    ours = Checkpointed(
+        nn.Linear(4, 4), Counts(in_place), nn.Tanh(), segments=segments
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=r"^stage 1, Counts.runs changes whenever the stage runs, and in "
+        "a segment it runs twice for each step: leave this stage out",
+    ):
+        ours(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_outside_of_segments_a_stage_may_change_a_buffer(in_place):
+    counts = Counts(in_place)
+    ours = Checkpointed(
+        nn.Linear(4, 4), counts, nn.Tanh(), segments=[[0], 1, [2]]
+    )
+    step(ours, torch.rand(5, 4))
+    assert counts.runs == 1
+    ours.segments = [[0, 1, 2]]
+    with torch.no_grad():
+        ours(torch.rand(5, 4))
+    assert counts.runs == 2
+
+
+def test_a_buffer_deep_inside_a_stage_is_named():
+    inside = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Counts()))
+    ours = Checkpointed(nn.Linear(4, 4), inside, segments=[[0, 1]])
+    with pytest.raises(RuntimeError, match=r"^stage 1, Counts\.runs changes"):
+        ours(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("segments", "first"), [([0, [1, 2]], 1), ([[0], [1, 2]], 1)]
+)
+def test_an_in_place_stage_first_in_a_segment_is_refused(segments, first):
+    ours = Checkpointed(
+        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Tanh(), segments=segments
+    )
+    with pytest.raises(
+        RuntimeError,
+        match=rf"^the segment that begins with stage {first} changes its "
+        r"input in place, .* let its first stage make a new tensor \(inplac",
+    ):
+        ours(torch.rand(5, 4))
+
+
+def test_a_nested_segment_with_an_in_place_first_stage_is_refused():
+    ours = Checkpointed(
+        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Tanh(),
+        segments=[[0, [1, 2]]],
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="that begins with stage 1 changes"):
+        step(ours, torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("segments", [[[0, 1, 2]], [[0, 1], 2], [[0], 1, 2]])
+def test_elsewhere_a_stage_may_work_in_place(segments):
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+    )
+    x = torch.randn(5, 4)
+    ours = Checkpointed(plain, segments=segments)
+    assert same(step(ours, x)[1], step(plain, x)[1])
+
+
+@pytest.mark.parametrize(
+    ("stages", "index", "kind"),
+    [
+        ([F.relu], 0, "function"),
+        ([nn.Tanh(), 3], 1, "int"),
+        ([[nn.Tanh()]], 0, "list"),
+        ([nn.Tanh(), torch.zeros(2)], 1, "Tensor"),
+    ],
+)
+def test_a_stage_that_is_no_module_is_refused(stages, index, kind):
+    sentence = rf"^stage {index} is a {kind}: use modules \(unpack a list"
+    with pytest.raises(TypeError, match=sentence):
+        Checkpointed(*stages, segments=list(range(len(stages))))
+
+
+@pytest.mark.parametrize("stages", [(), (nn.Sequential(),)])
+def test_an_empty_chain_is_refused(stages):
+    with pytest.raises(ValueError, match=r"^the chain is empty: it needs at"):
+        Checkpointed(*stages, segments=[])
+
+
+@pytest.mark.parametrize(
+    ("segments", "error"),
+    [
+        ([], ValueError),
+        ([[0]], ValueError),
+        ([0, 1, 2], ValueError),
+        ([1, 0], ValueError),
+        ([0, [], 1], ValueError),
+        (2, TypeError),
+        ("0 1", TypeError),
+        ([0, True], TypeError),
+    ],
+)
+def test_bad_segments_are_refused_at_once(segments, error):
+    with pytest.raises(error, match="segment"):
+        Checkpointed(nn.Tanh(), nn.Tanh(), segments=segments)
+
+
+def test_segments_have_to_be_named():
+    with pytest.raises(TypeError, match="segments"):
+        Checkpointed(nn.Tanh(), nn.Tanh())

@@ -1,0 +1,195 @@
+"""Schedules: actions, segments, and what is wrong with them."""
+
+import pytest
+
+from membudget.checkpointing import (
+    KINDS,
+    Action,
+    ImpossibleAction,
+    actions,
+    simulate,
+)
+
+
+def text(segments):
+    return [str(action) for action in actions(segments)]
+
+
+def test_without_segments_everything_is_recorded():
+    assert text([0, 1]) == ["record 0", "record 1", "backward 1", "backward 0"]
+
+
+def test_one_segment_runs_twice():
+    assert text([[0, 1]]) == [
+        "forward 0",
+        "forward 1",
+        "record 0",
+        "record 1",
+        "backward 1",
+        "backward 0",
+    ]
+
+
+def test_a_segment_keeps_its_input_until_its_backward_pass_is_over():
+    assert text([0, [1, 2], 3]) == [
+        "record 0",
+        "keep 1",
+        "forward 1",
+        "forward 2",
+        "record 3",
+        "backward 3",
+        "record 1",
+        "record 2",
+        "backward 2",
+        "backward 1",
+        "drop 1",
+        "backward 0",
+    ]
+
+
+def test_a_segment_within_is_run_again_twice():
+    """The inner input is used up by the inner recomputation."""
+    assert text([[0, [1, 2]]]) == [
+        "forward 0",
+        "forward 1",
+        "forward 2",
+        "record 0",
+        "keep 1",  # and here the recomputation ends: 1 and 2 do not run
+        "record 1",
+        "record 2",
+        "drop 1",
+        "backward 2",
+        "backward 1",
+        "backward 0",
+    ]
+
+
+def test_a_segment_within_that_is_not_the_last_runs_on():
+    assert text([[[0], 1]]) == [
+        "forward 0",
+        "forward 1",
+        "forward 0",
+        "record 1",
+        "backward 1",
+        "record 0",
+        "backward 0",
+    ]
+
+
+def test_ranges_and_tuples_are_segments_too():
+    expected = actions([[0, 1], [2, 3]])
+    assert actions([range(2), range(2, 4)]) == expected
+    assert actions(((0, 1), (2, 3))) == expected
+    for segments in ([range(2), range(2, 4)], ((0, 1), (2, 3))):
+        assert simulate(4, segments) == simulate(4, expected)
+
+
+def test_an_action_reads_as_text():
+    assert [str(Action(kind, 3)) for kind in KINDS] == [
+        "forward 3",
+        "record 3",
+        "keep 3",
+        "drop 3",
+        "backward 3",
+    ]
+
+
+def test_text_in_a_list_or_in_lines_is_a_schedule():
+    lines = ["record 0", "  record   1 ", "backward 1", "backward 0"]
+    expected = simulate(2, actions([0, 1]))
+    assert simulate(2, lines) == expected
+    assert simulate(2, "\n" + "\n".join(lines) + "\n  ") == expected
+    assert simulate(2, [Action("record", 0), *lines[1:]]) == expected
+    assert simulate(2, iter(lines)) == expected
+
+
+# Bad input ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [0, 2],  # missing
+        [[0, 1]],  # too few
+        [0, 1, 2, 3],  # too many
+        [0, [1, 1], 2],  # doubled
+        [[1, 0], 2],  # out of order
+        [[0], [2], [1]],
+        [1, 2, 3],
+        [-1, 0, 1],
+    ],
+)
+def test_each_stage_is_there_once_and_in_order(segments):
+    sentence = r"hold the stages \[.*\]: use 0 to 2, each once, in order"
+    with pytest.raises(ValueError, match=sentence):
+        actions(segments, 3)
+    with pytest.raises(ValueError, match=sentence):
+        simulate(3, segments)
+
+
+def test_a_long_list_is_cut_in_the_error():
+    with pytest.raises(ValueError, match="use 0 to 98") as error:
+        actions(list(range(100)), 99)
+    assert len(str(error.value)) < 220
+
+
+@pytest.mark.parametrize("segments", [[[]], [0, [], 1], [[0, []], 1]])
+def test_an_empty_segment_is_refused(segments):
+    with pytest.raises(ValueError, match=r"^a segment is empty: it has at"):
+        actions(segments)
+
+
+@pytest.mark.parametrize("length", [None, 0, 2])
+def test_no_segments_at_all_are_refused(length):
+    with pytest.raises(ValueError, match=r"^there are no segments"):
+        actions([], length)
+
+
+@pytest.mark.parametrize("item", ["0", 1.0, None, True, {0}])
+def test_what_is_no_stage_and_no_segment_is_refused(item):
+    for segments in ([item], [[item]], [0, [item]]):
+        with pytest.raises(TypeError, match=r"^the segments hold .*: use st"):
+            actions(segments)
+
+
+@pytest.mark.parametrize("segments", [3, None, 2.0])
+def test_a_count_is_no_list_of_segments(segments):
+    with pytest.raises(TypeError, match=r"^the segments are .*: use a list"):
+        actions(segments)
+    with pytest.raises(TypeError, match=r"^the schedule is .*: use actions"):
+        simulate(3, segments)
+
+
+def test_actions_and_segments_do_not_mix():
+    with pytest.raises(TypeError, match="hold 'record 1': use stage numbers"):
+        simulate(2, [0, "record 1"])
+    with pytest.raises(TypeError, match="hold 'record 1': use stage numbers"):
+        simulate(2, ["record 1", [0]])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "sideways 0",
+        "forward",
+        "forward x",
+        "forward -1",
+        "forward 1.0",
+        "forward 0 1",
+        "Forward 0",
+        "",
+        None,
+        1.0,
+        Action("sideways", 0),
+        Action("forward", 0.0),
+        Action("forward", "0"),
+    ],
+)
+def test_what_is_no_action_is_refused(bad):
+    with pytest.raises(ImpossibleAction) as error:
+        simulate(2, ["record 0", bad])
+    assert error.value.index == 1
+    assert str(error.value) == (
+        f"action 1, {bad!r}: an action is one of forward, record, keep, "
+        'drop, backward and the number of a stage, such as "forward 3"'
+    )
