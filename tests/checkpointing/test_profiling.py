@@ -558,3 +558,16 @@ def test_an_empty_chain_is_refused(stages):
 def test_a_stage_that_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"^stage 1 is a function: use modul"):
         profile(nn.Linear(4, 4), torch.nn.functional.relu, x=torch.rand(5, 4))
+
+
+def test_a_profile_on_meta_is_the_same():
+    """Nothing is allocated, and the sizes and FLOPs are the same."""
+    with torch.device("meta"):
+        net = chain(16, 3)
+        x = torch.empty(64, 16)
+    real = chain(16, 3)
+    for gradients in (True, False):
+        found = profile(net, x=x, gradients=gradients)
+        assert found == profile(
+            real, x=torch.rand(64, 16), gradients=gradients
+        )

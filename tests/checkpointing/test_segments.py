@@ -78,16 +78,12 @@ def test_segments_of_given_sizes():
 
 @pytest.mark.parametrize(("length", "count"), GRID)
 def test_the_peak_of_equal_segments(length, count):
-    """k + ⌈L/k⌉; one less where r = L mod k is neither 0 nor k − 1.
-
-    The last segment peaks at k + ⌊L/k⌋. The last of the r longer ones has a
-    stage and an arriving gradient more and k − r checkpoints fewer, so it
-    peaks at r + 1 + ⌈L/k⌉.
-    """
+    """k + ⌊(L + 1)/k⌋, and never above the usual k + ⌈L/k⌉."""
     run = simulate(length, equal_segments(length, count))
+    assert run.peak == peak_of_segments(length, count)
+    usual = count + ceil(length / count)
     exact = length % count in (0, count - 1)
-    assert peak_of_segments(length, count) == count + ceil(length / count)
-    assert run.peak == peak_of_segments(length, count) - (not exact)
+    assert run.peak == usual - (not exact)
     assert run.extra_runs == length
     assert set(run.runs) == {2}
 
@@ -107,21 +103,37 @@ def test_without_checkpoints_every_tape_is_alive(length):
     assert run.extra_runs == 0
 
 
-def test_the_least_peak_is_twice_the_root():
-    """⌈2√L⌉; the square root of a square is exact."""
-    for length in range(1, 2001):
-        counts = range(1, length + 1)
-        if length > 200:  # farther from √L they only grow
-            counts = range(isqrt(length) - 5, isqrt(length) + 6)
+def near_the_root(length):
+    """Counts among which the best is; farther away the peaks only grow."""
+    if length <= 200:
+        return range(1, length + 1)
+    return range(isqrt(length) - 5, isqrt(length) + 6)
+
+
+def test_the_least_peak():
+    """⌈2√(L + 2)⌉ − 1."""
+    assert least_peak(1) == 2
+    for length in range(2, 2001):
+        counts = near_the_root(length)
         found = min(peak_of_segments(length, count) for count in counts)
-        assert found == least_peak(length) == ceil(2 * sqrt(length))
+        assert found == least_peak(length)
+        assert found == ceil(2 * sqrt(length + 2)) - 1
+
+
+def test_the_usual_bound_is_least_at_twice_the_root():
+    """min (k + ⌈L/k⌉) = ⌈2√L⌉: the least peak, or one more."""
+    for length in range(2, 2001):
+        counts = near_the_root(length)
+        bound = min(count + ceil(length / count) for count in counts)
+        assert bound == ceil(2 * sqrt(length))
+        assert bound - least_peak(length) in (0, 1)
 
 
 def test_the_least_peak_of_large_numbers_is_exact():
     """Where a float has too few digits."""
     assert least_peak(10**40) == 2 * 10**20
-    assert least_peak(10**40 + 1) == 2 * 10**20 + 1
     assert least_peak(10**40 - 1) == 2 * 10**20
+    assert least_peak(10**40 - 2) == 2 * 10**20 - 1
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -62,8 +62,8 @@ def test_a_kept_boundary_counts_until_it_is_dropped():
     assert [m.parts for m in run.moments[:4]] == [
         (0, 1, 0, 0, 0),
         (1, 0, 0, 0, 0),
-        (0, 0, 2, 0, 0),  # on the tape, too, and counted there
-        (0, 0, 2, 0, 1),
+        (1, 0, 1, 0, 0),  # on the tape, too, but counted once
+        (1, 0, 1, 0, 1),
     ]
     assert run.moments[3].after == 2  # kept, and the gradient
     # the tape of stage 0 holds the same boundary

@@ -68,28 +68,37 @@ def segments_of(sizes: Sequence[int]) -> list:
 
 
 def peak_of_segments(length: int, count: int) -> int:
-    """Units alive at the peak: count + ⌈length/count⌉.
+    """Units alive at the peak of :func:`equal_segments`.
 
-    For :func:`equal_segments` in a chain of ``Stage()``; exact where the
-    count divides the length, otherwise an upper bound that is at most one
-    unit above. ``count`` 0 stands for no checkpointing, length + 1.
+    It is count + ⌊(length + 1)/count⌋, which is count + length/count where
+    the count divides the length. One segment, or none (count 0), has the
+    peak of no checkpointing, length + 1. Derived in chapter 4; the usual
+    count + ⌈length/count⌉ is the same or one more.
 
-    Source: Chen et al. 2016, arXiv 1604.06174, section 4.1, with the
-    gradient counted.
+    Source of the idea: Chen et al. 2016, arXiv 1604.06174, section 4.1.
+
+    Raises:
+        as :func:`equal_segments`, but for a count of 0.
     """
     _check_length(length)
     _whole("the number of segments", count)
     if count == 0:
         return length + 1
     _check_count(length, count)
-    return count + -(-length // count)
+    return length + 1 if count == 1 else count + (length + 1) // count
 
 
 def least_peak(length: int) -> int:
-    """The least of count + ⌈length/count⌉ over all counts: ⌈2√length⌉."""
+    """The least of :func:`peak_of_segments`: ⌈2√(length + 2)⌉ − 1.
+
+    Derived in chapter 4. It is ⌈2√length⌉, or one less. (2 for one stage.)
+
+    Raises:
+        ValueError: a length below 1.
+        TypeError: it is not whole.
+    """
     _check_length(length)
-    root = isqrt(4 * length)
-    return root + (root * root < 4 * length)
+    return 2 if length == 1 else isqrt(4 * length + 7)
 
 
 def _whole(name: str, value: int) -> None:

@@ -12,7 +12,8 @@ whole chain: it is always there and never counted. What is alive is a set:
 * one *gradient* on its way back, as large as the boundary where it stands;
 * while a stage is at work, its *workspace*.
 
-A boundary that several of them hold counts once. In a chain of
+A boundary that several of them hold counts once, as a checkpoint before it
+counts as tape. In a chain of
 ``Stage()``, all of whose sizes are 1, this is the model of Chen et al.
 (2016, arXiv 1604.06174) with the gradient counted. The sizes of a real
 network come from :func:`membudget.checkpointing.profile`; the model with a
@@ -152,10 +153,8 @@ class Run:
     @property
     def peak_moment(self) -> int:
         """Index of the first moment with the peak."""
-        return next(
-            index
-            for index, moment in enumerate(self.moments)
-            if moment.live == self.peak
+        return max(
+            range(len(self.moments)), key=lambda i: self.moments[i].live
         )
 
     @property
@@ -268,8 +267,8 @@ class _Machine:
 
     def _alive(self, more: frozenset[int] = frozenset()) -> list[int]:
         """Bytes of each part, without workspace; ``more`` are values too."""
-        on_tape = set(self._held())
-        kept = {self.root[i] for i in self.kept} - on_tape
+        kept = {self.root[i] for i in self.kept}
+        on_tape = set(self._held()) - kept
         value = {self.root[i] for i in more} - on_tape - kept
         if self.value is not None:
             value |= {self.root[self.value]} - on_tape - kept
