@@ -9,6 +9,7 @@ from pathlib import Path
 
 import node
 import pytest
+import segments_cases
 import timeline_cases
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
@@ -82,6 +83,9 @@ def grid(tmp_path_factory):
     groups = list(moments())
     assert sum(len(group["moments"]) for group in groups) >= 1500
     (folder / "timeline.json").write_text(json.dumps(groups))
+    everything = list(segments_cases.cases())
+    assert len(everything) >= 1000
+    (folder / "segments.json").write_text(json.dumps(everything))
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder
@@ -107,5 +111,6 @@ def test_there_are_javascript_tests():
     assert {path.name for path in TESTS} >= {
         "accumulation.test.mjs",
         "base.test.mjs",
+        "segments.test.mjs",
         "timeline.test.mjs",
     }

@@ -2,10 +2,12 @@
 
 from membudget.widgets.accumulation import Accumulation
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
+from membudget.widgets.segments import Segments
 from membudget.widgets.timeline import Timeline
 
 __all__ = [
     "Accumulation",
+    "Segments",
     "Timeline",
     "Whole",
     "Widget",
