@@ -123,7 +123,8 @@ def test_an_unknown_experiment(tmp_path, capsys):
     )
     assert last == (
         "membudget.experiments: no experiment is named 'x': use one of "
-        "allocator, micro_batch, synchronisation"
+        "allocator, largest_batch, micro_batch, recoveries, segments_gpt, "
+        "segments_mlp, synchronisation"
     )
     assert not out.exists()
 
@@ -325,7 +326,7 @@ import sys
 for name in ("numpy", "psutil", "matplotlib", "sklearn", "tqdm", "IPython",
              "ipywidgets", "anywidget", "traitlets"):
     sys.modules[name] = None
-from membudget.experiments import accumulation, measuring
+from membudget.experiments import accumulation, checkpointing, measuring
 from membudget.experiments.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -405,7 +405,8 @@ def test_an_unknown_experiment(tmp_path):
     (found,) = records.check(path)
     assert found == (
         "no experiment is named unknown: allowed are allocator, "
-        "micro_batch, synchronisation"
+        "largest_batch, micro_batch, recoveries, segments_gpt, segments_mlp, "
+        "synchronisation"
     )
 
 
@@ -515,7 +516,7 @@ def test_load(several):
 
 
 def test_load_of_what_is_unknown(several):
-    with pytest.raises(ValueError, match="'x': use one of allocator, micro"):
+    with pytest.raises(ValueError, match="'x': use one of allocator, largest"):
         records.load("x", folder=several)
     with pytest.raises(ValueError, match="'huge': use tiny, t4, large"):
         records.load(NAME, "huge", folder=several)

@@ -16,7 +16,15 @@ def test_the_catalogue_agrees_with_the_modules():
     import importlib
 
     found = records.catalogue()
-    assert list(found) == ["allocator", "micro_batch", "synchronisation"]
+    assert list(found) == [
+        "allocator",
+        "largest_batch",
+        "micro_batch",
+        "recoveries",
+        "segments_gpt",
+        "segments_mlp",
+        "synchronisation",
+    ]
     for name, experiment in found.items():
         module = importlib.import_module(
             f"membudget.experiments.{experiment.subject}"
@@ -33,12 +41,14 @@ def test_the_catalogue_agrees_with_the_modules():
 
 def test_every_declared_experiment_is_in_the_catalogue():
     import membudget.experiments.accumulation
+    import membudget.experiments.checkpointing
     import membudget.experiments.measuring
 
     declared = {
         name
         for module in (
             membudget.experiments.accumulation,
+            membudget.experiments.checkpointing,
             membudget.experiments.measuring,
         )
         for name, value in vars(module).items()

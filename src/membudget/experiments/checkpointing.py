@@ -1,0 +1,881 @@
+"""Experiments on checkpointing."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass, replace
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from membudget import models
+from membudget.accumulation import peak_at, peak_lines, states
+from membudget.checkpointing import (
+    Checkpointed,
+    equal_segments,
+    no_segments,
+)
+from membudget.experiments.definition import experiment
+from membudget.experiments.workload import (
+    META,
+    FusedAttention,
+    Workload,
+    peak_bytes,
+    seconds,
+    workspace,
+)
+from membudget.measuring import (
+    CatchOutOfMemory,
+    FlopCounter,
+    PeakTracker,
+    replay,
+)
+from membudget.measuring.device import read_memory
+
+
+@experiment(
+    sizes={
+        "tiny": {
+            "model": "chain",
+            "shape": {"width": 64, "depth": 16},
+            "runs": [
+                [32, 0],
+                [32, 4],
+                [1024, 0],
+                [1024, 1],
+                [1024, 2],
+                [1024, 3],
+                [1024, 4],
+                [1024, 5],
+                [1024, 8],
+                [1024, 16],
+            ],
+            "warm_up": 1,
+            "repeats": 5,
+        },
+        "t4": {
+            "model": "chain",
+            "shape": {"width": 1024, "depth": 20},
+            "runs": [
+                [32, 0],
+                [32, 1],
+                [32, 2],
+                [32, 4],
+                [32, 5],
+                [32, 10],
+                [32, 20],
+                [16384, 0],
+                [16384, 1],
+                [16384, 2],
+                [16384, 3],
+                [16384, 4],
+                [16384, 5],
+                [16384, 7],
+                [16384, 10],
+                [16384, 20],
+            ],
+            "warm_up": 2,
+            "repeats": 9,
+        },
+        "large": {
+            "model": "chain",
+            "shape": {"width": 1024, "depth": 20},
+            "runs": [
+                [32, 0],
+                [32, 1],
+                [32, 2],
+                [32, 4],
+                [32, 5],
+                [32, 10],
+                [32, 20],
+                [262144, 0],
+                [262144, 1],
+                [262144, 2],
+                [262144, 3],
+                [262144, 4],
+                [262144, 5],
+                [262144, 7],
+                [262144, 10],
+                [262144, 20],
+            ],
+            "warm_up": 2,
+            "repeats": 9,
+        },
+    },
+    units={
+        "batch": "samples",
+        "count": "segments, 0 for no checkpointing",
+        "seconds": "s for a step, each repeat",
+        "requested": "bytes, peak of a step",
+        "allocated": "bytes, peak of a step",
+        "reserved": "bytes, peak of a step",
+        "workspace": "bytes that libraries hold in the allocator",
+    },
+    over="runs",
+)
+def segments_mlp(
+    device: torch.device,
+    *,
+    model: str,
+    shape: dict,
+    runs: list[list[int]],
+    warm_up: int,
+    repeats: int,
+) -> Iterator[dict]:
+    """Time and peak bytes of a step of the deep MLP against its segments.
+
+    ``runs`` are pairs of a batch and a number of equal segments, 0 for none.
+    A step is forward, backward and Adam, whose states are there before it
+    begins; gradients are not.
+
+    The peak is predicted from the same step on ``meta`` under the
+    :class:`membudget.measuring.PeakTracker`. On a CPU it is exact up to the
+    few bytes that an operator asks for and frees before it returns. For a
+    GPU it leaves out those, the rounding of the allocator and the workspaces
+    of libraries. The time is predicted as the
+    FLOPs of the matrix products, those of the recomputation included, as a
+    multiple of the plain step's. What is not in it: the optimizer's step,
+    elementwise work, and how well a batch fills the device.
+    """
+    yield from _sweep(device, model, shape, runs, warm_up, repeats)
+
+
+@experiment(
+    sizes={
+        "tiny": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 64,
+                "width": 64,
+                "depth": 4,
+                "heads": 4,
+            },
+            "runs": [
+                [16, 0],
+                [16, 1],
+                [16, 2],
+                [16, 3],
+                [16, 4],
+            ],
+            "warm_up": 1,
+            "repeats": 3,
+        },
+        "t4": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 1024,
+                "width": 768,
+                "depth": 12,
+                "heads": 12,
+            },
+            "runs": [
+                [12, 0],
+                [12, 1],
+                [12, 2],
+                [12, 3],
+                [12, 4],
+                [12, 6],
+                [12, 8],
+                [12, 12],
+            ],
+            "warm_up": 0,
+            "repeats": 3,
+        },
+        "large": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 1024,
+                "width": 768,
+                "depth": 12,
+                "heads": 12,
+            },
+            "runs": [
+                [192, 0],
+                [192, 1],
+                [192, 2],
+                [192, 3],
+                [192, 4],
+                [192, 6],
+                [192, 8],
+                [192, 12],
+            ],
+            "warm_up": 0,
+            "repeats": 3,
+        },
+    },
+    units={
+        "batch": "samples",
+        "count": "segments, 0 for no checkpointing",
+        "seconds": "s for a step, each repeat",
+        "requested": "bytes, peak of a step",
+        "allocated": "bytes, peak of a step",
+        "reserved": "bytes, peak of a step",
+        "workspace": "bytes that libraries hold in the allocator",
+    },
+    over="runs",
+)
+def segments_gpt(
+    device: torch.device,
+    *,
+    model: str,
+    shape: dict,
+    runs: list[list[int]],
+    warm_up: int,
+    repeats: int,
+) -> Iterator[dict]:
+    """Time and peak bytes of a step of a GPT against its blocks' segments.
+
+    As ``segments_mlp``; the segments are of the blocks, so the embeddings,
+    the last norm, the head and the loss keep their tapes. The vocabulary is
+    that of bytes: with a large one the logits are most of the peak, however
+    the blocks are cut. Attention counts in full among the FLOPs, without its
+    causal mask.
+    """
+    yield from _sweep(device, model, shape, runs, warm_up, repeats)
+
+
+@experiment(
+    sizes={
+        "tiny": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 64,
+                "width": 64,
+                "depth": 4,
+                "heads": 4,
+            },
+            "variants": ["none", "root", "each"],
+            "budget": 33554432,
+            "warm_up": 0,
+            "repeats": 3,
+        },
+        "t4": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 256,
+                "width": 768,
+                "depth": 12,
+                "heads": 12,
+            },
+            "variants": ["none", "root", "each"],
+            "budget": 4294967296,
+            "warm_up": 0,
+            "repeats": 3,
+        },
+        "large": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 1024,
+                "width": 768,
+                "depth": 12,
+                "heads": 12,
+            },
+            "variants": ["none", "root", "each"],
+            "budget": 34359738368,
+            "warm_up": 0,
+            "repeats": 3,
+        },
+    },
+    units={
+        "variant": "none, root (√L segments) or each (one block a segment)",
+        "count": "segments, 0 for no checkpointing",
+        "batch": "samples, the most that fit; one more does not",
+        "tried": "samples, in the order in which they were tried",
+        "seconds": "s for a step with that batch, each repeat",
+        "requested": "bytes, peak of a step with that batch",
+        "allocated": "bytes, peak of a step with that batch",
+        "reserved": "bytes, peak of a step with that batch",
+        "workspace": "bytes that libraries hold in the allocator",
+    },
+    over="variants",
+)
+def largest_batch(
+    device: torch.device,
+    *,
+    model: str,
+    shape: dict,
+    variants: list[str],
+    budget: int,
+    warm_up: int,
+    repeats: int,
+) -> Iterator[dict]:
+    """The largest batch that fits a budget, with and without checkpointing.
+
+    A batch fits if a new model trains two steps with it. On a GPU the budget
+    is a cap on what PyTorch's allocator may reserve, and what does not fit
+    ends with its out-of-memory error. On a CPU the budget is simulated by
+    :class:`membudget.measuring.PeakTracker`, in requested bytes. The search
+    starts at the prediction and bisects.
+
+    Two predictions. ``batch`` is from the requested bytes of steps with 2, 4
+    and 7 samples on ``meta`` (:func:`membudget.accumulation.peak_lines`); on
+    a CPU it is exact. ``reserved_batch``, for a GPU alone, replays every
+    allocation through the simulated caching allocator with the budget as its
+    capacity, so it knows rounding and fragmentation. Neither knows the
+    workspaces of libraries.
+    """
+    rows = []
+    for variant in variants:
+        count = _count_of(variant, shape["depth"])
+        meta = Segmented(model, shape, META, 1, count)
+        row = _predict_largest(meta, budget, device.type)
+        rows.append({"variant": variant, "count": count, **row})
+    yield {"largest": rows}
+    held = workspace(Segmented(model, shape, device, 1))
+    for row in rows:
+        work = Segmented(model, shape, device, 1, row["count"])
+        start = row["reserved_batch"] or row["batch"]
+        with capped(device, budget):
+            sample = _measure_largest(work, budget, start, warm_up, repeats)
+        yield {
+            "variant": row["variant"],
+            "count": row["count"],
+            **sample,
+            "workspace": held,
+        }
+
+
+@experiment(
+    sizes={
+        "tiny": {
+            "model": "chain",
+            "shape": {"width": 64, "depth": 6},
+            "count": 1,
+            "budget": 2097152,
+            "batch": 1280,
+            "smaller": 256,
+            "ways": ["except", "CatchOutOfMemory"],
+            "warm_up": 0,
+            "repeats": 100,
+        },
+        "t4": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 256,
+                "width": 512,
+                "depth": 8,
+                "heads": 8,
+            },
+            "count": 2,
+            "budget": 1073741824,
+            "batch": 30,
+            "smaller": 8,
+            "ways": ["except", "CatchOutOfMemory"],
+            "warm_up": 0,
+            "repeats": 100,
+        },
+        "large": {
+            "model": "gpt",
+            "shape": {
+                "vocabulary": 256,
+                "context": 256,
+                "width": 512,
+                "depth": 8,
+                "heads": 8,
+            },
+            "count": 2,
+            "budget": 4294967296,
+            "batch": 144,
+            "smaller": 32,
+            "ways": ["except", "CatchOutOfMemory"],
+            "warm_up": 0,
+            "repeats": 100,
+        },
+    },
+    units={
+        "way": "how the error is caught",
+        "failed": "steps that ran out of memory",
+        "recovered": "smaller steps that succeeded right after one of those",
+        "phase": "where the first failed; null where nobody watched",
+        "before": "bytes alive before the first failure",
+        "after": "bytes alive after each recovery",
+        "reserved": "bytes reserved after each recovery",
+    },
+    over="ways",
+)
+def recoveries(
+    device: torch.device,
+    *,
+    model: str,
+    shape: dict,
+    count: int,
+    budget: int,
+    batch: int,
+    smaller: int,
+    ways: list[str],
+    warm_up: int,
+    repeats: int,
+) -> Iterator[dict]:
+    """Out of memory and on again, many times in a row.
+
+    A step of a checkpointed model with ``batch`` samples runs out of memory
+    under the budget, is caught, and one with ``smaller`` samples follows,
+    ``repeats`` times. It is caught by a plain ``except``, which then clears
+    the gradients, or by :class:`membudget.measuring.CatchOutOfMemory`. The
+    budget is a cap on a GPU's allocator; on a CPU it is simulated by
+    :class:`membudget.measuring.PeakTracker`.
+
+    The prediction: every step with ``batch`` fails, in the phase that is
+    named; every smaller one succeeds; and each time the bytes alive are
+    those before the first failure. These are, without workspaces, the
+    parameters and Adam's states (``alive``).
+    """
+    failing, going = (
+        traced(Segmented(model, shape, META, size, count), device.type)[0]
+        for size in (batch, smaller)
+    )
+    phase = _phase(failing, budget)
+    yield {
+        "failed": repeats if phase else 0,
+        "recovered": repeats if phase and going.peak <= budget else 0,
+        "phase": phase,
+        "leak": 0,
+        "alive": going.start,
+        "peak": [
+            {"batch": batch, "bytes": failing.peak},
+            {"batch": smaller, "bytes": going.peak},
+        ],
+    }
+    work = Segmented(model, shape, device, smaller, count)
+    workspace(work)
+    for way in ways:
+        gc.collect()
+        with capped(device, budget):
+            sample = _recover(work, batch, budget, way, warm_up, repeats)
+        yield {"way": way, **sample}
+
+
+# What is trained -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Segmented(Workload):
+    """A workload whose stages are checkpointed in equal segments.
+
+    Args:
+        model: ``chain`` (:func:`membudget.models.chain`, all of it) or
+            ``gpt`` (its blocks).
+        count: segments; 0 for no checkpointing.
+    """
+
+    count: int = 0
+
+    def build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """A new model and its Adam.
+
+        There is no dropout, so no random state is stashed. The learning rate
+        of the chain is so small that its model stays what it is: a loss that
+        is a sum would soon have nothing but zeros behind its ReLUs.
+        """
+        depth, options = self.shape["depth"], {"preserve_rng_state": False}
+        options["segments"] = (
+            equal_segments(depth, self.count)
+            if self.count
+            else no_segments(depth)
+        )
+        if self.model == "gpt":
+            network, optimizer = super().build()
+            network.blocks = Checkpointed(network.blocks, **options)
+            return network, optimizer
+        with torch.device(self.device):
+            network = Checkpointed(models.chain(**self.shape), **options)
+        return network, torch.optim.Adam(
+            network.parameters(), lr=1e-6, foreach=True
+        )
+
+    def loss(self, network: nn.Module, size: int) -> torch.Tensor:
+        """Of ``size`` new samples; of a chain the sum of its output.
+
+        The sum holds nothing and its gradient is a single number, as in
+        :func:`membudget.checkpointing.simulate`.
+        """
+        if self.model == "gpt":
+            return super().loss(network, size)
+        x = torch.rand(size, self.shape["width"], device=self.device)
+        return network(x).sum()
+
+    def boundary(self) -> int:
+        """Bytes of the input of a stage, for the whole window."""
+        tokens = self.shape.get("context", 1)
+        return 4 * self.window * tokens * self.shape["width"]
+
+
+@contextmanager
+def attention_of(kind: str) -> Iterator[None]:
+    """:class:`FusedAttention` that recomputations see as well.
+
+    They run inside ``backward``, where a mode for functions is off.
+
+    Args:
+        kind: ``cpu`` or ``cuda``.
+    """
+    plain, mode = F.scaled_dot_product_attention, FusedAttention(kind)
+
+    def fused(*args, **kwargs):
+        return mode.__torch_function__(fused, (), args, kwargs)
+
+    F.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = plain
+
+
+def traced(work: Segmented, kind: str) -> tuple[PeakTracker, int]:
+    """A step of the whole window after the one that makes Adam's states.
+
+    Args:
+        work: on ``meta``.
+        kind: ``cpu`` or ``cuda``, the device that is meant. Adam's step
+            counts stay on the CPU: they count for that alone.
+
+    Returns:
+        The tracker, which began with the parameters and Adam's states, and
+        the FLOPs of the matrix products.
+    """
+    network, optimizer = work.build()
+    counted = None if kind == "cpu" else "meta"
+    with attention_of(kind):
+        work.train(network, optimizer, work.window)
+        alive = [*network.parameters(), *states(optimizer)]
+        with (
+            PeakTracker(*alive, device=counted) as run,
+            FlopCounter() as flops,
+        ):
+            work.train(network, optimizer, work.window)
+    return run, flops.total
+
+
+def _phase(run: PeakTracker, budget: int) -> str | None:
+    """Where the budget is exceeded first; None where it is not."""
+    for live, operator in zip(run.timeline, run.operators, strict=True):
+        if live > budget:
+            return operator.phase
+    return None
+
+
+# The sweep over segments ---------------------------------------------------
+
+
+def _sweep(
+    device: torch.device,
+    model: str,
+    shape: dict,
+    runs: list[list[int]],
+    warm_up: int,
+    repeats: int,
+) -> Iterator[dict]:
+    rows, plain = [], {}
+    for batch, count in runs:
+        meta = Segmented(model, shape, META, batch, count)
+        run, flops = traced(meta, device.type)
+        if batch not in plain:
+            _, plain[batch] = traced(replace(meta, count=0), device.type)
+        rows.append(
+            {
+                "batch": batch,
+                "count": count,
+                "bytes": run.peak,
+                "phase": _phase(run, run.peak - 1),
+                "alive": run.start,
+                "boundary": meta.boundary(),
+                "flops": flops,
+                "time": round(flops / plain[batch], 6),
+            }
+        )
+    yield {"peak": rows}
+    held = workspace(Segmented(model, shape, device, 1))
+    for batch, count in runs:
+        work = Segmented(model, shape, device, batch, count)
+        sample = _step(work, warm_up, repeats)
+        yield {"batch": batch, "count": count, **sample, "workspace": held}
+
+
+def _step(work: Segmented, warm_up: int, repeats: int) -> dict:
+    """Seconds and peak bytes of a step of the whole window, anew."""
+    gc.collect()
+    network, optimizer = work.build()
+
+    def train() -> None:
+        work.train(network, optimizer, work.window)
+
+    train()  # makes Adam's states
+    alive = [*network.parameters(), *states(optimizer)]
+    peak = peak_bytes(train, work.device, sum(t.nbytes for t in alive))
+    times = seconds(train, work.device, warm_up, repeats)
+    return {"seconds": times, **peak}
+
+
+# Under a budget ------------------------------------------------------------
+
+
+@contextmanager
+def capped(device: torch.device, budget: int) -> Iterator[None]:
+    """On a GPU, let PyTorch's allocator reserve no more than the budget.
+
+    Afterwards the cap is what it was before. On a CPU nothing is done.
+
+    Args:
+        budget: bytes.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    _release(device)
+    torch.cuda.set_per_process_memory_fraction(budget / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def _simulated(
+    device: torch.device, budget: int | None, *existing: object
+) -> AbstractContextManager:
+    """On a CPU, a tracker with the budget; a GPU has its cap."""
+    if device.type == "cpu":
+        return PeakTracker(*existing, budget=budget)
+    return nullcontext()
+
+
+def _release(device: torch.device) -> None:
+    """Free what nobody holds, the allocator's cache included."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def largest(fits: Callable[[int], bool], start: int) -> int:
+    """The largest size that fits, where one more does not; 0 if none.
+
+    Args:
+        fits: whether a size of at least 1 does.
+        start: where to look first. From there on in steps that double, until
+            there is a size that fits and one that does not; then the middle.
+    """
+    size, step = max(1, start), 1
+    if fits(size):
+        low = size
+        while fits(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+    else:
+        high = size
+        while (low := max(0, high - step)) and not fits(low):
+            high, step = low, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _count_of(variant: str, depth: int) -> int:
+    """The number of segments."""
+    if variant == "root":
+        return isqrt(depth - 1) + 1  # ⌈√depth⌉
+    return {"none": 0, "each": depth}[variant]
+
+
+STEPS = 2
+"""Steps that a batch has to survive: the first makes Adam's states."""
+
+SMALL = (2, 4, 7)
+"""Batches whose steps are traced; every other's peak follows from them."""
+
+
+def _predict_largest(meta: Segmented, budget: int, kind: str) -> dict:
+    """The largest batch by two predictions.
+
+    Args:
+        meta: on ``meta``.
+        budget: bytes.
+        kind: of the device.
+    """
+    traces = [traced(replace(meta, window=size), kind)[0] for size in SMALL]
+    lines = peak_lines(SMALL, [run.timeline for run in traces])
+    batch = largest(lambda size: peak_at(lines, size) <= budget, 1)
+    if kind == "cpu":
+        return {"batch": batch, "reserved_batch": None}
+
+    def fits(size: int) -> bool:
+        with attention_of(kind), PeakTracker(device="meta") as run:
+            _train(replace(meta, window=size))
+        try:
+            replay(run.events, capacity=budget)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    return {"batch": batch, "reserved_batch": largest(fits, batch)}
+
+
+def _train(work: Segmented) -> None:
+    """Train a new model as long as a batch has to survive."""
+    network, optimizer = work.build()
+    for _ in range(STEPS):
+        work.train(network, optimizer, work.window)
+
+
+def _measure_largest(
+    work: Segmented, budget: int, start: int, warm_up: int, repeats: int
+) -> dict:
+    """The largest batch that trains, and what a step with it takes.
+
+    Args:
+        work: of any window.
+        budget: bytes.
+        start: the size to begin with.
+    """
+    tried = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return _survives(replace(work, window=size), budget)
+
+    batch = largest(fits, start)
+    found = dict.fromkeys(("seconds", "requested", "allocated", "reserved"))
+    if batch:
+        with suppress(torch.OutOfMemoryError):  # in a later step after all
+            found = _step(replace(work, window=batch), warm_up, repeats)
+    _release(work.device)
+    return {"batch": batch, "tried": tried, **found}
+
+
+def _survives(work: Segmented, budget: int) -> bool:
+    """Whether a new model can be trained within the budget."""
+    fits = True
+    try:
+        with _simulated(work.device, budget):
+            _train(work)
+    except torch.OutOfMemoryError:
+        fits = False
+    _release(work.device)
+    return fits
+
+
+# Out of memory, and on -----------------------------------------------------
+
+
+def _recover(
+    work: Segmented,
+    batch: int,
+    budget: int,
+    way: str,
+    warm_up: int,
+    repeats: int,
+) -> dict:
+    """Fail and go on, again and again, with one model.
+
+    Args:
+        work: the smaller step.
+        batch: samples of the step that fails.
+        budget: bytes.
+        way: ``except`` or ``CatchOutOfMemory``.
+        warm_up: failures that are not counted, before the first that is.
+        repeats: failures.
+    """
+    device, large = work.device, replace(work, window=batch)
+    network, optimizer = work.build()
+    work.train(network, optimizer, work.window)  # makes Adam's states
+    catch = {"except": _by_except, "CatchOutOfMemory": _by_package}[way]
+
+    def recover() -> tuple[bool, str | None, bool]:
+        failed, phase = catch(large, network, optimizer, budget)
+        goes, _ = _by_except(work, network, optimizer, budget)
+        return failed, phase, not goes
+
+    found, after = [], []
+    with _frozen(), _simulated(device, None, network, optimizer) as counter:
+        for _ in range(warm_up):
+            recover()
+        before = _alive(device, counter)[0]
+        for _ in range(repeats):
+            found.append(recover())
+            after.append(_alive(device, counter))
+    alive, reserved = zip(*after, strict=True)
+    return {
+        "failed": sum(failed for failed, _, _ in found),
+        "recovered": sum(failed and goes for failed, _, goes in found),
+        "phase": found[0][1],
+        "before": before,
+        "after": list(alive),
+        "reserved": None if None in reserved else list(reserved),
+    }
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """The collection of garbage looks only at what the block makes."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _by_except(
+    work: Segmented,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: int,
+) -> tuple[bool, None]:
+    """Whether a step runs out of memory, and that nobody saw where."""
+    failed = False
+    try:
+        with _simulated(work.device, budget, network, optimizer):
+            work.train(network, optimizer, work.window)
+    except torch.OutOfMemoryError:
+        failed = True
+    if failed:  # the error, and what its frames held, are gone by now
+        optimizer.zero_grad()
+    return failed, None
+
+
+def _by_package(
+    work: Segmented,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: int,
+) -> tuple[bool, str | None]:
+    """Whether a step runs out of memory, and in which phase."""
+    guard = CatchOutOfMemory(
+        network,
+        optimizer=optimizer,
+        budget=budget if work.device.type == "cpu" else None,
+    )
+    with guard:
+        work.train(network, optimizer, work.window)
+    report = guard.report
+    return report is not None, report and report.operator.phase
+
+
+def _alive(
+    device: torch.device, counter: PeakTracker | None
+) -> tuple[int, int | None]:
+    """Bytes alive and bytes reserved, once the cache is released."""
+    _release(device)
+    if counter is not None:
+        return counter.live, None
+    memory = read_memory(device)
+    return memory.allocated, memory.reserved
