@@ -57,8 +57,8 @@ from membudget.measuring.device import read_memory
                 [1024, 8],
                 [1024, 16],
             ],
-            "warm_up": 1,
-            "repeats": 5,
+            "warm_up": 3,
+            "repeats": 41,
         },
         "t4": {
             "model": "chain",
@@ -165,8 +165,8 @@ def segments_mlp(
                 [16, 3],
                 [16, 4],
             ],
-            "warm_up": 1,
-            "repeats": 3,
+            "warm_up": 2,
+            "repeats": 21,
         },
         "t4": {
             "model": "gpt",
