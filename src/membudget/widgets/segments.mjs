@@ -647,7 +647,7 @@ function render({ model, el }) {
     onInput: go,
   });
   const checkpoint = slider({
-    label: "Cost c of a checkpoint, of a layer’s tape",
+    label: "Cost c of a checkpoint (a layer’s tape is 1)",
     key: "checkpoint",
     onInput: (value) => save(model, { checkpoint: value / 20 }),
   });
