@@ -1691,7 +1691,7 @@ def forget(length):
     return schedule
 
 
-@hinted("3 kept")
+@hinted("4 kept")
 def forget(length):
     return [[i] for i in range(length)]
 

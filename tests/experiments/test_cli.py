@@ -294,6 +294,8 @@ def test_an_interrupted_command(tmp_path, sent):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell starts what runs in its background with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     seen = ""
     while "b tiny  1/3" not in seen:  # the bar

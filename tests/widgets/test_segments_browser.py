@@ -104,7 +104,7 @@ def test_first_picture(page):
     agree(page)
     assert page.get_by_text("Memory during one step").is_visible()
     assert page.locator(".mb-fallback").count() == 0
-    assert page.get_by_text("a layer’s tape is 1").is_visible()
+    assert page.get_by_text("In units: a layer’s tape is 1").is_visible()
 
 
 def test_the_tape_machine_in_the_browser(page):
