@@ -2,11 +2,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
+  band,
   byteTicks,
   formatBytes,
   formatNumber,
   makeId,
   spread,
+  stairs,
 } from "../../src/membudget/widgets/base.mjs";
 
 test("bytes in binary units", () => {
@@ -49,4 +51,14 @@ test("labels are spread, in order, and stay where there is room", () => {
   assert.deepEqual(spread([10, 12], 20, 0, 200), [10, 30]);
   assert.deepEqual(spread([195, 199], 20, 0, 200), [180, 200]);
   assert.deepEqual(spread([-5, 3], 20, 0, 200), [0, 20]);
+});
+
+test("stairs leave out the steps that are none", () => {
+  assert.equal(stairs([0, 1, 2, 3], [5, 5, 7]), "M0.0 5.0H2.0V7.0H3.0");
+  assert.equal(stairs([2, 4], [1]), "M2.0 1.0H4.0");
+});
+
+test("a band goes back below", () => {
+  const path = band([0, 1, 2], [9, 8], [5, 6]);
+  assert.equal(path, "M0.0 5.0H1.0V6.0H2.0L2.0 8.0H1.0V9.0H0.0Z");
 });

@@ -77,6 +77,24 @@ export function spread(wanted, gap, top, bottom) {
   return placed;
 }
 
+/** A path of stairs through the heights, without the steps that are none;
+    there is one edge more than heights. */
+export function stairs(edges, heights) {
+  let path = `M${edges[0].toFixed(1)} ${heights[0].toFixed(1)}`;
+  for (let i = 1; i < heights.length; i += 1) {
+    if (heights[i] !== heights[i - 1]) {
+      path += `H${edges[i].toFixed(1)}V${heights[i].toFixed(1)}`;
+    }
+  }
+  return `${path}H${edges[heights.length].toFixed(1)}`;
+}
+
+/** A path around the area between two stairs. */
+export function band(edges, lower, upper) {
+  const back = stairs([...edges].reverse(), [...lower].reverse());
+  return `${stairs(edges, upper)}L${back.slice(1)}Z`;
+}
+
 /** A picture with its title and how to read it. */
 export function figure(title, note, picture) {
   const caption = html("figcaption", {}, html("b", {}, title), " ", note);

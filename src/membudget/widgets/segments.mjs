@@ -1,4 +1,5 @@
 import {
+  band,
   byteTicks,
   figure,
   formatBytes,
@@ -403,22 +404,6 @@ const line = (x1, y1, x2, y2, name) =>
 
 const dot = ({ x, y }, name, r) =>
   svg("circle", { cx: x, cy: y, r, class: name });
-
-/* Stairs through the heights, without the steps that are none. */
-function stairs(edges, heights) {
-  let path = `M${edges[0].toFixed(1)} ${heights[0].toFixed(1)}`;
-  for (let i = 1; i < heights.length; i += 1) {
-    if (heights[i] !== heights[i - 1]) {
-      path += `H${edges[i].toFixed(1)}V${heights[i].toFixed(1)}`;
-    }
-  }
-  return `${path}H${edges[heights.length].toFixed(1)}`;
-}
-
-function band(edges, lower, upper) {
-  const back = stairs([...edges].reverse(), [...lower].reverse());
-  return `${stairs(edges, upper)}L${back.slice(1)}Z`;
-}
 
 const patterns = (id) =>
   svg(

@@ -1,4 +1,5 @@
 import {
+  band,
   button,
   byteTicks,
   figure,
@@ -11,6 +12,7 @@ import {
   save,
   slider,
   spread,
+  stairs,
   svg,
 } from "./base.mjs";
 
@@ -331,17 +333,6 @@ const dot = ({ x, y }, name, r = 4) =>
 const short = (label, most) =>
   label.length > most ? `${label.slice(0, most - 1)}…` : label;
 
-/* Stairs through the heights, without the steps that are none. */
-function stairs(edges, heights) {
-  let path = `M${edges[0].toFixed(1)} ${heights[0].toFixed(1)}`;
-  for (let i = 1; i < heights.length; i += 1) {
-    if (heights[i] !== heights[i - 1]) {
-      path += `H${edges[i].toFixed(1)}V${heights[i].toFixed(1)}`;
-    }
-  }
-  return `${path}H${edges[heights.length].toFixed(1)}`;
-}
-
 /** Stairs with no more than one step in six pixels, the highest there. */
 export function envelope({ edges, heights }) {
   const [few, highest] = [[edges[0]], []];
@@ -354,11 +345,6 @@ export function envelope({ edges, heights }) {
     top = Infinity;
   });
   return [few, highest];
-}
-
-function band(edges, lower, upper) {
-  const back = stairs([...edges].reverse(), [...lower].reverse());
-  return `${stairs(edges, upper)}L${back.slice(1)}Z`;
 }
 
 const patterns = (id) =>
