@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import nbformat
 import pytest
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import TimeoutError, expect
+from project import ROOT
 
 SHOW = """\
 import json
@@ -82,19 +85,24 @@ def run(editor, output):
     raise AssertionError("The cell shows no output")
 
 
-def test_python_sees_a_slider_move(browser, lab, tmp_path):
-    cells = [nbformat.v4.new_code_cell(source) for source in (SHOW, TELL)]
+@contextmanager
+def opened(browser, lab, folder, *sources):
+    """A notebook with these cells in JupyterLab: the page and its editors."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Py"}
-    nbformat.write(notebook, tmp_path / "widget.ipynb")
-
+    nbformat.write(notebook, folder / "widget.ipynb")
     with browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(40_000)
         page.goto(f"{lab}/lab/tree/widget.ipynb")
         # The page says idle before the kernel is there: run until it ran.
         page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
-        editors = page.locator(".jp-Notebook .jp-CodeCell .cm-content")
+        yield page, page.locator(".jp-Notebook .jp-CodeCell .cm-content")
+
+
+def test_python_sees_a_slider_move(browser, lab, tmp_path):
+    with opened(browser, lab, tmp_path, SHOW, TELL) as (page, editors):
         slider = page.locator(".jp-OutputArea input[type=range]").first
         run(editors.nth(0), slider)
         slider.press("ArrowRight")
@@ -103,3 +111,21 @@ def test_python_sees_a_slider_move(browser, lab, tmp_path):
 
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert float(value) in seen.values(), f"{value} not in {seen}"
+
+
+def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, tmp_path):
+    """The lab's own cells, up to the widget: 4 segments, then 5."""
+    notebook = nbformat.read(ROOT / "labs/lab2_checkpointing.ipynb", 4)
+    sources = [c.source for c in notebook.cells if c.cell_type == "code"]
+    end = next(i for i, s in enumerate(sources) if s.endswith("\nwidget"))
+    cell = "\n".join(sources[: end + 1])
+    with opened(browser, lab, tmp_path, cell) as (page, editors):
+        slider = page.get_by_label("Segments k")
+        run(editors.nth(0), slider)
+        said = page.locator(".jp-OutputArea [aria-live]").first
+        expect(said).to_contain_text(re.compile("in 4 segments.*Measured"))
+        points = page.locator(".jp-OutputArea .mb-measured")
+        before = points.count()
+        slider.press("ArrowRight")
+        expect(said).to_contain_text(re.compile("in 5 segments.*Measured"))
+        expect(points).to_have_count(before + 1)
