@@ -123,6 +123,7 @@ def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, tmp_path):
         slider = page.get_by_label("Segments k")
         run(editors.nth(0), slider)
         said = page.locator(".jp-OutputArea [aria-live]").first
+        expect.set_options(timeout=40_000)  # steps run in between
         expect(said).to_contain_text(re.compile("in 4 segments.*Measured"))
         points = page.locator(".jp-OutputArea .mb-measured")
         before = points.count()
