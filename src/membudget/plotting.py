@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from membudget.checkpointing import Run
+    from membudget.checkpointing import Moment, Run
     from membudget.measuring import MemoryMonitor
 
 _PALETTE = Path(__file__).parent / "widgets" / "palette.css"
@@ -165,8 +165,9 @@ def _in_notebook() -> bool:
 def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     """Draw what the tape machine counted, action by action.
 
-    Stacked steps from below: checkpoints, tapes, the value at work, the
-    gradient on its way back (with what gradients stay), workspace. A band
+    Stacked steps from below: checkpoints, tapes, recomputed tapes, the value
+    at work, the gradient on its way back (with what gradients stay),
+    workspace. A band
     behind them says where stages run again, and a dot marks the peak.
 
     Args:
@@ -178,6 +179,7 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     looks = {
         "kept": ("checkpoints", colour["activations"], "////"),
         "tapes": ("tapes", colour["activations"], ""),
+        "recomputed": ("recomputed tapes", colour["recomputation"], ""),
         "value": ("value at work", colour["inputs"], ""),
         "gradients": ("gradient on its way back", colour["gradients"], ""),
         "workspace": ("workspace", colour["temporaries"], ""),
@@ -185,7 +187,7 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     count = len(run.moments)
     floor = [0.0] * count
     for part, (label, face, hatch) in looks.items():
-        sizes = [moment.part(part) / unit for moment in run.moments]
+        sizes = [_shown(moment, part) / unit for moment in run.moments]
         top = [low + size for low, size in zip(floor, sizes, strict=True)]
         if any(sizes):
             axes.fill_between(
@@ -204,8 +206,16 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     for extra, group in groupby(run.moments, lambda moment: moment.extra):
         start, end = end, end + len(list(group))
         if extra:
-            look = {"color": colour["recomputation"], "alpha": 0.25, "lw": 0}
+            look = {"color": colour["recomputation"], "alpha": 0.2, "lw": 0}
             axes.axvspan(start, end, zorder=0, label=label, **look)
             label = ""
     axes.plot(run.peak_moment + 0.5, run.peak / unit, "ko", markersize=4)
     axes.set(xlabel="action", xlim=(0, count), ylim=(0, None))
+
+
+def _shown(moment: "Moment", part: str) -> int:
+    """Bytes of a part; recomputed tapes are one of their own."""
+    if part == "recomputed":
+        return moment.recomputed
+    again = moment.recomputed if part == "tapes" else 0
+    return moment.part(part) - again

@@ -541,3 +541,20 @@ def test_time_is_linear_in_the_runs(length):
         assert run.time == run.extra_time + sum(
             stage.time + stage.backward_time for stage in chain
         )
+
+
+def test_recomputed_tapes_are_told_apart():
+    """The last stage keeps its tape; the others' are recomputed."""
+    run = simulate(3, [[0, 1], 2])
+    assert [(str(m.action), m.recomputed) for m in run.moments[2:]] == [
+        ("record 2", 0),
+        ("backward 2", 0),
+        ("record 0", 1),
+        ("record 1", 2),
+        ("backward 1", 2),
+        ("backward 0", 1),
+    ]
+    plain = simulate(3, [0, 1, 2])
+    assert not any(moment.recomputed for moment in plain.moments)
+    for moment in simulate(16, [[0, 1, 2, 3], *range(4, 16)]).moments:
+        assert 0 <= moment.recomputed <= moment.part("tapes")

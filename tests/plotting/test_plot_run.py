@@ -69,3 +69,9 @@ def test_gradients_that_stay_are_drawn(axes):
     run = simulate(chain, no_segments(2))
     plot_run(axes, run)
     assert max(heights(axes).values()) == run.peak == 8
+
+
+def test_recomputed_tapes_have_their_own_colour(axes):
+    plot_run(axes, simulate(9, equal_segments(9, 3)))
+    labels = axes.get_legend_handles_labels()[1]
+    assert "recomputed tapes" in labels and "tapes" not in labels

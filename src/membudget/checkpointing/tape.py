@@ -112,12 +112,14 @@ class Moment(NamedTuple):
         parts: bytes of each of :data:`PARTS`, in this order.
         extra: whether it runs a stage again.
         after: bytes alive when it is over.
+        recomputed: of the bytes of the tapes, those that were recomputed.
     """
 
     action: Action
     parts: tuple[int, ...]
     extra: bool
     after: int
+    recomputed: int
 
     @property
     def live(self) -> int:
@@ -239,9 +241,11 @@ class _Machine:
                 raise ImpossibleAction(index, action, why)
             extra = kind in ("forward", "record") and self.runs[stage] > 0
             last = extra and _next_run(actions, index) == "backward"
+            tapes, kept = set(self.tapes), set(self.kept)
             parts = getattr(self, f"_{kind}")(stage, last)
+            again = self._recomputed(tapes | self.tapes, kept | self.kept)
             after = sum(self._alive())
-            moments.append(Moment(action, parts, extra, after))
+            moments.append(Moment(action, parts, extra, after, again))
         if self.next >= 0:
             raise ImpossibleAction(
                 len(actions),
@@ -254,9 +258,9 @@ class _Machine:
 
     # What is alive
 
-    def _held(self) -> Iterator[int]:
+    def _held(self, tapes: set[int] | None = None) -> Iterator[int]:
         """The boundaries that tapes hold."""
-        for index in self.tapes:
+        for index in self.tapes if tapes is None else tapes:
             if self.chain[index].holds_input:
                 yield self.root[index]
             if self.chain[index].holds_output:
@@ -283,6 +287,13 @@ class _Machine:
             self.left + gradient,
             0,
         ]
+
+    def _recomputed(self, tapes: set[int], kept: set[int]) -> int:
+        """Bytes that only tapes of stages that ran again hold."""
+        again = {index for index in tapes if self.runs[index] > 1}
+        others = {self.root[i] for i in kept} | set(self._held(tapes - again))
+        inner = sum(self.chain[i].inner for i in again)
+        return self._size(set(self._held(again)) - others) + inner
 
     def _there(self, boundary: int) -> bool:
         """Whether a boundary can be read."""
