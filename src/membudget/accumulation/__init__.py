@@ -14,11 +14,8 @@ from membudget.accumulation.partition import (
 )
 from membudget.accumulation.plan import (
     Footprint,
-    PeakLine,
     Plan,
     footprint,
-    peak_at,
-    peak_lines,
     states,
 )
 from membudget.accumulation.strategies import (
@@ -27,6 +24,7 @@ from membudget.accumulation.strategies import (
     new_sum,
     sum_gradients,
 )
+from membudget.ledger import PeakLine, peak_at, peak_lines
 
 __all__ = [
     "IGNORE",

@@ -1,8 +1,7 @@
 """What a window costs: peak bytes, weights, steps per epoch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,88 +11,8 @@ from membudget.accumulation.partition import (
     partition,
     sample_weights,
 )
+from membudget.ledger import PeakLine, peak_at, peak_lines
 from membudget.measuring import PeakTracker
-
-
-class PeakLine(NamedTuple):
-    """Bytes alive at one moment of a step: ``constant + slope * size``."""
-
-    constant: int
-    slope: int
-
-
-def peak_lines(
-    sizes: Sequence[int], timelines: Sequence[Sequence[int]]
-) -> list[PeakLine]:
-    """The lines whose maximum is the peak at every micro-batch size.
-
-    At each moment of a step the live bytes are a constant (parameters,
-    gradients, optimizer states) plus a multiple of the micro-batch size
-    (activations). Two timelines give both for every moment, and a third
-    shows that it is so; the peak is the maximum over the moments, so it is
-    convex and piecewise affine in the size. Moments that are never the
-    maximum are left out.
-
-    Args:
-        sizes: two or more different micro-batch sizes.
-        timelines: bytes alive after each operator
-            (:attr:`membudget.measuring.PeakTracker.timeline`) at each size.
-
-    Raises:
-        ValueError: fewer than two sizes, operators that differ between the
-            sizes, or bytes that are not affine in the size.
-    """
-    if not 2 <= len(sizes) == len(timelines) == len(set(sizes)):
-        raise ValueError(
-            "give two or more different sizes and a timeline for each"
-        )
-    first, *others = timelines
-    for size, other in zip(sizes[1:], others, strict=True):
-        if len(other) != len(first):
-            raise ValueError(
-                f"{len(first)} operators ran at size {sizes[0]} and "
-                f"{len(other)} at size {size}: use sizes at which the step "
-                "runs alike"
-            )
-    lines = set()
-    for moment in zip(*timelines, strict=True):
-        slope = (moment[1] - moment[0]) // (sizes[1] - sizes[0])
-        line = PeakLine(moment[0] - slope * sizes[0], slope)
-        if any(
-            line.constant + slope * size != live
-            for size, live in zip(sizes, moment, strict=True)
-        ):
-            raise ValueError(
-                f"the bytes at sizes {', '.join(map(str, sizes))} are not a "
-                "constant plus a multiple of the size: measure each size "
-                "with a PeakTracker instead"
-            )
-        lines.add(line)
-    return _envelope(lines)
-
-
-def _envelope(lines: Iterable[PeakLine]) -> list[PeakLine]:
-    """Lines that are the maximum at some size >= 1, by rising slope."""
-    kept: list[tuple[PeakLine, float]] = []  # each with where it begins
-    for line in sorted(lines, key=lambda line: (line.slope, line.constant)):
-        begin = 1.0
-        while kept:
-            last, last_begin = kept[-1]
-            if line.slope == last.slope:
-                begin = last_begin
-            else:
-                crossing = last.constant - line.constant
-                begin = max(1.0, crossing / (line.slope - last.slope))
-            if begin > last_begin:
-                break
-            kept.pop()
-        kept.append((line, begin))
-    return [line for line, _ in kept]
-
-
-def peak_at(lines: Iterable[PeakLine], size: int) -> int:
-    """Peak bytes at a micro-batch size: the maximum of the lines."""
-    return max(constant + slope * size for constant, slope in lines)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def dry_run(
     optimizer: torch.optim.Optimizer | None = None,
     micro_batch: int | None = None,
     device: torch.device | str | None = None,
+    on: torch.device | str | None = None,
 ) -> PeakTracker:
     """:func:`trace_step` without its memory: tensors without data.
 
@@ -106,18 +107,20 @@ def dry_run(
     operators as on the model's device and give the same bytes, though none
     is allocated. So a step that does not fit can be measured; the batch may
     be on ``meta`` and never have been anywhere else. Other operators than in
-    a real step may stand between those that allocate. Build a model that is
-    too large under ``FakeTensorMode`` rather than on ``meta``, where
-    attention is not fused.
+    a real step may stand between those that allocate. A model that is too
+    large is built on ``meta``; say then ``on`` which device it is meant to
+    be, because on ``meta`` itself attention is not fused.
 
     One difference is known: some losses (``F.mse_loss``, ``smooth_l1_loss``,
     ``binary_cross_entropy``) keep their scalar in a storage for one number
     per element, which the dry run does not see.
 
     Args:
-        as for :func:`trace_step`. Tensors that a module holds in a list or
-        another structure of its own are not converted; a step that uses them
-        is refused. Hooks on parameters are not copied.
+        on: the device that tensors on ``meta`` stand for.
+
+    The others are those of :func:`trace_step`. Tensors that a module holds
+    in a list or another structure of its own are not converted; a step that
+    uses them is refused. Hooks on parameters are not copied.
 
     Raises:
         ValueError: as :func:`trace_step`, or a step that needs the values of
@@ -128,8 +131,10 @@ def dry_run(
     device_of_model = next(
         (p.device for p in model.parameters()), torch.device("cpu")
     )
+    if on is not None and device_of_model.type == "meta":
+        device_of_model = torch.device(on)
     fake = FakeTensorMode()
-    memo = {id(t): _fake(fake, t) for t in _held(model, optimizer)}
+    memo = {id(t): _fake(fake, t, on) for t in _held(model, optimizer)}
     model, optimizer = copy.deepcopy((model, optimizer), memo)
     with fake:
         batch = tuple(_input(fake, t, device_of_model) for t in batch)
@@ -172,8 +177,20 @@ def _held(
     return [*model.parameters(), *model.buffers(), *others]
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+def _fake(
+    mode: FakeTensorMode,
+    tensor: torch.Tensor,
+    on: torch.device | str | None = None,
+) -> torch.Tensor:
     """The tensor without its data; a count keeps its value."""
+    if on is not None and tensor.device.type == "meta":
+        with mode:
+            made = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=on
+            )
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(made, tensor.requires_grad)
+            return made.requires_grad_(tensor.requires_grad)
     count = tensor.ndim == 0 and not isinstance(tensor, nn.Parameter)
     if count and tensor.device.type == "cpu":
         known = getattr(tensor, "constant", tensor)  # of a fake tensor

@@ -1,0 +1,77 @@
+"""The ledger: every byte predicted before it is measured.
+
+Three ways to the same account: :func:`predict` writes a network's operators
+down as rows and walks through them (what :class:`Transformer` and
+:class:`Chain` can express); the closed forms of
+:mod:`membudget.ledger.formulas` are what the rows add up to; and
+:func:`account` runs any model without data.
+"""
+
+from membudget.ledger.account import Account, account, largest_batch
+from membudget.ledger.formulas import (
+    activations,
+    block_activations,
+    head_activations,
+    korthikanti,
+    loss_peak,
+)
+from membudget.ledger.lines import PeakLine, peak_at, peak_lines
+from membudget.ledger.networks import (
+    FAMILIES,
+    GPT2,
+    LLAMA3_8B,
+    PRESETS,
+    Chain,
+    Transformer,
+)
+from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
+from membudget.ledger.predict import predict
+from membudget.ledger.recipes import (
+    OPTIMIZERS,
+    RECIPES,
+    Optimizer,
+    Recipe,
+    States,
+    bytes_per_parameter,
+    optimizer_bytes,
+    states,
+    update_workspace,
+)
+from membudget.ledger.walk import Moment, Prediction, walk
+
+__all__ = [
+    "FAMILIES",
+    "GPT2",
+    "LLAMA3_8B",
+    "OPTIMIZERS",
+    "PRESETS",
+    "RECIPES",
+    "Account",
+    "Chain",
+    "Moment",
+    "Optimizer",
+    "Paper",
+    "PaperTensor",
+    "PeakLine",
+    "Prediction",
+    "Recipe",
+    "Row",
+    "Segment",
+    "States",
+    "Transformer",
+    "account",
+    "activations",
+    "block_activations",
+    "bytes_per_parameter",
+    "head_activations",
+    "korthikanti",
+    "largest_batch",
+    "loss_peak",
+    "optimizer_bytes",
+    "peak_at",
+    "peak_lines",
+    "predict",
+    "states",
+    "update_workspace",
+    "walk",
+]

@@ -1,0 +1,175 @@
+"""The ledger of any model, from the model itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+from membudget.ledger.checks import whole
+from membudget.ledger.lines import peak_at, peak_lines
+from membudget.ledger.recipes import States
+from membudget.measuring import PeakTracker, dry_run, format_bytes
+
+Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one step of a model needs; nothing of it was allocated.
+
+    Attributes:
+        states: parameters and buffers, gradients, optimizer states.
+        activations: bytes that autograd and variables hold when the forward
+            pass is over.
+        by_module: the activations by the module that made them.
+        peak: the most bytes alive.
+        split: bytes at the peak by category.
+        moment: the operator, module and phase of the peak.
+        tracker: everything else.
+    """
+
+    states: States
+    activations: int
+    by_module: dict[str, int]
+    peak: int
+    split: dict[str, int]
+    moment: tuple[str, str, str]
+    tracker: PeakTracker
+
+
+def account(
+    model: nn.Module,
+    loss: Loss,
+    *batch: torch.Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+    micro_batch: int | None = None,
+    on: torch.device | str = "cpu",
+) -> Account:
+    """The ledger of a training step, by a dry run.
+
+    Args:
+        model: on any device; one on ``meta`` takes no memory.
+        loss: called as ``loss(model, *batch)``; the mean loss.
+        *batch: tensors, on ``meta`` too, with the samples along their first
+            dimension.
+        optimizer: of the model's parameters; its states are made in the dry
+            run.
+        micro_batch: samples that run at once.
+        on: the device that ``meta`` stands for.
+
+    Raises:
+        ValueError: a model that does not run without data, and what
+            :func:`membudget.measuring.dry_run` refuses.
+    """
+    try:
+        tracker = dry_run(
+            model,
+            loss,
+            *batch,
+            optimizer=optimizer,
+            micro_batch=micro_batch,
+            on=on,
+        )
+    except (NotImplementedError, UnsupportedOperatorException) as error:
+        raise ValueError(
+            f"{type(model).__name__} does not run without data: {error}. Use "
+            "operators that PyTorch knows on meta, or measure a real step "
+            "with membudget.measuring.trace_step"
+        ) from error
+    marks = [index for index, label in tracker.marks if label == "backward"]
+    forward = tracker.at(marks[0] - 1)
+    by_module: dict[str, int] = {}
+    for a in forward:
+        if a.category == "activations":
+            name = a.operator.module
+            by_module[name] = by_module.get(name, 0) + a.bytes
+    trained = [p for p in model.parameters() if p.requires_grad]
+    start = tracker.split(-1)
+    at = tracker.operators[tracker.peak_moment]
+    return Account(
+        states=States(
+            start["parameters"],
+            sum(p.nbytes for p in trained),
+            start["optimizer"],
+        ),
+        activations=sum(by_module.values()),
+        by_module=by_module,
+        peak=tracker.peak,
+        split=tracker.split(),
+        moment=(at.name, at.module, at.phase),
+        tracker=tracker,
+    )
+
+
+def largest_batch(
+    model: nn.Module,
+    loss: Loss,
+    *batch: torch.Tensor,
+    limit: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    on: torch.device | str = "cpu",
+) -> int:
+    """The most samples whose step stays within a memory limit.
+
+    Dry runs of 2, 4 and 7 samples give the peak as a maximum of straight
+    lines (:func:`peak_lines`), which is solved for the batch; dry runs of
+    the answer and of one sample more confirm it. Where the bytes are not
+    straight lines, dry runs halve the interval.
+
+    Args:
+        *batch: an example; its first dimension is replaced.
+        limit: bytes.
+        others: as for :func:`account`.
+
+    Raises:
+        ValueError: not even one sample fits, a limit that is not a positive
+            whole number, and what :func:`account` refuses.
+    """
+    whole(limit, "limit")
+    runs: dict[int, PeakTracker] = {}
+
+    def run(size: int) -> PeakTracker:
+        if size not in runs:
+            parts = [
+                torch.empty((size, *t.shape[1:]), dtype=t.dtype, device="meta")
+                for t in batch
+            ]
+            runs[size] = account(
+                model, loss, *parts, optimizer=optimizer, on=on
+            ).tracker
+        return runs[size]
+
+    if run(1).peak > limit:
+        raise ValueError(
+            f"a step with one sample needs {format_bytes(run(1).peak)}, more "
+            f"than the limit of {format_bytes(limit)}: use a smaller model "
+            "or sample, activation checkpointing, or an optimizer with "
+            "fewer states"
+        )
+    try:
+        sizes = (2, 4, 7)
+        lines = peak_lines(sizes, [run(n).timeline for n in sizes])
+        size = min(
+            ((limit - line.constant) // line.slope)
+            for line in lines
+            if line.slope > 0
+        )
+        size = max(size, 1)
+        fits = peak_at(lines, size) <= limit >= run(size).peak
+        if fits and run(size + 1).peak > limit:
+            return size
+    except ValueError:
+        pass
+    high = 2
+    while run(high).peak <= limit:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if run(middle).peak <= limit:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,497 @@
+"""Networks written on paper: transformers, MLPs, convolutional nets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+
+from membudget.ledger import operators as op
+from membudget.ledger.checks import one_of, whole
+from membudget.ledger.paper import Paper, PaperTensor
+from membudget.models import GPT, Llama
+
+FAMILIES = ("gpt", "llama")
+"""GPT-2's block and Llama's."""
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a language model.
+
+    Args:
+        vocabulary: tokens.
+        width: size of a token's vector, D.
+        depth: blocks.
+        heads: attention heads, which divide the width.
+        context: positions that are learned (``"gpt"``).
+        hidden: width of the MLP; 4·D by default.
+        kv_heads: heads of keys and values (``"llama"``); as many as heads by
+            default.
+        family: ``"gpt"`` (LayerNorm, learned positions, GELU, biases) or
+            ``"llama"`` (RMSNorm, rotary positions, gated SiLU, no biases).
+        tied: whether the head shares the token embedding's weight.
+        fused: whether attention is one operator.
+        dropout: whether there is dropout (``"gpt"``).
+
+    Raises:
+        ValueError: sizes that are not positive whole numbers, heads that do
+            not divide the width or cannot share the heads of keys and
+            values, an unknown family, or what a family has not.
+    """
+
+    vocabulary: int = 256
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    context: int = 128
+    hidden: int | None = None
+    kv_heads: int | None = None
+    family: str = "gpt"
+    tied: bool = False
+    fused: bool = True
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        one_of(self.family, FAMILIES, "family of transformers")
+        defaults = {"hidden": 4 * self.width, "kv_heads": self.heads}
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for name in (
+            "vocabulary",
+            "width",
+            "depth",
+            "heads",
+            "context",
+            "hidden",
+            "kv_heads",
+        ):
+            whole(getattr(self, name), name)
+        if self.width % self.heads:
+            raise ValueError(
+                f"width {self.width} is not a multiple of {self.heads} "
+                "heads: use a number of heads that divides it"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.heads} heads cannot share {self.kv_heads} heads of "
+                "keys and values: use a number that divides the heads"
+            )
+        if self.family == "llama" and self.width // self.heads % 2:
+            raise ValueError(
+                f"{self.width // self.heads} numbers for each head cannot be "
+                "paired for rotary positions: use an even number"
+            )
+        if self.family == "gpt" and (
+            self.kv_heads < self.heads or self.hidden != 4 * self.width
+        ):
+            raise ValueError(
+                "the family gpt has as many heads of keys as of queries and "
+                "an MLP of 4 × width: leave kv_heads and hidden out, or use "
+                "the family llama"
+            )
+        if self.family == "llama" and self.dropout:
+            raise ValueError("the family llama has no dropout: leave it out")
+
+    @property
+    def shared(self) -> int:
+        """Width of the keys, and of the values, of a token."""
+        return self.width // self.heads * self.kv_heads
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of a block: 12·D² + 13·D for GPT-2's."""
+        d, f = self.width, self.hidden
+        if self.family == "gpt":
+            return 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d
+        return 2 * d * d + 2 * d * self.shared + 3 * d * f + 2 * d
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model: V·D + blocks + norm (+ V·D, + T·D)."""
+        tables = self.vocabulary * self.width * (1 if self.tied else 2)
+        if self.family == "gpt":
+            tables += self.context * self.width + self.width
+        return tables + self.depth * self.block_parameters + self.width
+
+    def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
+        """The course's model of this shape; on ``meta`` it takes no memory."""
+        with torch.device(device):
+            if self.family == "gpt":
+                return GPT(
+                    self.vocabulary,
+                    self.context,
+                    self.width,
+                    self.depth,
+                    self.heads,
+                    self.fused,
+                    0.1 if self.dropout else 0.0,
+                    self.tied,
+                )
+            return Llama(
+                self.vocabulary,
+                self.width,
+                self.depth,
+                self.heads,
+                self.kv_heads,
+                self.hidden,
+                self.fused,
+                self.tied,
+            )
+
+    def write(
+        self,
+        batch: int,
+        tokens: int,
+        *,
+        itemsize: int = 4,
+        autocast: int | None = None,
+        checkpointed: bool = False,
+    ) -> Paper:
+        """The forward pass and the loss, on paper.
+
+        Args:
+            batch: sequences.
+            tokens: of each.
+            itemsize: bytes of a parameter.
+            autocast: bytes of a number in matrix products, where autocast
+                is on.
+            checkpointed: whether each block is checkpointed.
+
+        Raises:
+            ValueError: sizes that are not positive whole numbers, or more
+                tokens than learned positions.
+        """
+        whole(batch, "batch"), whole(tokens, "tokens")
+        if self.family == "gpt" and tokens > self.context:
+            raise ValueError(
+                f"{tokens} tokens are more than the {self.context} learned "
+                "positions: use fewer tokens or a larger context"
+            )
+        return _Written(
+            self, batch, tokens, itemsize, autocast, checkpointed
+        ).paper
+
+
+class _Written:
+    """A transformer's step on paper."""
+
+    def __init__(
+        self, shape, batch, tokens, itemsize, autocast, checkpointed
+    ) -> None:
+        self.shape, self.batch, self.tokens = shape, batch, tokens
+        self.itemsize = itemsize
+        self.paper = paper = Paper(autocast)
+        self.numbers = batch * tokens * shape.width
+        ids = paper.input(batch * tokens, 8)
+        targets = paper.input(batch * tokens, 8)
+        table = self.weight(shape.vocabulary * shape.width)
+        gpt = shape.family == "gpt"
+        if gpt:
+            x = self.gpt_start(table, ids)
+        else:
+            size = shape.width // shape.heads
+            self.turns = op.constant(paper, tokens * (size // 2), 8)
+            x = op.embedding(paper, table, ids, shape.width)
+        for index in range(shape.depth):
+            start = len(paper.rows)
+            with paper.inside(f"blocks.{index}"):
+                x = self.gpt_block(x) if gpt else self.llama_block(x)
+                if checkpointed:
+                    paper.checkpoint(start)
+        x = self.norm(x)
+        head = table if shape.tied else self.weight(table.elements)
+        with paper.inside("head"):
+            logits = op.linear(paper, x, head, shape.vocabulary)
+        op.cross_entropy(paper, logits, targets)
+
+    def weight(self, elements: int) -> PaperTensor:
+        return self.paper.parameter(elements, self.itemsize)
+
+    def norm(self, x: PaperTensor, *watches: PaperTensor) -> PaperTensor:
+        width = self.shape.width
+        if self.shape.family == "llama":
+            return op.rms_norm(self.paper, x, self.weight(width), watches)
+        return op.layer_norm(
+            self.paper, x, self.weight(width), self.weight(width)
+        )
+
+    def linear(self, x: PaperTensor, name: str, inputs: int, outputs: int):
+        bias = self.shape.family == "gpt"
+        weight = self.weight(inputs * outputs)
+        with self.paper.inside(name):
+            return op.linear(
+                self.paper,
+                x,
+                weight,
+                outputs,
+                self.weight(outputs) if bias else None,
+            )
+
+    def drop(self, x: PaperTensor) -> PaperTensor:
+        return op.dropout(self.paper, x) if self.shape.dropout else x
+
+    def attend(self, q, k, v) -> PaperTensor:
+        shape = self.shape
+        rows = self.batch * shape.heads * self.tokens
+        if shape.fused:
+            return op.fused_attention(self.paper, q, k, v, rows)
+        y = op.attention(
+            self.paper,
+            q,
+            k,
+            v,
+            scores=rows * self.tokens,
+            tokens=self.tokens,
+            times=shape.heads // shape.kv_heads,
+            drop=shape.dropout,
+        )
+        return op.contiguous(self.paper, y)
+
+    def gpt_start(self, table, ids) -> PaperTensor:
+        paper, width = self.paper, self.shape.width
+        places = op.constant(paper, self.tokens, 8)
+        positions = self.weight(self.shape.context * width)
+        with paper.inside("token"):
+            x = op.embedding(paper, table, ids, width)
+        with paper.inside("position"):
+            y = op.embedding(paper, positions, places, width)
+        return op.add(paper, x, y)
+
+    def gpt_block(self, x: PaperTensor) -> PaperTensor:
+        paper, d = self.paper, self.shape.width
+        qkv = self.linear(self.norm(x), "qkv", d, 3 * d)
+        q, k, v = op.split(paper, qkv, (self.numbers,) * 3)
+        y = self.linear(self.attend(q, k, v), "out", d, d)
+        x = op.add(paper, x, self.drop(y))
+        up = self.linear(self.norm(x), "up", d, 4 * d)
+        up = op.elementwise(paper, up, "gelu")
+        y = self.drop(self.linear(up, "down", 4 * d, d))
+        return op.add(paper, x, y, watches=(q, k, v))
+
+    def llama_block(self, x: PaperTensor) -> PaperTensor:
+        paper, shape, d = self.paper, self.shape, self.shape.width
+        fused = shape.fused
+        normed = self.norm(x)
+        q, k, v = (
+            self.linear(normed, name, d, outputs)
+            for name, outputs in (
+                ("query", d),
+                ("key", shape.shared),
+                ("value", shape.shared),
+            )
+        )
+        given = q, k
+        q, k = (
+            op.rotate(
+                paper, op.heads_of(paper, part), self.turns, fused, given
+            )
+            for part in given
+        )
+        if not fused:
+            v = op.heads_of(paper, v)
+        x = op.add(paper, x, self.linear(self.attend(q, k, v), "out", d, d))
+        normed = self.norm(x, normed)
+        gate = self.linear(normed, "gate", d, shape.hidden)
+        gate = op.elementwise(paper, gate, "silu")
+        up = op.multiply(
+            paper, gate, self.linear(normed, "up", d, shape.hidden)
+        )
+        y = self.linear(up, "down", shape.hidden, d)
+        return op.add(paper, x, y, watches=(q, k, v, normed))
+
+
+GPT2 = Transformer(50257, 768, 12, 12, 1024, tied=True)
+"""GPT-2's published shape, 124 439 808 parameters (Radford et al. 2019)."""
+
+LLAMA3_8B = Transformer(
+    128256, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
+)
+"""Llama 3's, 8 030 261 248 parameters (Grattafiori et al. 2024, arXiv
+2407.21783, table 3)."""
+
+PRESETS = {
+    "GPT-2 124M": GPT2,
+    "GPT-2 XL 1.5B": Transformer(50257, 1600, 48, 25, 1024, tied=True),
+    "Llama 3.2 1B": Transformer(
+        128256,
+        2048,
+        16,
+        32,
+        hidden=8192,
+        kv_heads=8,
+        family="llama",
+        tied=True,
+    ),
+    "Llama 2 7B": Transformer(
+        32000, 4096, 32, 32, hidden=11008, family="llama"
+    ),
+    "Mistral 7B": Transformer(
+        32000, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
+    ),
+    "Llama 3 8B": LLAMA3_8B,
+    "Llama 3 70B": Transformer(
+        128256, 8192, 80, 64, hidden=28672, kv_heads=8, family="llama"
+    ),
+}
+"""Well-known shapes."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A ``Sequential`` and the shape of one of its samples.
+
+    Its loss is the cross-entropy of its outputs, and its targets are whole
+    numbers of 8 bytes.
+
+    Args:
+        model: modules one after the other, nested or not; on any device.
+        sample: shape of one sample, without the batch.
+        segments: under a checkpoint, lists of the model's children by their
+            numbers; what is in none of them is not checkpointed.
+
+    Raises:
+        ValueError: a shape that is not of positive whole numbers, or
+            children that do not exist.
+    """
+
+    model: nn.Sequential
+    sample: tuple[int, ...]
+    segments: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for size in self.sample:
+            whole(size, "a size of the sample")
+        for number in (n for part in self.segments for n in part):
+            if not 0 <= number < len(self.model):
+                raise ValueError(
+                    f"there is no child {number}: the model has the "
+                    f"children 0 to {len(self.model) - 1}"
+                )
+
+    def write(
+        self,
+        batch: int,
+        *,
+        itemsize: int = 4,
+        autocast: int | None = None,
+        checkpointed: bool = False,
+    ) -> Paper:
+        """The forward pass and the loss, on paper.
+
+        Raises:
+            ValueError: a batch that is not a positive whole number, or a
+                module that has no rule.
+        """
+        whole(batch, "batch")
+        paper = Paper(autocast)
+        x = paper.input(batch * prod(self.sample), itemsize)
+        targets = paper.input(batch, 8)
+        shape = self.sample
+        starts = {part[0]: part for part in self.segments if checkpointed}
+        ends = {part[-1]: part[0] for part in starts.values()}
+        for number, child in enumerate(self.model):
+            if number in starts:
+                row = len(paper.rows)
+            with paper.inside(str(number)):
+                x, shape = _module(paper, child, x, batch, shape, itemsize)
+            if number in ends:
+                paper.checkpoint(row)
+        op.cross_entropy(paper, x, targets)
+        return paper
+
+
+def _module(
+    paper: Paper,
+    module: nn.Module,
+    x: PaperTensor,
+    batch: int,
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> tuple[PaperTensor, tuple[int, ...]]:
+    """Write a module; its output and the shape of a sample of it."""
+    if isinstance(module, nn.Sequential):
+        for number, child in enumerate(module):
+            with paper.inside(str(number)):
+                x, shape = _module(paper, child, x, batch, shape, itemsize)
+        return x, shape
+    for kind, write in _RULES.items():
+        if type(module) is kind:
+            weights = [
+                paper.parameter(p.numel(), itemsize)
+                for p in module.parameters()
+            ]
+            return write(paper, module, x, batch, shape, weights)
+    raise ValueError(
+        f"there is no rule for {type(module).__name__}: use "
+        f"{', '.join(kind.__name__ for kind in _RULES)}, or measure the "
+        "model with membudget.ledger.account"
+    )
+
+
+def _linear(paper, module, x, batch, shape, weights):
+    weight, *bias = weights
+    y = op.linear(paper, x, weight, module.out_features, *bias)
+    return y, (*shape[:-1], module.out_features)
+
+
+def _convolution(paper, module, x, batch, shape, weights):
+    with torch.device("meta"):
+        bare = nn.Conv2d(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.groups,
+        )
+        shape = tuple(bare(torch.empty(shape)).shape)
+    weight, *bias = weights
+    elements = batch * prod(shape)
+    return op.convolution(paper, x, weight, elements, *bias), shape
+
+
+def _max_pool(paper, module, x, batch, shape, weights):
+    shape = tuple(module(torch.empty(shape, device="meta")).shape)
+    return op.max_pool(paper, x, batch * prod(shape)), shape
+
+
+def _average(paper, module, x, batch, shape, weights):
+    if module.output_size not in (1, (1, 1)):
+        raise ValueError(
+            f"there is no rule for an average of {module.output_size}: use "
+            "AdaptiveAvgPool2d(1)"
+        )
+    return op.mean(paper, x, batch * shape[0]), (shape[0], 1, 1)
+
+
+def _plain(write: Callable) -> Callable:
+    """A rule for a module that keeps the shape."""
+
+    def rule(paper, module, x, batch, shape, weights):
+        if getattr(module, "inplace", False):
+            raise ValueError(
+                f"{type(module).__name__} works in place, for which there is "
+                "no rule: use inplace=False"
+            )
+        return write(paper, x, *weights), shape
+
+    return rule
+
+
+_RULES: dict[type[nn.Module], Callable] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.BatchNorm2d: _plain(op.batch_norm),
+    nn.MaxPool2d: _max_pool,
+    nn.AdaptiveAvgPool2d: _average,
+    nn.Flatten: lambda p, m, x, b, shape, w: (x, (prod(shape),)),
+    nn.ReLU: _plain(op.relu),
+    nn.GELU: _plain(lambda paper, x: op.elementwise(paper, x, "gelu")),
+    nn.SiLU: _plain(lambda paper, x: op.elementwise(paper, x, "silu")),
+    nn.LayerNorm: _plain(op.layer_norm),
+    nn.Dropout: _plain(op.dropout),
+}

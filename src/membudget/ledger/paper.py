@@ -1,0 +1,184 @@
+"""Autograd on paper: a training step as rows of a ledger, without tensors.
+
+Every operator is a :class:`Row`: what it reads, what it makes, what it saves
+for the backward pass, and what its backward pass allocates and frees, in the
+order in which PyTorch does it. :mod:`membudget.ledger.operators` writes the
+rows, :func:`membudget.ledger.walk` goes through them forward and backward and
+adds up.
+"""
+
+from dataclasses import dataclass, field
+
+from membudget.ledger.checks import whole
+
+
+@dataclass(eq=False, slots=True)
+class PaperTensor:
+    """A tensor of which only the size is known.
+
+    Attributes:
+        elements: its numbers.
+        itemsize: bytes of one.
+        trained: whether a gradient flows to it.
+        kind: ``"parameter"``, ``"input"`` (both are there before the step)
+            or ``""`` for what the step makes.
+        base: the tensor whose memory a view shows.
+    """
+
+    elements: int
+    itemsize: int = 4
+    trained: bool = True
+    kind: str = ""
+    base: "PaperTensor | None" = None
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.elements * self.itemsize
+
+    @property
+    def storage(self) -> "PaperTensor":
+        """The tensor that owns the memory: itself, or a view's base."""
+        return self if self.base is None else self.base
+
+
+Step = tuple[str, int]
+"""Of a backward pass: allocate bytes under a name; 0 bytes frees the name."""
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One operator.
+
+    Attributes:
+        name: module and operator, for people (``"blocks.0.up linear"``).
+        operator: the operator (``"linear"``).
+        reads: the tensors that it reads; ``watches`` are those that merely
+            live as long, because a variable of Python's holds them.
+        makes: the tensors that it returns. A view takes no bytes.
+        saves: what its backward pass needs of these.
+        extra: bytes of further tensors it saves: statistics, masks.
+        needs: whether its backward pass asks for saved tensors at all, those
+            that cost nothing (parameters) included: a recomputation runs up
+            to the last row that needs something.
+        after: whether what it saves is there only after it ran.
+        steps: what its backward pass allocates and frees, in order, besides
+            the arriving gradient.
+        gives: for each read tensor, in order, the step whose bytes become
+            its gradient; ``"g"`` hands the arriving gradient on.
+    """
+
+    name: str
+    operator: str
+    reads: tuple[PaperTensor, ...]
+    makes: tuple[PaperTensor, ...]
+    saves: tuple[PaperTensor, ...] = ()
+    extra: int = 0
+    needs: bool = True
+    after: bool = False
+    steps: tuple[Step, ...] = ()
+    gives: tuple[tuple[PaperTensor, str], ...] = ()
+    watches: tuple[PaperTensor, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """Rows that run under a checkpoint.
+
+    It keeps what it reads and did not make. Its rows run again in the
+    backward pass.
+    """
+
+    rows: list[Row]
+
+    @property
+    def makes(self) -> tuple[PaperTensor, ...]:
+        """What its last row makes."""
+        return self.rows[-1].makes
+
+
+@dataclass
+class Paper:
+    """A sheet on which a step is written down, row by row.
+
+    Args:
+        autocast: bytes of a number in matrix products where they are not
+            those of the model: 2 for bf16 or fp16 under autocast.
+
+    Attributes:
+        rows: what was written.
+        inputs: tensors that are there before the step.
+        parameters: the trained weights, in order of use.
+        pinned: what stays until the forward pass is over: the copies of
+            parameters that autocast keeps.
+    """
+
+    autocast: int | None = None
+    rows: list[Row | Segment] = field(default_factory=list)
+    inputs: list[PaperTensor] = field(default_factory=list)
+    parameters: list[PaperTensor] = field(default_factory=list)
+    pinned: list[PaperTensor] = field(default_factory=list)
+    _module: list[str] = field(default_factory=list)
+    _casts: dict[int, PaperTensor] = field(default_factory=dict)
+
+    def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
+        """A tensor of the batch: there before the step, not trained.
+
+        Raises:
+            ValueError: sizes that are not positive whole numbers.
+        """
+        tensor = PaperTensor(
+            whole(elements, "elements"),
+            whole(itemsize, "itemsize"),
+            False,
+            "input",
+        )
+        self.inputs.append(tensor)
+        return tensor
+
+    def parameter(self, elements: int, itemsize: int = 4) -> PaperTensor:
+        """A trained weight.
+
+        Raises:
+            ValueError: sizes that are not positive whole numbers.
+        """
+        tensor = PaperTensor(
+            whole(elements, "elements"),
+            whole(itemsize, "itemsize"),
+            True,
+            "parameter",
+        )
+        self.parameters.append(tensor)
+        return tensor
+
+    def inside(self, name: str) -> "_Inside":
+        """``with paper.inside("blocks.0"):`` names the rows written there."""
+        return _Inside(self, name)
+
+    def write(
+        self,
+        operator: str,
+        reads: tuple[PaperTensor, ...],
+        makes: tuple[PaperTensor, ...],
+        **rest,
+    ) -> Row:
+        """Write a row; the arguments are those of :class:`Row`."""
+        name = " ".join([".".join(self._module), operator]).strip()
+        row = Row(name, operator, reads, makes, **rest)
+        self.rows.append(row)
+        return row
+
+    def checkpoint(self, start: int) -> None:
+        """Put the rows from number ``start`` on under one checkpoint."""
+        self.rows[start:] = [Segment(self.rows[start:])]
+
+
+class _Inside:
+    def __init__(self, paper: Paper, name: str) -> None:
+        self.paper, self.name = paper, name
+
+    def __enter__(self) -> None:
+        self.paper._module.append(self.name)
+
+    def __exit__(self, *error: object) -> None:
+        self.paper._module.pop()

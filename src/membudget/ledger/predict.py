@@ -1,0 +1,86 @@
+"""The peak of a whole step, from the rows alone."""
+
+from membudget.ledger import operators as op
+from membudget.ledger.checks import one_of, whole
+from membudget.ledger.networks import Chain, Transformer
+from membudget.ledger.recipes import (
+    OPTIMIZERS,
+    RECIPES,
+    optimizer_bytes,
+    update_workspace,
+)
+from membudget.ledger.walk import Prediction, walk
+
+
+def predict(
+    network: Transformer | Chain,
+    batch: int,
+    *sizes: int,
+    recipe: str = "fp32",
+    optimizer: str | None = "adam",
+    micro_batch: int | None = None,
+    checkpointed: bool = False,
+    foreach: bool = False,
+    buffers: int = 0,
+) -> Prediction:
+    """Predict a training step: nothing runs, nothing is allocated.
+
+    It is the step of :func:`membudget.measuring.trace_step`: the optimizer's
+    states exist, gradients do not (but where a recipe sums them in fp32),
+    the batch is alive throughout, every micro-batch goes forward and
+    backward, then the optimizer steps.
+
+    Args:
+        network: what is trained.
+        batch: samples, or sequences.
+        *sizes: for a transformer, the tokens of a sequence.
+        recipe: one of :data:`RECIPES`.
+        optimizer: one of :data:`OPTIMIZERS`; None for a step without.
+        micro_batch: samples that run at once; the last may be fewer. Of the
+            full ones the first two are walked through.
+        checkpointed: whether each block of a transformer, or each of the
+            chain's segments, is checkpointed.
+        foreach: whether the optimizer works on all parameters at once, which
+            is PyTorch's way on a GPU.
+        buffers: bytes of buffers, counted as parameters.
+
+    Raises:
+        ValueError: an unknown recipe or optimizer, or a size that is not a
+            positive whole number.
+    """
+    chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
+    if optimizer is not None:
+        one_of(optimizer, OPTIMIZERS, "optimizer")
+    whole(batch, "batch")
+    size = batch
+    if micro_batch is not None:
+        size = min(batch, whole(micro_batch, "micro_batch"))
+    full, rest = divmod(batch, size)
+    # every full micro-batch but the first is like the second
+    papers = []
+    for samples in [size] * min(full, 2) + [rest] * bool(rest):
+        paper = network.write(
+            samples,
+            *sizes,
+            itemsize=chosen.parameters,
+            autocast=chosen.autocast,
+            checkpointed=checkpointed,
+        )
+        if size < batch:  # its share of the batch
+            op.scale(paper, paper.rows[-1].makes[0])
+        papers.append(paper)
+    sample = sum(t.bytes for t in papers[0].inputs) // min(size, batch)
+    weights = [w.elements for w in papers[0].parameters]
+    late = chosen.gradients > chosen.parameters
+    workspace, kept = [], 0
+    if optimizer is not None:
+        kept = optimizer_bytes(weights, recipe, optimizer)
+        workspace = update_workspace(weights, recipe, optimizer, foreach)
+    return walk(
+        papers,
+        states=kept,
+        inputs=sample * batch,
+        gradients=chosen.gradients * sum(weights) if late else 0,
+        buffers=buffers,
+        workspace=workspace,
+    )

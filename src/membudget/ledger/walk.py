@@ -1,0 +1,386 @@
+"""The walk through the rows: forward, backward, the optimizer's step."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
+from membudget.measuring import CATEGORIES
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is alive while one row is at work, at its worst.
+
+    Attributes:
+        row: the row's name.
+        phase: one of :data:`membudget.measuring.PHASES`.
+        bytes: bytes of each of the tracker's categories, in their order.
+    """
+
+    row: str
+    phase: str
+    bytes: tuple[int, ...]
+
+    @property
+    def live(self) -> int:
+        """All bytes."""
+        return sum(self.bytes)
+
+    @property
+    def split(self) -> dict[str, int]:
+        """Bytes by category, as ``PeakTracker.split`` returns them."""
+        return dict(zip(CATEGORIES, self.bytes, strict=True))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step needs, by the ledger.
+
+    Attributes:
+        moments: one for each row at work, in order.
+        start: bytes that are there before the step.
+        saved: bytes of activations when the forward pass is over, the loss
+            included; of the first micro-batch where there are several.
+    """
+
+    moments: tuple[Moment, ...]
+    start: int
+    saved: int
+
+    @property
+    def at_peak(self) -> Moment:
+        """The first moment with the most bytes."""
+        return max(self.moments, key=lambda moment: moment.live)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive."""
+        return self.at_peak.live
+
+    def peak_in(self, phase: str) -> int:
+        """The most bytes alive in a phase; 0 where it does not occur."""
+        return max(
+            (m.live for m in self.moments if m.phase == phase), default=0
+        )
+
+
+def walk(
+    papers: Sequence[Paper],
+    *,
+    states: int = 0,
+    inputs: int = 0,
+    gradients: int = 0,
+    buffers: int = 0,
+    workspace: Sequence[int] = (),
+) -> Prediction:
+    """Go through a step: every micro-batch forward and backward, then update.
+
+    Args:
+        papers: what the micro-batches run, one after the other, all with the
+            same parameters in the same order. The last row makes the loss.
+        states: bytes of the optimizer's states.
+        inputs: bytes of the whole batch.
+        gradients: bytes of gradients that are there before the step and that
+            the new ones are added to; 0 where the step makes them.
+        buffers: bytes of buffers; counted as parameters.
+        workspace: bytes that the optimizer's step allocates, at each of its
+            moments.
+
+    Raises:
+        ValueError: no papers.
+    """
+    if not papers:
+        raise ValueError("there is nothing to walk through: give a paper")
+    machine = _Walk()
+    weights = papers[0].parameters
+    machine.live.update(
+        parameters=buffers + sum(w.bytes for w in weights),
+        optimizer=states,
+        inputs=inputs,
+        gradients=gradients,
+    )
+    machine.begun = set(range(len(weights))) if gradients else set()
+    start = sum(machine.live.values())
+    for paper in papers:
+        machine.micro_batch(paper)
+    for size in workspace:
+        held = machine.make(size, "temporaries")
+        machine.moment("update", "optimizer")
+        machine.release(held)
+    return Prediction(tuple(machine.moments), start, machine.saved)
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """Memory, and how many hold it."""
+
+    bytes: int
+    category: str
+    holders: int = 1
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.live = dict.fromkeys(CATEGORIES, 0)
+        self.moments: list[Moment] = []
+        self.saved = -1
+        self.begun: set[int] = set()  # parameters with a gradient
+        self.worst, self.parts = -1, ()  # since the last moment
+
+    # The account
+
+    def make(self, size: int, category: str) -> _Held:
+        self.live[category] += size
+        total = sum(self.live.values())
+        if total > self.worst:
+            self.worst, self.parts = total, tuple(self.live.values())
+        return _Held(size, category)
+
+    def release(self, held: _Held | None) -> None:
+        if held is not None:
+            held.holders -= 1
+            if not held.holders:
+                self.live[held.category] -= held.bytes
+
+    def moment(self, name: str, phase: str) -> None:
+        """Note the worst since the last moment."""
+        if self.worst < 0:
+            self.parts = tuple(self.live.values())
+        self.moments.append(Moment(name, phase, self.parts))
+        self.worst = -1
+
+    # One micro-batch
+
+    def micro_batch(self, paper: Paper) -> None:
+        loss = paper.rows[-1].makes[0]
+        self.weights = {id(w): i for i, w in enumerate(paper.parameters)}
+        self.pinned = {id(t) for t in paper.pinned}
+        # gradients that are yet to arrive at each tensor
+        self.due = Counter(
+            id(tensor) for row in _flat(paper.rows) for tensor, _ in row.gives
+        )
+        # what was made; a segment's recomputation has a scope of its own
+        self.scopes: list[dict[int, _Held]] = [{}]
+        self.extras: dict[int, _Held] = {}
+        self.pending: dict[int, _Held] = {}
+        for held in self._forward(paper.rows, "forward", keep=loss):
+            self.release(held)
+        if self.saved < 0:
+            self.saved = self.live["activations"]
+        seed = self.make(loss.bytes, "activations")
+        self.moment("loss gradient", "backward")
+        self.pending[id(loss)] = _Held(0, "temporaries")
+        self._backward(paper.rows)
+        self.release(seed)
+        self.release(self.scopes[0][id(loss)])
+
+    def _find(self, tensor: PaperTensor) -> _Held | None:
+        """Its memory; None for what is there before the step."""
+        key = id(tensor.storage)
+        for scope in reversed(self.scopes):
+            if key in scope:
+                return scope[key]
+        return None
+
+    def _forward(
+        self,
+        rows: Sequence[Row | Segment],
+        phase: str,
+        *,
+        tape: bool = True,
+        keep: PaperTensor | None = None,
+        saved: frozenset[int] = frozenset(),
+    ) -> list[_Held]:
+        """Run rows; what they save stays where there is a tape.
+
+        A variable holds what a row makes until the last row that uses it is
+        over, or until ``keep``, what is returned, is all that is left. A
+        recomputation ends early: before the last row that saves something,
+        or after it if it saves what it makes.
+
+        Args:
+            saved: storages that rows outside save.
+
+        Returns:
+            What autocast holds until it ends.
+        """
+        scope = self.scopes[-1]
+        last = {
+            id(t.storage): i for i, row in enumerate(rows) for t in _uses(row)
+        }
+        if tape:
+            saved |= {id(t.storage) for row in rows for t in _saves(row)}
+            saved |= {id(keep)}
+        end = len(rows)
+        if phase == "recomputation":
+            end = max(i for i, row in enumerate(rows) if row.needs)
+        late: list[_Held] = []
+        variables: dict[int, _Held] = {}
+        for index, row in enumerate(rows):
+            if index == end and not row.after:
+                self._save(row)
+                break
+            if isinstance(row, Segment):
+                output = row.makes[-1]
+                self.scopes.append({})
+                late += self._forward(
+                    row.rows, phase, tape=False, keep=output, saved=saved
+                )
+                scope[id(output)] = self.scopes.pop()[id(output)]
+                variables[id(output)] = scope[id(output)]
+            else:
+                variables |= self._run(row, phase, tape, saved)
+            if tape:
+                self._save(row)
+            for key in [k for k in variables if last.get(k, index) <= index]:
+                if keep is None or key != id(keep):
+                    held = variables.pop(key)
+                    if key in self.pinned:
+                        late.append(held)
+                    else:
+                        self.release(held)
+            if index == end:
+                break
+        variables.pop(id(keep), None)
+        for held in variables.values():
+            self.release(held)
+        return late
+
+    def _run(
+        self, row: Row, phase: str, tape: bool, saved: frozenset[int]
+    ) -> dict[int, _Held]:
+        """Run one row; what it makes."""
+        made = {}
+        if row.extra:
+            extra = self.make(
+                row.extra, "activations" if tape else "temporaries"
+            )
+        for t in row.makes:
+            if t.base is None:
+                made[id(t)] = self.make(
+                    t.bytes,
+                    "activations" if id(t) in saved else "temporaries",
+                )
+        self.scopes[-1] |= made
+        self.moment(row.name, phase)
+        if row.extra and tape:
+            self.extras[id(row)] = extra
+        elif row.extra:
+            self.release(extra)
+        return made
+
+    def _save(self, row: Row | Segment) -> None:
+        for t in _saves(row):
+            held = self._find(t)
+            if held is not None:
+                held.holders += 1
+
+    def _backward(self, rows: Sequence[Row | Segment]) -> None:
+        for row in reversed(rows):
+            if isinstance(row, Segment):
+                self._segment(row)
+            else:
+                self._row(row)
+
+    def _segment(self, segment: Segment) -> None:
+        needed = [row for row in segment.rows if row.needs]
+        self.scopes.append({})
+        for row in reversed(segment.rows):
+            if row is needed[-1]:  # the first that asks for what was saved
+                for held in self._forward(segment.rows, "recomputation"):
+                    self.release(held)
+            self._row(row, _saves(segment) if row is needed[0] else ())
+        self.scopes.pop()
+
+    def _row(self, row: Row, also: tuple[PaperTensor, ...] = ()) -> None:
+        """The backward pass of a row; afterwards ``also`` is let go."""
+        arriving = [self.pending.pop(id(t), None) for t in row.makes]
+        arriving = [held for held in arriving if held is not None]
+        if not arriving:
+            return
+        names: dict[str, _Held | None] = {}
+        gives = {name: tensor for tensor, name in row.gives}
+        saved = row.saves
+        for name, size in row.steps:
+            if size:
+                names[name] = self.make(size, self._category(gives.get(name)))
+            elif name == "g":
+                for held in arriving:
+                    self.release(held)
+                arriving = []
+            elif name != "saved":
+                self.release(names.pop(name))
+            elif len(self.scopes) > 1:  # unpacked, used, and let go
+                for t in saved:
+                    self.release(self._find(t))
+                saved = ()
+        self.moment(row.name, "backward")
+        for t in (*saved, *also):
+            self.release(self._find(t))
+        if row.extra:
+            self.release(self.extras.pop(id(row)))
+        for _, name in row.gives:
+            if name == "g":
+                arriving[0].holders += 1
+        for held in arriving:
+            self.release(held)
+        given = dict(names, g=arriving[0] if arriving else None)
+        for tensor, name in row.gives:
+            self._give(tensor, given[name], row.name)
+            names.pop(name, None)
+        for held in names.values():
+            self.release(held)
+
+    def _category(self, tensor: PaperTensor | None) -> str:
+        """What a gradient of this tensor is, once it is there."""
+        key = id(tensor)
+        number = None if tensor is None else self.weights.get(key)
+        if number is None or number in self.begun or self.due[key] > 1:
+            return "temporaries"
+        return "temporaries" if key in self.pending else "gradients"
+
+    def _give(self, tensor: PaperTensor, held: _Held, name: str) -> None:
+        """A gradient arrives at a tensor; the second is added to the first."""
+        key = id(tensor)
+        before = self.pending.get(key)
+        self.due[key] -= 1
+        if before is not None:
+            del self.pending[key]
+            self.due[key] += 1  # the sum is yet to arrive
+            both = self.make(tensor.bytes, self._category(tensor))
+            self.due[key] -= 1
+            self.moment(name + " (sum of gradients)", "backward")
+            self.release(before)
+            self.release(held)
+            held = both
+        self.pending[key] = held
+        number = self.weights.get(key)
+        if number is not None and not self.due[key]:
+            del self.pending[key]
+            if number in self.begun:  # added to what is there
+                self.release(held)
+            self.begun.add(number)
+
+
+def _flat(rows: Sequence[Row | Segment]) -> list[Row]:
+    return [
+        inner
+        for row in rows
+        for inner in (row.rows if isinstance(row, Segment) else [row])
+    ]
+
+
+def _uses(row: Row | Segment) -> tuple[PaperTensor, ...]:
+    """What a row reads, or keeps alive while it works."""
+    if isinstance(row, Segment):
+        inside = {id(t) for inner in row.rows for t in inner.makes}
+        uses = [t.storage for inner in row.rows for t in _uses(inner)]
+        outside = {id(t): t for t in uses if id(t) not in inside}
+        return tuple(outside.values())
+    return row.reads + row.watches
+
+
+def _saves(row: Row | Segment) -> tuple[PaperTensor, ...]:
+    """What a row keeps; of a segment, whatever it is called with."""
+    return _uses(row) if isinstance(row, Segment) else row.saves
