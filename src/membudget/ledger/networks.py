@@ -141,6 +141,10 @@ class Transformer:
                 self.tied,
             )
 
+    def buffers(self, itemsize: int = 4) -> int:
+        """Bytes of the buffers: it has none."""
+        return 0
+
     def write(
         self,
         batch: int,
@@ -370,6 +374,13 @@ class Chain:
                     f"there is no child {number}: the model has the "
                     f"children 0 to {len(self.model) - 1}"
                 )
+
+    def buffers(self, itemsize: int = 4) -> int:
+        """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
+        return sum(
+            b.numel() * itemsize if b.is_floating_point() else b.nbytes
+            for b in self.model.buffers()
+        )
 
     def write(
         self,

@@ -21,7 +21,7 @@ def predict(
     micro_batch: int | None = None,
     checkpointed: bool = False,
     foreach: bool = False,
-    buffers: int = 0,
+    buffers: int | None = None,
 ) -> Prediction:
     """Predict a training step: nothing runs, nothing is allocated.
 
@@ -42,7 +42,8 @@ def predict(
             chain's segments, is checkpointed.
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU.
-        buffers: bytes of buffers, counted as parameters.
+        buffers: bytes of buffers, counted as parameters; by default those
+            of the network.
 
     Raises:
         ValueError: an unknown recipe or optimizer, or a size that is not a
@@ -81,6 +82,8 @@ def predict(
         states=kept,
         inputs=sample * batch,
         gradients=chosen.gradients * sum(weights) if late else 0,
-        buffers=buffers,
+        buffers=(
+            network.buffers(chosen.parameters) if buffers is None else buffers
+        ),
         workspace=workspace,
     )
