@@ -1,7 +1,9 @@
 """Networks written on paper: transformers, MLPs, convolutional nets."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -55,19 +57,12 @@ class Transformer:
 
     def __post_init__(self) -> None:
         one_of(self.family, FAMILIES, "family of transformers")
+        for name in ("vocabulary", "width", "depth", "heads", "context"):
+            whole(getattr(self, name), name)
         defaults = {"hidden": 4 * self.width, "kv_heads": self.heads}
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name in (
-            "vocabulary",
-            "width",
-            "depth",
-            "heads",
-            "context",
-            "hidden",
-            "kv_heads",
-        ):
             whole(getattr(self, name), name)
         if self.width % self.heads:
             raise ValueError(
@@ -251,7 +246,10 @@ class _Written:
             tokens=self.tokens,
             times=shape.heads // shape.kv_heads,
             drop=shape.dropout,
+            folds=1 in (self.batch, shape.heads, self.tokens),
         )
+        if 1 in (shape.heads, self.tokens):
+            return y
         return op.contiguous(self.paper, y)
 
     def gpt_start(self, table, ids) -> PaperTensor:
@@ -262,7 +260,7 @@ class _Written:
             x = op.embedding(paper, table, ids, width)
         with paper.inside("position"):
             y = op.embedding(paper, positions, places, width)
-        return op.add(paper, x, y)
+        return op.add(paper, x, y, broadcast=True)
 
     def gpt_block(self, x: PaperTensor) -> PaperTensor:
         paper, d = self.paper, self.shape.width
@@ -347,18 +345,22 @@ PRESETS = {
 class Chain:
     """A ``Sequential`` and the shape of one of its samples.
 
-    Its loss is the cross-entropy of its outputs, and its targets are whole
-    numbers of 8 bytes.
+    Its loss is the cross-entropy of its outputs, one row for each sample,
+    and its targets are whole numbers of 8 bytes.
 
     Args:
-        model: modules one after the other, nested or not; on any device.
+        model: modules one after the other, nested or not; on any device, in
+            training mode, all parameters trained.
         sample: shape of one sample, without the batch.
-        segments: under a checkpoint, lists of the model's children by their
-            numbers; what is in none of them is not checkpointed.
+        segments: under a checkpoint: for each the numbers of the model's
+            children in it, one after the other; what is in none of them is
+            not checkpointed.
 
     Raises:
-        ValueError: a shape that is not of positive whole numbers, or
-            children that do not exist.
+        TypeError: another kind of model.
+        ValueError: a shape that is not of positive whole numbers, segments
+            that are not of children one after the other or that overlap,
+            frozen parameters, or parameters that several modules share.
     """
 
     model: nn.Sequential
@@ -366,14 +368,44 @@ class Chain:
     segments: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Sequential):
+            raise TypeError(
+                f"{type(self.model).__name__} is no Sequential: use one, or "
+                "membudget.ledger.account for any other model"
+            )
+        if not self.sample:
+            raise ValueError("the sample has no dimension: give its shape")
         for size in self.sample:
             whole(size, "a size of the sample")
-        for number in (n for part in self.segments for n in part):
-            if not 0 <= number < len(self.model):
+        number = 0
+        for part in self.segments:
+            for child in part:
+                whole(child, "a number of a child", least=0)
+            if not part or list(part) != list(
+                range(part[0], part[0] + len(part))
+            ):
                 raise ValueError(
-                    f"there is no child {number}: the model has the "
-                    f"children 0 to {len(self.model) - 1}"
+                    f"the segment {part} is not of children one after the "
+                    "other: use numbers such as (2, 3, 4)"
                 )
+            if not number <= part[0] <= part[-1] < len(self.model):
+                raise ValueError(
+                    f"the segment {part} overlaps the one before, comes "
+                    "before it, or names children that do not exist: the "
+                    f"model has the children 0 to {len(self.model) - 1}"
+                )
+            number = part[-1] + 1
+        parameters = [p for m in self.model.modules() for p in _own(m)]
+        if len({id(p) for p in parameters}) < len(parameters):
+            raise ValueError(
+                "several modules share a parameter, for which there is no "
+                "rule: use membudget.ledger.account"
+            )
+        if not all(p.requires_grad for p in parameters):
+            raise ValueError(
+                "some parameters are frozen (requires_grad), for which there "
+                "is no rule: use membudget.ledger.account"
+            )
 
     def buffers(self, itemsize: int = 4) -> int:
         """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
@@ -398,9 +430,11 @@ class Chain:
         """
         whole(batch, "batch")
         paper = Paper(autocast)
-        x = paper.input(batch * prod(self.sample), itemsize)
+        x, shape = (
+            paper.input(batch * prod(self.sample), itemsize),
+            self.sample,
+        )
         targets = paper.input(batch, 8)
-        shape = self.sample
         starts = {part[0]: part for part in self.segments if checkpointed}
         ends = {part[-1]: part[0] for part in starts.values()}
         for number, child in enumerate(self.model):
@@ -410,8 +444,17 @@ class Chain:
                 x, shape = _module(paper, child, x, batch, shape, itemsize)
             if number in ends:
                 paper.checkpoint(row)
+        if len(shape) != 1:
+            raise ValueError(
+                f"the model's output for a sample has the shape {shape}: let "
+                "it be a row of logits, for example with nn.Flatten()"
+            )
         op.cross_entropy(paper, x, targets)
         return paper
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
 
 
 def _module(
@@ -428,81 +471,99 @@ def _module(
             with paper.inside(str(number)):
                 x, shape = _module(paper, child, x, batch, shape, itemsize)
         return x, shape
-    for kind, write in _RULES.items():
-        if type(module) is kind:
-            weights = [
-                paper.parameter(p.numel(), itemsize)
-                for p in module.parameters()
-            ]
-            return write(paper, module, x, batch, shape, weights)
-    raise ValueError(
-        f"there is no rule for {type(module).__name__}: use "
-        f"{', '.join(kind.__name__ for kind in _RULES)}, or measure the "
-        "model with membudget.ledger.account"
-    )
+    name = type(module).__name__
+    if type(module) not in _RULES:
+        raise ValueError(
+            f"there is no rule for {name}: use "
+            f"{', '.join(kind.__name__ for kind in _RULES)}, or measure the "
+            "model with membudget.ledger.account"
+        )
+    write, needs = _RULES[type(module)]
+    for option, value in needs.items():
+        found = getattr(module, option)
+        found = found is not None if option == "bias" else found
+        if found != value:
+            raise ValueError(
+                f"there is a rule for {name} with {option}={value} only, and "
+                f"here it is {found}: change it, or measure the model with "
+                "membudget.ledger.account"
+            )
+    weights = [paper.parameter(p.numel(), itemsize) for p in _own(module)]
+    try:
+        return write(paper, module, x, batch, shape, weights)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"{name} does not take samples of the shape {shape}: {error}"
+        ) from error
+
+
+def _shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the output for a sample: the module runs on meta."""
+    held = [*module.parameters(), *module.buffers()]
+    empty = {id(t): torch.empty(t.shape, device="meta") for t in held}
+    bare = deepcopy(module, empty).eval()
+    return tuple(bare(torch.empty((1, *shape), device="meta")).shape[1:])
 
 
 def _linear(paper, module, x, batch, shape, weights):
     weight, *bias = weights
-    y = op.linear(paper, x, weight, module.out_features, *bias)
-    return y, (*shape[:-1], module.out_features)
+    after = _shape(module, shape)
+    return op.linear(paper, x, weight, module.out_features, *bias), after
 
 
 def _convolution(paper, module, x, batch, shape, weights):
-    with torch.device("meta"):
-        bare = nn.Conv2d(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            module.dilation,
-            module.groups,
-        )
-        shape = tuple(bare(torch.empty(shape)).shape)
     weight, *bias = weights
-    elements = batch * prod(shape)
-    return op.convolution(paper, x, weight, elements, *bias), shape
+    after = _shape(module, shape)
+    return op.convolution(paper, x, weight, batch * prod(after), *bias), after
 
 
 def _max_pool(paper, module, x, batch, shape, weights):
-    shape = tuple(module(torch.empty(shape, device="meta")).shape)
-    return op.max_pool(paper, x, batch * prod(shape)), shape
+    after = _shape(module, shape)
+    return op.max_pool(paper, x, batch * prod(after)), after
 
 
 def _average(paper, module, x, batch, shape, weights):
-    if module.output_size not in (1, (1, 1)):
+    after = _shape(module, shape)
+    if after[1:] != (1, 1):
         raise ValueError(
-            f"there is no rule for an average of {module.output_size}: use "
+            f"there is no rule for an average over parts, {after}: use "
             "AdaptiveAvgPool2d(1)"
         )
-    return op.mean(paper, x, batch * shape[0]), (shape[0], 1, 1)
+    return op.mean(paper, x, batch * prod(after)), after
+
+
+def _flatten(paper, module, x, batch, shape, weights):
+    return x, _shape(module, shape)
 
 
 def _plain(write: Callable) -> Callable:
     """A rule for a module that keeps the shape."""
 
     def rule(paper, module, x, batch, shape, weights):
-        if getattr(module, "inplace", False):
-            raise ValueError(
-                f"{type(module).__name__} works in place, for which there is "
-                "no rule: use inplace=False"
-            )
-        return write(paper, x, *weights), shape
+        return write(paper, x, *weights), _shape(module, shape)
 
     return rule
 
 
-_RULES: dict[type[nn.Module], Callable] = {
-    nn.Linear: _linear,
-    nn.Conv2d: _convolution,
-    nn.BatchNorm2d: _plain(op.batch_norm),
-    nn.MaxPool2d: _max_pool,
-    nn.AdaptiveAvgPool2d: _average,
-    nn.Flatten: lambda p, m, x, b, shape, w: (x, (prod(shape),)),
-    nn.ReLU: _plain(op.relu),
-    nn.GELU: _plain(lambda paper, x: op.elementwise(paper, x, "gelu")),
-    nn.SiLU: _plain(lambda paper, x: op.elementwise(paper, x, "silu")),
-    nn.LayerNorm: _plain(op.layer_norm),
-    nn.Dropout: _plain(op.dropout),
+_RULES: dict[type[nn.Module], tuple[Callable, dict]] = {
+    nn.Linear: (_linear, {}),
+    nn.Conv2d: (_convolution, {"padding_mode": "zeros"}),
+    nn.BatchNorm2d: (
+        _plain(op.batch_norm),
+        {"affine": True, "track_running_stats": True, "training": True},
+    ),
+    nn.MaxPool2d: (_max_pool, {"return_indices": False}),
+    nn.AdaptiveAvgPool2d: (_average, {}),
+    nn.Flatten: (_flatten, {"start_dim": 1, "end_dim": -1}),
+    nn.ReLU: (_plain(op.relu), {"inplace": False}),
+    nn.GELU: (_plain(partial(op.elementwise, name="gelu")), {}),
+    nn.SiLU: (
+        _plain(partial(op.elementwise, name="silu")),
+        {"inplace": False},
+    ),
+    nn.LayerNorm: (
+        _plain(op.layer_norm),
+        {"elementwise_affine": True, "bias": True},
+    ),
+    nn.Dropout: (_plain(op.dropout), {"inplace": False, "training": True}),
 }

@@ -114,20 +114,20 @@ def add(
     paper: Paper,
     x: PaperTensor,
     y: PaperTensor,
+    broadcast: bool = False,
     watches: tuple[PaperTensor, ...] = (),
 ) -> PaperTensor:
-    """``x + y``: saves nothing; the wider dtype wins; y may be broadcast."""
+    """``x + y``: saves nothing; the wider dtype wins.
+
+    Args:
+        broadcast: whether y lacks a dimension of x; its gradient is a sum.
+    """
     itemsize = max(x.itemsize, y.itemsize)
-    out = PaperTensor(x.elements, itemsize, x.trained or y.trained)
+    out = PaperTensor(x.elements, itemsize)
     steps, gives = [], []
     for name, tensor in (("x", x), ("y", y)):
-        if not tensor.trained:
-            continue
-        if tensor.elements < x.elements:
-            steps.append((name, tensor.elements * itemsize))  # a sum
-            gives.append((tensor, name))
-        elif tensor.itemsize < itemsize:
-            steps.append((name, tensor.bytes))
+        if (broadcast and tensor is y) or tensor.itemsize < itemsize:
+            steps.append((name, tensor.bytes))  # a sum, or a cast
             gives.append((tensor, name))
         else:
             gives.append((tensor, "g"))
@@ -301,6 +301,7 @@ def rms_norm(
         steps=(
             ("a", n),
             ("x", n),
+            ("saved", 0),
             *([("s", w), ("a", 0)] if small else []),
             ("w", weight.bytes),
             ("s" if small else "a", 0),
@@ -487,6 +488,7 @@ def attention(
     tokens: int,
     times: int = 1,
     drop: bool = False,
+    folds: bool = False,
 ) -> PaperTensor:
     """Attention operator by operator, as ``membudget.models.attention``.
 
@@ -500,13 +502,17 @@ def attention(
         tokens: of a sequence.
         times: heads that share a head of keys and values.
         drop: whether dropout follows the softmax.
+        folds: whether batch and heads are one dimension without a copy, as
+            they are where one of them, or the tokens, is 1. (Heads of a
+            single number have more such cases, which have no rule.)
     """
     if times > 1:
         k, v = repeat(paper, k, times), repeat(paper, v, times)
     kept = (k, v)
-    q = contiguous(paper, q, copied=times == 1)
-    if times == 1:
-        k = contiguous(paper, k)
+    if not folds:
+        q = contiguous(paper, q, copied=times == 1)
+        if times == 1:
+            k = contiguous(paper, k)
     raw = matmul(paper, q, k, scores)
     scaled = scale(paper, raw)
     mask = constant(paper, tokens * tokens, 1)
@@ -522,7 +528,7 @@ def attention(
     weights = softmax(paper, masked)
     if drop:
         weights = dropout(paper, weights)
-    if times == 1:
+    if times == 1 and not folds:
         v = contiguous(paper, v, copied=False)
     return matmul(paper, weights, v, q.elements, watches=(scaled, *kept))
 

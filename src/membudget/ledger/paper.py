@@ -162,15 +162,38 @@ class Paper:
         makes: tuple[PaperTensor, ...],
         **rest,
     ) -> Row:
-        """Write a row; the arguments are those of :class:`Row`."""
+        """Write a row; the arguments are those of :class:`Row`.
+
+        What is made is trained if something that is read is; where nothing
+        is, the row saves nothing. No gradient is computed for a tensor that
+        is not trained.
+        """
+        gives = rest.pop("gives", ())
+        idle = {name for tensor, name in gives if not tensor.trained}
+        gives = tuple(pair for pair in gives if pair[0].trained)
+        steps = rest.pop("steps", ())
+        if not gives:
+            steps = ()
+            rest |= {"saves": (), "extra": 0, "needs": False}
+        for tensor in makes:
+            tensor.trained = bool(gives)
         name = " ".join([".".join(self._module), operator]).strip()
-        row = Row(name, operator, reads, makes, **rest)
+        row = Row(
+            name,
+            operator,
+            reads,
+            makes,
+            steps=tuple(step for step in steps if step[0] not in idle),
+            gives=gives,
+            **rest,
+        )
         self.rows.append(row)
         return row
 
     def checkpoint(self, start: int) -> None:
         """Put the rows from number ``start`` on under one checkpoint."""
-        self.rows[start:] = [Segment(self.rows[start:])]
+        if self.rows[start:]:
+            self.rows[start:] = [Segment(self.rows[start:])]
 
 
 class _Inside:

@@ -287,10 +287,12 @@ class _Walk:
         needed = [row for row in segment.rows if row.needs]
         self.scopes.append({})
         for row in reversed(segment.rows):
-            if row is needed[-1]:  # the first that asks for what was saved
+            # the first that asks for what was saved
+            if needed and row is needed[-1]:
                 for held in self._forward(segment.rows, "recomputation"):
                     self.release(held)
-            self._row(row, _saves(segment) if row is needed[0] else ())
+            last = needed and row is needed[0]
+            self._row(row, _saves(segment) if last else ())
         self.scopes.pop()
 
     def _row(self, row: Row, also: tuple[PaperTensor, ...] = ()) -> None:
@@ -383,4 +385,6 @@ def _uses(row: Row | Segment) -> tuple[PaperTensor, ...]:
 
 def _saves(row: Row | Segment) -> tuple[PaperTensor, ...]:
     """What a row keeps; of a segment, whatever it is called with."""
-    return _uses(row) if isinstance(row, Segment) else row.saves
+    if isinstance(row, Segment):
+        return _uses(row) if any(r.needs for r in row.rows) else ()
+    return row.saves
