@@ -1,6 +1,7 @@
 """Networks written on paper: transformers, MLPs, convolutional nets."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +9,7 @@ from math import prod
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from membudget.ledger import operators as op
 from membudget.ledger.checks import one_of, whole
@@ -113,7 +115,8 @@ class Transformer:
 
     def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
         """The course's model of this shape; on ``meta`` it takes no memory."""
-        with torch.device(device):
+        meta = torch.device(device).type == "meta"
+        with torch.device(device), _Uninitialised() if meta else nullcontext():
             if self.family == "gpt":
                 return GPT(
                     self.vocabulary,
@@ -172,6 +175,19 @@ class Transformer:
         return _Written(
             self, batch, tokens, itemsize, autocast, checkpointed
         ).paper
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves the initial values out, which tensors on meta have not.
+
+    PyTorch would draw them by code whose import takes a second.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class _Written:
