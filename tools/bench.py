@@ -16,10 +16,26 @@ import torch
 import torch.nn.functional as F
 from project import ROOT, SITE, notebooks, pages
 
+from membudget import ledger
 from membudget.measuring import PeakTracker
 from membudget.models import GPT
 
 BOOK = Path(sys.executable).with_name("jupyter-book")
+# A fresh Python's ledger of a model of 8 billion parameters: the seconds of
+# its parts, and the most real memory of the whole process.
+LARGE_LEDGER = """
+import resource
+import time
+from membudget.ledger import LLAMA3_8B, predict, states
+def timed(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+built = timed(lambda: states(LLAMA3_8B.build(), "autocast"))
+predicted = timed(lambda: predict(LLAMA3_8B, 1, 8192, recipe="autocast"))
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(built, predicted, most)
+"""
 # The time from the start of the page to the first widget's first change of
 # what is shown, with the slider moved as soon as it exists.
 FIRST_REACTION = """
@@ -142,8 +158,34 @@ def bench_tracker():
     row("a tracked step against an untracked", median(ratios), 2, "×")
 
 
+def bench_ledger():
+    """The ledger of a large model, and predictions of a step's peak."""
+    command = [sys.executable, "-c", LARGE_LEDGER]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    built, predicted, most = map(float, done.stdout.split())
+    most *= 1 if sys.platform == "darwin" else 1024  # its unit there: bytes
+    what = "ledger of an 8 B-shaped model"
+    row(what, built + predicted, 2, "s")
+    row(f"{what}: real memory", most / 1e6, 500, "MB")
+    row("a prediction of its step's peak", predicted, 1, "s")
+    with torch.device("meta"):
+        model = GPT(depth=12)
+        tokens = torch.zeros(4, 128, dtype=torch.long)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss(model, tokens):
+        logits = model(tokens[:, :-1]).flatten(0, 1)
+        return F.cross_entropy(logits, tokens[:, 1:].flatten())
+
+    start = time.perf_counter()
+    ledger.account(model, loss, tokens, optimizer=optimizer)
+    used = time.perf_counter() - start
+    row("a dry run of a step, 12 blocks", used, 1, "s")
+
+
 if __name__ == "__main__":
     bench_tracker()
+    bench_ledger()
     bench_book()
     bench_browser()
     bench_notebooks()

@@ -124,7 +124,7 @@ def test_an_unknown_experiment(tmp_path, capsys):
     assert last == (
         "membudget.experiments: no experiment is named 'x': use one of "
         "allocator, largest_batch, micro_batch, recoveries, segments_gpt, "
-        "segments_mlp, synchronisation"
+        "segments_mlp, step_peaks, synchronisation"
     )
     assert not out.exists()
 
@@ -328,7 +328,8 @@ import sys
 for name in ("numpy", "psutil", "matplotlib", "sklearn", "tqdm", "IPython",
              "ipywidgets", "anywidget", "traitlets"):
     sys.modules[name] = None
-from membudget.experiments import accumulation, checkpointing, measuring
+from membudget.experiments import accumulation, checkpointing
+from membudget.experiments import ledger, measuring
 from membudget.experiments.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -406,7 +406,7 @@ def test_an_unknown_experiment(tmp_path):
     assert found == (
         "no experiment is named unknown: allowed are allocator, "
         "largest_batch, micro_batch, recoveries, segments_gpt, segments_mlp, "
-        "synchronisation"
+        "step_peaks, synchronisation"
     )
 
 

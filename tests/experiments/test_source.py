@@ -23,6 +23,7 @@ def test_the_catalogue_agrees_with_the_modules():
         "recoveries",
         "segments_gpt",
         "segments_mlp",
+        "step_peaks",
         "synchronisation",
     ]
     for name, experiment in found.items():
@@ -42,6 +43,7 @@ def test_the_catalogue_agrees_with_the_modules():
 def test_every_declared_experiment_is_in_the_catalogue():
     import membudget.experiments.accumulation
     import membudget.experiments.checkpointing
+    import membudget.experiments.ledger
     import membudget.experiments.measuring
 
     declared = {
@@ -49,6 +51,7 @@ def test_every_declared_experiment_is_in_the_catalogue():
         for module in (
             membudget.experiments.accumulation,
             membudget.experiments.checkpointing,
+            membudget.experiments.ledger,
             membudget.experiments.measuring,
         )
         for name, value in vars(module).items()
