@@ -134,3 +134,44 @@ def same_network(layers, x, count):
         segment = nn.Sequential(*[layers[i] for i in part])
         x = checkpoint(segment, x, use_reentrant=False)
     return x
+
+
+def model_states(shapes, trained): ...
+
+
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden): ...
+
+
+def saved_bytes(layers, rows, width): ...
+
+
+def gated_block(batch, tokens, width, heads, hidden): ...
+
+
+def extrapolate(lines, first, second, batch): ...
+
+
+def largest_batch(lines, limit): ...
+
+
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    n = batch * tokens
+    weights = 4 * parameters
+    adam = 4 * parameters
+    block = n * width * (34 + 5 * heads * tokens / width)
+    logits = 4 * n * vocabulary
+    return weights + adam + depth * block + logits
+
+
+def own_ledger():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.rand(32, 64), torch.zeros(32, dtype=torch.long)
+    guess = {"parameters": ..., "gradients": ...}
+    guess["optimizer"] = ...
+    guess["activations"] = ...
+    return model, optimizer, cross_entropy, batch, guess
+
+
+def cross_entropy(model, x, y):
+    return F.cross_entropy(model(x), y)

@@ -21,17 +21,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from membudget import checkpointing as ck
-from membudget import exercises
+from membudget import exercises, ledger, models
 from membudget.exercises.compare import numbers
 from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
-from membudget.measuring import MemoryMonitor, round_size, trace_step
+from membudget.measuring import (
+    MemoryMonitor,
+    SavedBytes,
+    round_size,
+    trace_step,
+)
 
 from . import solutions, stubs, wrong
 
 NAMES = [
     name.removeprefix("check_")
     for name in exercises.__all__
-    if name.startswith("check_")
+    if isinstance(getattr(exercises, name), exercises.Exercise)
 ]
 each_exercise = pytest.mark.parametrize("name", NAMES)
 
@@ -75,6 +80,7 @@ BROKEN = {
     "train": "each holds the graph it was computed with",
     "segment_step": "no gradient for segments 0, 1 and 2: the graph is cut",
     "same_network": "without them the network is linear",
+    "estimate": "Adam keeps two numbers for each parameter",
 }
 
 
@@ -203,7 +209,10 @@ HOSTILE = {
     "builtin": (print, ""),
     "partial": (partial(max, default=0), ""),
     "too few": (lambda: 1, "your function takes (); keep `"),
-    "too many": (lambda a, b, c, d, e, f: a, "your function takes (a, b, c,"),
+    "too many": (
+        lambda a, b, c, d, e, f, g, h: a,
+        "your function takes (a, b, c,",
+    ),
     "a class": (Unprintable, "; this is a class."),
     "an object": (object(), "this is an object."),
     "None": (None, "; this is None."),
@@ -770,6 +779,517 @@ def test_other_right_answers_of_chapter_4():
     for answer in (sequential, outside):
         assert exercises.check_same_network.judge(answer).state == CORRECT
     assert exercises.check_survive.judge(recursive).state == CORRECT
+
+
+# Chapter 2: the solutions against models, and the words about them
+
+
+def small_gpt():
+    return models.GPT(vocabulary=30, context=8, width=8, depth=1, tied=True)
+
+
+@pytest.mark.parametrize(
+    "build", [models.mlp, models.convnet, small_gpt, models.Llama]
+)
+@pytest.mark.parametrize("frozen", [0, 1, 3])
+def test_states_are_those_of_the_ledger(build, frozen):
+    parameters = list(build().parameters())
+    trained = [k >= frozen for k in range(len(parameters))]
+    for p, learns in zip(parameters, trained, strict=True):
+        p.requires_grad_(learns)
+    model = nn.ParameterList(parameters)
+    answer = solutions.model_states([p.shape for p in parameters], trained)
+    states = ledger.states(model)
+    assert answer == (states.parameters, states.gradients, states.optimizer)
+
+
+@pytest.mark.parametrize("sizes", [(9, 8, 1, 4, 2, 5), (50, 24, 3, 6, 1, 64)])
+def test_llama_parameters_are_those_of_the_ledger(sizes):
+    vocabulary, width, depth, heads, kv_heads, hidden = sizes
+    shape = ledger.Transformer(
+        vocabulary,
+        width,
+        depth,
+        heads,
+        hidden=hidden,
+        kv_heads=kv_heads,
+        family="llama",
+    )
+    assert solutions.llama_parameters(*sizes) == shape.parameters
+
+
+def test_words_about_llama():
+    grouped, square = (
+        solutions.llama_parameters(128_256, 4096, 32, 32, kv_heads, 14_336)
+        for kv_heads in (8, 32)
+    )
+    shown = exercises.check_llama_parameters.shown
+    for number in (grouped, square - grouped):
+        assert f" {number}" in shown
+
+
+WORDS = ["linear", "relu", "gelu", "layernorm", "tanh"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=9),
+    st.integers(1, 5),
+    st.integers(3, 7),
+)
+def test_saved_bytes_are_exact(layers, rows, width):
+    layers = ["linear", *layers]
+    modules = {
+        "linear": nn.Linear(width, width),
+        "relu": nn.ReLU(),
+        "gelu": nn.GELU(),
+        "layernorm": nn.LayerNorm(width),
+        "tanh": nn.Tanh(),
+    }
+    model = nn.Sequential(*[modules[word] for word in layers])
+    x = torch.rand(rows, width)
+    with SavedBytes(model, x) as saved:
+        output = model(x)
+    assert output.requires_grad
+    assert solutions.saved_bytes(layers, rows, width) == saved.total
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 50),
+)
+def test_gated_block_is_exact(batch, tokens, size, heads, hidden):
+    sizes = batch, tokens, size * heads, heads, hidden
+    measured = exercises.check_gated_block.solution(*sizes)
+    assert solutions.gated_block(*sizes) == measured
+
+
+LINES = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(0, 10**4)), min_size=1
+)
+
+
+@given(LINES, st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+def test_the_line_is_never_too_high(lines, first, more, beyond):
+    second = first + more
+    line, peak = solutions.extrapolate(lines, first, second, second + beyond)
+    assert line <= peak + 1e-6
+    assert peak == ledger.peak_at(lines, second + beyond)
+
+
+@given(LINES, st.integers(1, 2 * 10**6))
+def test_largest_batch_is_exact(lines, limit):
+    lines = [*lines, (0, 10**4)]
+    batch = solutions.largest_batch(lines, limit)
+    assert not batch or ledger.peak_at(lines, batch) <= limit
+    assert ledger.peak_at(lines, batch + 1) > limit
+    assert batch == exercises.check_largest_batch.solution(lines, limit)
+
+
+def gpt2_peak(batch):
+    shape = ledger.Transformer(50257, 768, 12, 12, context=1024)
+    return ledger.predict(shape, batch, 128).peak
+
+
+def test_lines_and_words_about_gpt2():
+    lines, *_ = exercises.check_extrapolate.cases[1].make()
+    for batch in (1, 2, 3, 8, 32, 100):
+        assert ledger.peak_at(lines, batch) == gpt2_peak(batch)
+    line, peak = solutions.extrapolate(lines, 1, 2, 32)
+    for number in (line, peak):
+        assert f"{number / 1e9:.2f}" in exercises.check_extrapolate.shown
+    fits = solutions.largest_batch(lines, 16 * 10**9)
+    assert gpt2_peak(fits) <= 16 * 10**9 < gpt2_peak(fits + 1)
+    assert f" {fits} sequences" in exercises.check_largest_batch.shown
+
+
+@pytest.mark.parametrize("case", exercises.check_estimate.cases)
+def test_estimate_is_near_and_in_the_losses_backward(case):
+    parameters, batch, tokens, width, depth, heads, vocabulary = case.make()
+    shape = ledger.Transformer(vocabulary, width, depth, heads, context=tokens)
+    step = ledger.predict(shape, batch, tokens)
+    assert shape.parameters == parameters
+    assert (step.at_peak.phase, step.at_peak.row) == (
+        "backward",
+        "log_softmax",
+    )
+    estimate = solutions.estimate(*case.make())
+    assert abs(estimate / step.peak - 1) < 0.02
+
+
+PLANTED = {
+    "adam = 4 * parameters": (
+        "adam = 8 * parameters",
+        "Adam keeps two numbers for each parameter",
+    ),
+    "logits = 4 * n": ("logits = 3 * 4 * n", "the logits count once"),
+    "block = n * width * (34 + 5 * heads * tokens / width)": (
+        "block = 4 * n * (16 * width + heads)",
+        "34 + 5·heads·tokens/width bytes are those of a 16-bit block",
+    ),
+}
+
+
+@pytest.mark.parametrize("repaired", list(product((False, True), repeat=3)))
+def test_repairing_the_estimate_step_by_step(repaired):
+    source = inspect.getsource(stubs.estimate)
+    left = []
+    for (line, (right, hint)), done in zip(
+        PLANTED.items(), repaired, strict=True
+    ):
+        assert line in source
+        if done:
+            source = source.replace(line, right)
+        else:
+            left.append(hint)
+    room = {}
+    exec(source, room)
+    outcome = exercises.check_estimate.judge(room["estimate"])
+    assert (outcome.state == CORRECT) == all(repaired)
+    if left:
+        assert any(outcome.text.startswith(hint) for hint in left)
+
+
+# A ledger of the reader's own
+
+
+own = exercises.check_own_ledger
+
+
+def cross_entropy(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def of_words(model, tokens):
+    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def frozen_mlp():
+    model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad]
+    )
+    batch = torch.rand(5, 6), torch.zeros(5, dtype=torch.long)
+    return model, optimizer, cross_entropy, batch
+
+
+def norm_net():
+    model = models.convnet((4,), inputs=2, outputs=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batch = torch.rand(5, 2, 4, 4), torch.zeros(5, dtype=torch.long)
+    return model, optimizer, cross_entropy, batch
+
+
+def tied_gpt():
+    model = small_gpt()
+    optimizer = torch.optim.Adam(model.parameters())
+    return model, optimizer, of_words, torch.zeros(2, 8, dtype=torch.long)
+
+
+def half_llama():
+    with torch.device("meta"):
+        model = models.Llama().bfloat16()
+        tokens = torch.zeros(2, 8, dtype=torch.long)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, optimizer, of_words, (tokens,)
+
+
+def without_optimizer():
+    model, _, loss, batch = frozen_mlp()
+    return model, None, loss, batch
+
+
+def plain_sgd():
+    model, _, loss, batch = frozen_mlp()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), loss, batch
+
+
+def example():
+    return solutions.own_ledger()[:4]
+
+
+def right_ledger(build):
+    """By a step that runs, where the model has data."""
+    model, optimizer, loss, batch = build()
+    batch = batch if isinstance(batch, tuple) else (batch,)
+    if batch[0].is_meta:
+        found = ledger.account(model, loss, *batch, optimizer=optimizer)
+        states, activations = found.states, found.activations
+        return {
+            "parameters": states.parameters,
+            "gradients": states.gradients,
+            "optimizer": states.optimizer,
+            "activations": activations,
+        }
+    tracker = trace_step(model, loss, *batch, optimizer=optimizer)
+    (begin,) = [i for i, label in tracker.marks if label == "backward"]
+    steps = [i for i, label in tracker.marks if label == "step"]
+    step = steps[0] if steps else len(tracker.timeline)
+    return {
+        "parameters": tracker.split(-1)["parameters"],
+        "gradients": tracker.split(step - 1)["gradients"],
+        "optimizer": tracker.split(-1)["optimizer"],
+        "activations": tracker.split(begin - 1)["activations"],
+    }
+
+
+BUILDS = {
+    build.__name__: build
+    for build in (
+        example,
+        frozen_mlp,
+        norm_net,
+        tied_gpt,
+        half_llama,
+        without_optimizer,
+        plain_sgd,
+    )
+}
+
+
+def judged(build, **change):
+    """The outcome for a right ledger with some entries changed."""
+    guess = right_ledger(build)
+    for name, new in change.items():
+        guess[name] = new(guess[name]) if callable(new) else guess[name] + new
+    return own.judge(lambda: (*build(), guess))
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_own_ledger_right(name):
+    outcome = judged(BUILDS[name])
+    assert outcome.state == CORRECT
+    assert "The peak of this step is " in outcome.text
+
+
+def test_own_ledger_of_the_page(capsys):
+    assert own(solutions.own_ledger) is None
+    model, optimizer, loss, batch, _ = solutions.own_ledger()
+    peak = trace_step(model, loss, *batch, optimizer=optimizer).peak
+    assert f"is {peak} bytes" in " ".join(capsys.readouterr().out.split())
+    own(stubs.own_ledger)
+    assert capsys.readouterr().out == f"{NOT_ATTEMPTED}\n"
+    assert len(inspect.getsource(solutions.own_ledger).splitlines()) <= 12
+
+
+OWN_MISTAKES = [
+    (example, {"parameters": lambda n: n // 4}, "numbers, not bytes"),
+    (example, {"parameters": -4 * (256 + 10)}, "biases and norms"),
+    (example, {"parameters": -4 * 2560}, "As much as `2.weight` has"),
+    (example, {"parameters": lambda n: 2 * n}, "Twice what is right"),
+    (example, {"parameters": 1}, "- parameters: 1 bytes too many.\n"),
+    (frozen_mlp, {"parameters": -4 * 70}, "Frozen parameters are missing"),
+    (norm_net, {"parameters": -(4 + 4) * 4 - 8}, "buffers are missing"),
+    (norm_net, {"parameters": -4 * 11}, "biases and norms"),
+    (tied_gpt, {"parameters": 4 * 30 * 8}, "shared weight is one tensor"),
+    (half_llama, {"parameters": lambda n: 2 * n}, "In fp32, yes"),
+    (frozen_mlp, {"gradients": 4 * 70}, "Frozen parameters have no grad"),
+    (norm_net, {"gradients": 40}, "Only trained parameters have gradients"),
+    (example, {"gradients": lambda n: 0}, "Nothing is counted"),
+    (tied_gpt, {"gradients": 4 * 30 * 8}, "shared weight is one tensor"),
+    (example, {"gradients": lambda n: 8 * n}, "These are bits"),
+    (example, {"optimizer": -16}, "4 bytes for each trained tensor, 16 in"),
+    (example, {"optimizer": -12}, "4 bytes for each trained tensor, 16 in"),
+    (frozen_mlp, {"optimizer": 8}, "A frozen tensor has no counter"),
+    (frozen_mlp, {"optimizer": 8 * 70}, "Frozen parameters have no states"),
+    (frozen_mlp, {"optimizer": 8 * 70 + 8}, "Frozen parameters have no sta"),
+    (example, {"optimizer": -4 * 19210}, "AdamW keeps two numbers"),
+    (example, {"optimizer": 4 * 19210}, "entries of their own"),
+    (norm_net, {"optimizer": lambda n: 2 * n}, "SGD keeps one number"),
+    (plain_sgd, {"optimizer": 8 * 33 + 8}, "SGD keeps nothing"),
+    (without_optimizer, {"optimizer": 8}, "There is no optimizer"),
+    (example, {"activations": -8}, "The loss keeps 8 bytes for itself"),
+    (example, {"activations": -4}, "The loss keeps 8 bytes for itself"),
+    (example, {"activations": 4 * 32 * 64 + 8 * 32}, "The batch has an entry"),
+    (
+        example,
+        {"activations": 4 * 32 * 64 + 8 * 32 - 8},
+        "The batch has an entry of its own, inputs. The loss keeps 8 bytes",
+    ),
+    (
+        example,
+        {"activations": 4 * 32 * 256},
+        "`aten.addmm` makes in layer 0, 32768 bytes, is not kept",
+    ),
+    (
+        example,
+        {"activations": -4 * 32 * 256 - 8},
+        "`aten.relu` makes in layer 1, 32768 bytes, is missing. The loss",
+    ),
+    (example, {"activations": 99}, "1 (32768), the loss (1288)."),
+    (half_llama, {"activations": 99}, "Most bytes are made in these layers"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(OWN_MISTAKES)))
+def test_own_ledger_mistake(number, capsys):
+    build, change, words = OWN_MISTAKES[number]
+    outcome = judged(build, **change)
+    assert outcome.state == NOT_RIGHT
+    assert outcome.text.startswith("3 of 4 entries are right to the byte.")
+    assert words in f"{outcome.text}\n"
+    (name,) = change
+    (line,) = [x for x in outcome.text.split("\n") if f"- {name}: " in x]
+    assert " bytes too " in line
+    assert outcome.text.count(": right.") == 3
+
+
+def test_own_ledger_is_printed_line_by_line(capsys):
+    guess = dict.fromkeys(right_ledger(example), 100)
+    own(lambda: (*example(), guess))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{NOT_RIGHT} 0 of 4 entries are right to the byte."
+    assert [x.split(":")[0] for x in lines if x.startswith("- ")] == [
+        f"- {name}" for name in guess
+    ]
+    assert all(len(line) < 80 for line in lines)
+    own(lambda: (*example(), guess), hint=False)
+    assert capsys.readouterr().out == (
+        f"{NOT_RIGHT} take `hint=False` away for a hint.\n"
+    )
+
+
+def with_parts(**parts):
+    """The solution's result with parts that are replaced."""
+    names = ["model", "optimizer", "loss", "batch", "guess"]
+    result = dict(zip(names, solutions.own_ledger(), strict=True))
+    return lambda: tuple((result | parts).values())
+
+
+def with_guess(**entries):
+    return with_parts(guess=solutions.own_ledger()[4] | entries)
+
+
+OWN_HOSTILE = {
+    "None": (None, "this is None."),
+    "a model": (nn.Linear, "this is a class."),
+    "a number": (3, "this is an int."),
+    "arguments": (lambda model: 1, "missing 1 required positional argument"),
+    "a division": (lambda: 1 / 0, "ZeroDivisionError in line 1"),
+    "an exit": (lambda: sys.exit(), "SystemExit in line 1"),
+    "unprintable": (raises(Unprintable()), "Unprintable in line 2"),
+    "recursion": (recursive, "RecursionError"),
+    "a string": (lambda: "abcde", "your function returns a str: `return mod"),
+    "too short": (lambda: (1, 2), "your function returns a tuple of 2: "),
+    "no model": (with_parts(model=3), "the model is an int"),
+    "turned": (lambda: (*example()[::-1], {}), "the model is a tuple"),
+    "no optimizer": (with_parts(optimizer="adam"), "the optimizer is a str"),
+    "an optimizer of others": (
+        with_parts(optimizer=torch.optim.SGD([nn.Parameter(torch.ones(1))])),
+        "parameters that are not the model's",
+    ),
+    "no loss": (with_parts(loss=0.5), "the loss is a float"),
+    "no batch": (with_parts(batch=()), "the batch is a tuple: a tensor"),
+    "numbers": (with_parts(batch=([1, 2], 3)), "the batch holds a list"),
+    "one tensor": (with_parts(batch=torch.rand(32, 64)), "TypeError: "),
+    "a wrong shape": (
+        with_parts(batch=(torch.rand(32, 63), torch.zeros(32).long())),
+        "a dry run of this step fails. ",
+    ),
+    "a loss of values": (
+        with_parts(loss=lambda model, x, y: model(x).sum().item()),
+        "use no .item()",
+    ),
+    "an exit in the loss": (
+        with_parts(loss=lambda *args: sys.exit()),
+        "SystemExit",
+    ),
+    "no operator": (with_parts(loss=raises(NotImplementedError())), "dry run"),
+    "all frozen": (
+        with_parts(model=nn.Linear(64, 10).requires_grad_(False)),
+        "parameters that are not the model's",
+    ),
+    "a guess of words": (with_parts(guess="many"), "the guess is a str"),
+    "an unknown key": (with_guess(total=3), "the guess has the key 'total'"),
+    "a missing key": (with_parts(guess={"parameters": 3}), "gradients is mi"),
+    "an open entry": (with_guess(gradients=...), "gradients is missing"),
+    "a word": (with_guess(optimizer="4"), "the guess for optimizer is a str"),
+    "a truth": (with_guess(optimizer=True), "optimizer is a bool"),
+    "a list": (with_guess(optimizer=[4]), "optimizer is a list"),
+    "nan": (with_guess(optimizer=float("nan")), "bytes are whole numbers"),
+    "infinity": (with_guess(optimizer=inf), "bytes are whole numbers"),
+    "a half": (with_guess(optimizer=0.5), "optimizer is 0.5: bytes are whol"),
+    "unknown and unprintable": (
+        with_parts(guess={type("K", (), {"__repr__": recursive})(): 3}),
+        "RecursionError",
+    ),
+    "no return": (lambda: (lambda x: None)(3), ""),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", OWN_HOSTILE)
+def test_own_ledger_of_the_wrong_kind(kind, capsys):
+    function, words = OWN_HOSTILE[kind]
+    before = global_state()
+    own(function)
+    printed = capsys.readouterr()
+    text = " ".join(printed.out.split())
+    if words:
+        assert text.startswith(f"{NOT_RIGHT} ")
+        assert words in text
+    else:
+        assert text == NOT_ATTEMPTED
+    assert not printed.err
+    assert "Traceback" not in text
+    assert_same_state(before)
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_own_ledger_not_attempted(empty):
+    assert own.judge(EMPTY[empty]).state == NOT_ATTEMPTED
+    assert own.judge(raises(NotImplementedError())).state == NOT_ATTEMPTED
+    assert own.judge(with_parts(guess={})).state == NOT_ATTEMPTED
+
+
+def test_own_ledger_forgotten_return():
+    def own_ledger():
+        result = solutions.own_ledger()
+        len(result)
+
+    assert "returns None: end it with `return`" in own.judge(own_ledger).text
+
+
+def test_own_ledger_takes_numbers_of_any_kind():
+    guess = solutions.own_ledger()[4]
+    for kind in (float, np.int64, torch.tensor, np.float64):
+        outcome = own.judge(
+            with_parts(guess={name: kind(n) for name, n in guess.items()})
+        )
+        assert outcome.state == CORRECT
+
+
+def test_own_ledger_leaves_everything_as_it_is():
+    result = solutions.own_ledger()
+    model, optimizer, *_ = result
+    before = [p.clone() for p in model.parameters()]
+    torch.manual_seed(7)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            torch.inference_mode(),
+            torch.autocast("cpu", torch.bfloat16),
+            torch.device("meta"),
+        ):
+            state = global_state()
+            assert own.judge(solutions.own_ledger).state == CORRECT
+            assert own.judge(lambda: result).state == CORRECT
+            assert_same_state(state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not optimizer.state
+    assert all(map(torch.equal, model.parameters(), before))
+    assert repr(own) == "check_own_ledger"
+
+
+def test_own_ledger_interrupted():
+    with pytest.raises(KeyboardInterrupt):
+        own(raises(KeyboardInterrupt()))
 
 
 def test_numbers_are_said_in_full_or_short():

@@ -2297,3 +2297,451 @@ def same_network(layers, x, count):
 def same_network(layers, x, count):
     for part in ck.equal_segments(len(layers), count):
         x = checkpoint(segment, layers, part, x, use_reentrant=False)
+
+
+# model_states
+
+
+def numbers_in(shapes, trained):
+    everything = [math.prod(shape) for shape in shapes]
+    pairs = zip(everything, trained, strict=True)
+    return sum(everything), [n for n, learns in pairs if learns]
+
+
+@hinted("the rule of 16 bytes for every parameter")
+def model_states(shapes, trained):
+    n, _ = numbers_in(shapes, trained)
+    return 4 * n, 4 * n, 8 * n
+
+
+@hinted("the answer is a single number; it must be 3 numbers")
+def model_states(shapes, trained):
+    return 16 * numbers_in(shapes, trained)[0]
+
+
+@hinted("it has neither a gradient nor optimizer states")
+def model_states(shapes, trained):
+    n, _ = numbers_in(shapes, trained)
+    return 4 * n, 4 * n, 8 * n + 4 * len(shapes)
+
+
+@hinted("it has neither a gradient nor optimizer states")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 4 * n, 8 * sum(learns) + 4 * len(learns)
+
+
+@hinted("Adam's counters are missing")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 4 * sum(learns), 8 * sum(learns)
+
+
+@hinted("one of 4 bytes for each trained tensor")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 4 * sum(learns), 8 * sum(learns) + 4
+
+
+@hinted("a frozen tensor has no counter")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 4 * sum(learns), 8 * sum(learns) + 4 * len(shapes)
+
+
+@hinted("4 bytes, not 8")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 8 * sum(learns), 8 * sum(learns) + 4 * len(learns)
+
+
+@hinted("frozen parameters are parameters too")
+def model_states(shapes, trained):
+    _, learns = numbers_in(shapes, trained)
+    n = sum(learns)
+    return 4 * n, 4 * n, 8 * n + 4 * len(learns)
+
+
+@hinted("means of the gradient and of its square")
+def model_states(shapes, trained):
+    n, learns = numbers_in(shapes, trained)
+    return 4 * n, 4 * sum(learns), 4 * sum(learns) + 4 * len(learns)
+
+
+@hinted("the product of its dimensions, not their sum")
+def model_states(shapes, trained):
+    sizes = [sum(shape) for shape in shapes]
+    learns = [n for n, on in zip(sizes, trained, strict=True) if on]
+    return (
+        4 * sum(sizes),
+        4 * sum(learns),
+        8 * sum(learns) + 4 * len(learns),
+    )
+
+
+# llama_parameters
+
+
+@hinted("so their matrices are not square")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = 4 * width * width + 3 * width * hidden + 2 * width
+    return 2 * vocabulary * width + depth * block + width
+
+
+def grouped(width, heads, kv_heads):
+    return 2 * width * width + 2 * width * (width // heads) * kv_heads
+
+
+@hinted("three matrices: gate, up and down")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = grouped(width, heads, kv_heads) + 2 * width * hidden + 2 * width
+    return 2 * vocabulary * width + depth * block + width
+
+
+@hinted("the norm after the last block is missing")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = grouped(width, heads, kv_heads) + 3 * width * hidden + 2 * width
+    return 2 * vocabulary * width + depth * block
+
+
+@hinted("the head is not tied")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = grouped(width, heads, kv_heads) + 3 * width * hidden + 2 * width
+    return vocabulary * width + depth * block + width
+
+
+@hinted("that of one head, width / heads, times `kv_heads`")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    attention = 2 * width * width + 2 * width * (width // kv_heads)
+    block = attention + 3 * width * hidden + 2 * width
+    return 2 * vocabulary * width + depth * block + width
+
+
+@hinted("the norms of the blocks are missing")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = grouped(width, heads, kv_heads) + 3 * width * hidden
+    return 2 * vocabulary * width + depth * block
+
+
+@hinted("these are bytes")
+def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
+    block = grouped(width, heads, kv_heads) + 3 * width * hidden + 2 * width
+    return 4 * (2 * vocabulary * width + depth * block + width)
+
+
+# saved_bytes
+
+
+@hinted("only what some layer needs")
+def saved_bytes(layers, rows, width):
+    norms = layers.count("layernorm")
+    return 4 * rows * (len(layers) * width + 2 * norms)
+
+
+@hinted("the same tensor: the output of ReLU")
+def saved_bytes(layers, rows, width):
+    total = 0
+    for k, layer in enumerate(layers):
+        if k or layer in ("relu", "tanh"):
+            total += rows * width
+        if layer == "layernorm":
+            total += 2 * rows
+    return 4 * total
+
+
+def needs(layers, *by_output):
+    return {
+        k + 1 if layer in by_output else k for k, layer in enumerate(layers)
+    }
+
+
+def bytes_of(saved, layers, rows, width, norm=2):
+    return 4 * rows * (len(saved) * width + norm * layers.count("layernorm"))
+
+
+@hinted("the input of the chain is there anyway")
+def saved_bytes(layers, rows, width):
+    return bytes_of(needs(layers, "relu", "tanh"), layers, rows, width)
+
+
+@hinted("GELU is not like ReLU")
+def saved_bytes(layers, rows, width):
+    saved = needs(layers, "relu", "tanh", "gelu") - {0}
+    return bytes_of(saved, layers, rows, width)
+
+
+@hinted("ReLU and tanh save their outputs")
+def saved_bytes(layers, rows, width):
+    return bytes_of(needs(layers) - {0}, layers, rows, width)
+
+
+@hinted("ReLU and tanh save their outputs")
+def saved_bytes(layers, rows, width):
+    return bytes_of(needs(layers, "relu") - {0}, layers, rows, width)
+
+
+@hinted("two numbers for each row are missing")
+def saved_bytes(layers, rows, width):
+    saved = needs(layers, "relu", "tanh") - {0}
+    return bytes_of(saved, layers, rows, width, norm=0)
+
+
+@hinted("these are numbers, not bytes")
+def saved_bytes(layers, rows, width):
+    return (
+        bytes_of(needs(layers, "relu", "tanh") - {0}, layers, rows, width) / 4
+    )
+
+
+@hinted('the answer for ["linear", "gelu", "linear"] is 240; 480 is right')
+def saved_bytes(layers, rows, width):
+    return 4 * rows * width
+
+
+@hinted("returns None: end it with `return`")
+def saved_bytes(layers, rows, width):
+    bytes_of(needs(layers), layers, rows, width)
+
+
+# gated_block
+
+
+def of_tokens(batch, tokens, numbers):
+    return 4 * batch * tokens * numbers
+
+
+@hinted("16 × width is the block with an MLP of two matrices")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 16 * width + 4 + heads)
+
+
+@hinted("the gated MLP saves four tensors")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 8 * width + 2 * hidden + 4 + heads)
+
+
+@hinted("the gated MLP saves four tensors")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 8 * width + 3 * hidden + 4 + heads)
+
+
+@hinted("one number for each head of a token")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 8 * width + 4 * hidden + 4)
+
+
+@hinted("each norm saves two numbers")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 8 * width + 4 * hidden + heads)
+
+
+@hinted("fused attention computes them again")
+def gated_block(batch, tokens, width, heads, hidden):
+    numbers = 8 * width + 4 * hidden + 4 + heads + heads * tokens
+    return of_tokens(batch, tokens, numbers)
+
+
+@hinted("The block's output is the next block's input")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 9 * width + 4 * hidden + 4 + heads)
+
+
+@hinted("q, k and v are views of one tensor")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 11 * width + 4 * hidden + 4 + heads)
+
+
+@hinted("fp32 takes 4")
+def gated_block(batch, tokens, width, heads, hidden):
+    return of_tokens(batch, tokens, 8 * width + 4 * hidden + 4 + heads) / 2
+
+
+# extrapolate
+
+
+def highest(lines, n):
+    return max(constant + slope * n for constant, slope in lines)
+
+
+def line_through(first, low, second, high, batch):
+    return low + (high - low) / (second - first) * (batch - first)
+
+
+def extrapolated(peak, first, second, batch):
+    line = line_through(first, peak(first), second, peak(second), batch)
+    return line, peak(batch)
+
+
+@hinted("first what the line says, then the peak")
+def extrapolate(lines, first, second, batch):
+    line, peak = extrapolated(
+        lambda n: highest(lines, n), first, second, batch
+    )
+    return peak, line
+
+
+@hinted("two numbers are asked")
+def extrapolate(lines, first, second, batch):
+    return extrapolated(lambda n: highest(lines, n), first, second, batch)[0]
+
+
+@hinted("goes through zero")
+def extrapolate(lines, first, second, batch):
+    return highest(lines, second) / second * batch, highest(lines, batch)
+
+
+@hinted("over second − first samples")
+def extrapolate(lines, first, second, batch):
+    rise = highest(lines, second) - highest(lines, first)
+    line = highest(lines, second) + rise * (batch - second)
+    return line, highest(lines, batch)
+
+
+@hinted("different moments of one step")
+def extrapolate(lines, first, second, batch):
+    def peak(n):
+        return sum(constant + slope * n for constant, slope in lines)
+
+    return extrapolated(peak, first, second, batch)
+
+
+@hinted("belong to different lines")
+def extrapolate(lines, first, second, batch):
+    def peak(n):
+        return max(c for c, _ in lines) + max(s for _, s in lines) * n
+
+    return extrapolated(peak, first, second, batch)
+
+
+@hinted("not always the steepest")
+def extrapolate(lines, first, second, batch):
+    def peak(n):
+        constant, slope = max(lines, key=lambda line: line[1])
+        return constant + slope * n
+
+    return extrapolated(peak, first, second, batch)
+
+
+@hinted("but then over batch − first samples")
+def extrapolate(lines, first, second, batch):
+    rise = highest(lines, second) - highest(lines, first)
+    line = highest(lines, first) + rise / (second - first) * (batch - second)
+    return line, highest(lines, batch)
+
+
+# largest_batch
+
+
+@hinted("only the steepest line is looked at")
+def largest_batch(lines, limit):
+    constant, slope = max(lines, key=lambda line: line[1])
+    return max(0, (limit - constant) // slope)
+
+
+@hinted("the peaks at 1 and 2")
+def largest_batch(lines, limit):
+    slope = highest(lines, 2) - highest(lines, 1)
+    return (limit - highest(lines, 1)) // slope + 1
+
+
+@hinted("round down")
+def largest_batch(lines, limit):
+    if any(constant > limit for constant, _ in lines):
+        return 0
+    return min(math.ceil((limit - c) / s) for c, s in lines if s)
+
+
+@hinted("a peak of exactly the limit")
+def largest_batch(lines, limit):
+    batch = 0
+    while highest(lines, batch + 1) < limit:
+        batch += 1
+    return batch
+
+
+@hinted("above the limit")
+def largest_batch(lines, limit):
+    batch = 0
+    while highest(lines, batch) <= limit:
+        batch += 1
+    return batch
+
+
+@hinted("not even one sample fits")
+def largest_batch(lines, limit):
+    return min((limit - c) // s for c, s in lines if s) or 1
+
+
+@hinted("ZeroDivisionError in line 3 of your function")
+def largest_batch(lines, limit):
+    return max(0, min((limit - c) // slope for c, slope in lines))
+
+
+@hinted("take the smallest")
+def largest_batch(lines, limit):
+    return max((limit - c) // s for c, s in lines if s)
+
+
+@hinted("then no batch fits")
+def largest_batch(lines, limit):
+    return max(0, min((limit - c) // s for c, s in lines if s))
+
+
+# estimate
+
+
+def of_gpt(p, n, width, depth, heads, v, states=2, logits=3, block=None):
+    block = block or 4 * n * (16 * width + heads)
+    return 4 * p * (1 + states) + depth * block + 4 * logits * n * v
+
+
+@hinted("Adam keeps two numbers")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    shape = batch * tokens, width, depth, heads, vocabulary
+    return of_gpt(parameters, *shape, states=1)
+
+
+@hinted("the logits count once")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    shape = batch * tokens, width, depth, heads, vocabulary
+    return of_gpt(parameters, *shape, logits=1)
+
+
+@hinted("the logits count twice")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    shape = batch * tokens, width, depth, heads, vocabulary
+    return of_gpt(parameters, *shape, logits=2)
+
+
+@hinted("those of a 16-bit block")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    n = batch * tokens
+    block = n * width * (34 + 5 * heads * tokens / width)
+    return of_gpt(parameters, n, width, depth, heads, vocabulary, block=block)
+
+
+@hinted("without fused attention the scores would be kept")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    n = batch * tokens
+    block = 2 * n * width * (34 + 5 * heads * tokens / width)
+    return of_gpt(parameters, n, width, depth, heads, vocabulary, block=block)
+
+
+@hinted("the scores are gone; but 34 bytes")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    n = batch * tokens
+    block = 34 * n * width
+    return of_gpt(parameters, n, width, depth, heads, vocabulary, block=block)
+
+
+@hinted("twice 34 is too much")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    n = batch * tokens
+    block = 68 * n * width
+    return of_gpt(parameters, n, width, depth, heads, vocabulary, block=block)
+
+
+@hinted("none of them is there yet")
+def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
+    shape = batch * tokens, width, depth, heads, vocabulary
+    return of_gpt(parameters, *shape, states=3)

@@ -33,6 +33,15 @@ from membudget.exercises.checkpointing import (
     check_uneven,
 )
 from membudget.exercises.core import Exercise, Outcome
+from membudget.exercises.ledger import (
+    check_estimate,
+    check_extrapolate,
+    check_gated_block,
+    check_largest_batch,
+    check_llama_parameters,
+    check_model_states,
+    check_saved_bytes,
+)
 from membudget.exercises.measuring import (
     check_alive_at_peak,
     check_allocated,
@@ -41,10 +50,12 @@ from membudget.exercises.measuring import (
     check_statuses,
     check_train,
 )
+from membudget.exercises.own_ledger import OwnLedger, check_own_ledger
 
 __all__ = [
     "Exercise",
     "Outcome",
+    "OwnLedger",
     "check_accumulate",
     "check_alive_at_peak",
     "check_allocated",
@@ -53,15 +64,23 @@ __all__ = [
     "check_cheapest_count",
     "check_clipped_step",
     "check_collect_above",
+    "check_estimate",
     "check_expensive",
+    "check_extrapolate",
     "check_forget",
+    "check_gated_block",
+    "check_largest_batch",
     "check_largest_micro_batch",
+    "check_llama_parameters",
     "check_mean_of_means_error",
+    "check_model_states",
     "check_noise_scale",
+    "check_own_ledger",
     "check_padded_gradient",
     "check_predict_peak",
     "check_remember",
     "check_same_network",
+    "check_saved_bytes",
     "check_segment_step",
     "check_sequential_peak",
     "check_shrinking",
