@@ -12,8 +12,8 @@ SITE := _build/html
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test notebooks measure bench soak lint repository \
-        constraints clean FORCE
+.PHONY: help book serve test notebooks measure peers bench soak lint \
+        repository constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -37,6 +37,9 @@ notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 
 measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
 	$(PY) -m membudget.experiments run --size $(SIZE) --out $(OUT)
+
+peers: $(VENV)/home  ## run other memory calculators (downloads them)
+	$(PY) tools/peers.py
 
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
