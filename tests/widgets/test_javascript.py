@@ -7,6 +7,7 @@ import subprocess
 from itertools import product
 from pathlib import Path
 
+import ledger_cases
 import node
 import pytest
 import segments_cases
@@ -86,6 +87,12 @@ def grid(tmp_path_factory):
     everything = list(segments_cases.cases())
     assert len(everything) >= 1000
     (folder / "segments.json").write_text(json.dumps(everything))
+    everything = list(ledger_cases.cases())
+    assert len(everything) >= 500
+    (folder / "ledger.json").write_text(json.dumps(everything))
+    (folder / "ledger-tables.json").write_text(
+        json.dumps(ledger_cases.tables())
+    )
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder
@@ -111,6 +118,7 @@ def test_there_are_javascript_tests():
     assert {path.name for path in TESTS} >= {
         "accumulation.test.mjs",
         "base.test.mjs",
+        "ledger.test.mjs",
         "segments.test.mjs",
         "timeline.test.mjs",
     }

@@ -41,7 +41,11 @@ RECIPES = {
     "bf16": Recipe(2, 2, 0, None, "everything in bf16"),
     "master": Recipe(2, 2, 4, None, "bf16 model, fp32 copy for the optimizer"),
     "master-fp32-gradients": Recipe(
-        2, 4, 4, None, "the same, gradients summed in fp32"
+        2,
+        4,
+        4,
+        None,
+        "bf16 model, fp32 copy, gradients summed in fp32",
     ),
 }
 """The recipes by name.

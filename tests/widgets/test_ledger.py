@@ -1,0 +1,352 @@
+"""The ledger widget's traits and numbers."""
+
+import json
+from xml.etree import ElementTree
+
+import ledger_cases as cases
+import pytest
+from traitlets import TraitError
+
+from membudget.ledger import (
+    GPT2,
+    LLAMA3_8B,
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    predict,
+    states,
+)
+from membudget.widgets import Ledger
+from membudget.widgets.ledger import BARS, SHAPE, SHOWN
+
+GIB = 2**30
+TINY = {
+    "preset": "",
+    "vocabulary": 40,
+    "width": 16,
+    "depth": 2,
+    "heads": 2,
+    "kv_heads": 2,
+    "context": 32,
+    "batch": 4,
+    "tokens": 8,
+}
+
+
+# Traits --------------------------------------------------------------------
+
+
+def test_defaults():
+    widget = Ledger()
+    assert widget.preset == "GPT-2 124M"
+    assert widget.shape == GPT2
+    assert (widget.batch, widget.tokens, widget.steps) == (8, 1024, 1)
+    assert (widget.recipe, widget.optimizer) == ("fp32", "adam")
+    assert widget.fused and not widget.checkpointed and not widget.foreach
+    assert widget.numbers()["parameters"] == 124_439_808
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_the_shape(preset):
+    assert Ledger(preset).shape == PRESETS[preset]
+    widget = Ledger(tokens=512)
+    widget.preset = preset
+    assert widget.shape == PRESETS[preset]
+    assert widget.preset == preset
+    assert widget.tokens == 512
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"depth": 24},
+        {"vocabulary": 50304},
+        {"tied": False},
+        {"context": 2048},
+        {"family": "llama"},
+    ],
+)
+def test_another_shape_leaves_the_preset(change):
+    (name,) = change
+    widget = Ledger()
+    setattr(widget, name, change[name])
+    assert widget.preset == ""
+    assert getattr(widget, name) == change[name]
+    assert widget.width == 768  # the rest stays
+    given = Ledger("GPT-2 124M", **change)
+    assert given.state() == widget.state()
+    widget.preset = "GPT-2 124M"
+    assert widget.shape == GPT2
+
+
+def test_what_is_no_shape_keeps_the_preset():
+    widget = Ledger(fused=False, batch=3, tokens=9, checkpointed=True)
+    assert widget.preset == "GPT-2 124M"
+    widget.recipe = "bf16"
+    widget.hidden = 5  # which the family gpt does not use
+    assert widget.preset == "GPT-2 124M"
+    assert Ledger("GPT-2 124M", depth=12).preset == "GPT-2 124M"
+
+
+def test_several_at_once():
+    """As the browser sends them."""
+    widget = Ledger()
+    widget.set_state({"width": 1000, "heads": 10, "preset": ""})
+    assert (widget.width, widget.heads, widget.preset) == (1000, 10, "")
+    with pytest.raises(TraitError, match="width 1000 is not a multiple"):
+        widget.set_state({"heads": 7})
+    assert widget.heads == 10
+    widget.set_state(Ledger("Llama 3 8B", tokens=8192).state())
+    assert widget.shape == LLAMA3_8B
+    assert (widget.preset, widget.tokens) == ("Llama 3 8B", 8192)
+    with pytest.raises(TraitError, match="8192 tokens are more than the"):
+        widget.preset = "GPT-2 124M"
+    assert (widget.preset, widget.shape) == ("Llama 3 8B", LLAMA3_8B)
+
+
+def test_a_preset_and_its_tokens_at_once():
+    widget = Ledger()
+    with widget.hold_trait_notifications():
+        widget.preset = "Llama 2 7B"
+        widget.tokens = 4096
+    assert widget.shape == PRESETS["Llama 2 7B"]
+    assert widget.tokens == 4096
+
+
+@pytest.mark.parametrize("bad", cases.BAD, ids=str)
+def test_sizes_that_cannot_be(bad):
+    with pytest.raises(TraitError, match="use"):
+        Ledger(**bad)
+    widget = Ledger()
+    before = widget.state()
+    with pytest.raises(TraitError, match="use"):
+        widget.set_state(bad)
+    assert widget.state() == before
+
+
+@pytest.mark.parametrize(
+    "bad, why",
+    [
+        ({"batch": 0}, "batch is 0: use a whole number of at least 1"),
+        ({"tokens": True}, "tokens is True: use a whole number"),
+        ({"width": "wide"}, "width is 'wide': use a whole number"),
+        ({"depth": 257}, "depth is 257: use at most 256"),
+        ({"heads": 5}, "width 768 is not a multiple of 5 heads"),
+        ({"recipe": "fp8"}, "master-fp32-gradients"),
+        ({"optimizer": "lion"}, "adam-8bit"),
+        ({"family": "mamba"}, "llama"),
+        ({"preset": "GPT-5"}, "GPT-2 124M"),
+        ({"preset": 3}, "GPT-2 124M"),
+        ({"fused": "no"}, "boolean"),
+        ({"budget": -1}, "budget is -1: use a whole number of bytes; 0 is"),
+        ({"budget": 1.5}, "use a whole number of bytes"),
+        ({"budget": False}, "use a whole number of bytes"),
+        ({"budget": 2**50 + 1}, "use at most 1125899906842624 bytes"),
+    ],
+)
+def test_bad_input(bad, why):
+    (name,) = bad
+    with pytest.raises(TraitError, match=name) as error:
+        Ledger(**bad)
+    assert error.match(why)
+    widget = Ledger()
+    before = widget.state()
+    with pytest.raises(TraitError, match=why):
+        setattr(widget, name, bad[name])
+    assert widget.state() == before
+
+
+def test_an_argument_that_is_none():
+    with pytest.raises(TypeError, match="no argument 'layers': use one of"):
+        Ledger(layers=3)
+
+
+def test_numpys_integers():
+    numpy = pytest.importorskip("numpy")
+    assert type(Ledger(batch=numpy.int64(2)).batch) is int
+
+
+# Numbers -------------------------------------------------------------------
+
+
+def test_numbers_are_the_predictions():
+    for arguments in list(cases.settings())[:500:7]:
+        widget = Ledger(**arguments)
+        n = widget.numbers()
+        run = predict(
+            widget.shape,
+            widget.batch,
+            widget.tokens,
+            recipe=widget.recipe,
+            optimizer=widget.optimizer,
+            micro_batch=-(-widget.batch // widget.steps),
+            checkpointed=widget.checkpointed,
+            foreach=widget.foreach,
+        )
+        assert n["peak"] == {
+            "row": run.at_peak.row,
+            "phase": run.at_peak.phase,
+            "split": run.at_peak.split,
+            "bytes": run.peak,
+        }
+        assert sum(n["peak"]["split"].values()) == n["peak"]["bytes"]
+        assert list(n["peak"]["split"]) == list(SHOWN)
+        for bar, phases in BARS.items():
+            assert n[bar]["bytes"] == max(map(run.peak_in, phases))
+            assert n[bar]["phase"] in phases
+        widget.close()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_states_are_those_of_the_model(family, recipe, optimizer):
+    widget = Ledger(
+        **TINY, family=family, recipe=recipe, optimizer=optimizer, tied=True
+    )
+    model = widget.shape.build()
+    n = widget.numbers()
+    assert n["states"] == states(model, recipe, optimizer).total
+    assert n["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("share", [0.2, 1.0, 1.3, 3.7])
+def test_the_largest_batch_by_trying(steps, fused, share):
+    widget = Ledger(**TINY, steps=steps, fused=fused)
+    budget = round(share * widget.numbers()["peak"]["bytes"])
+    widget.budget = budget
+    n = widget.numbers()
+    assert n["fits"] == (share >= 1)
+    largest = 0
+    for widget.batch in range(1, 140):
+        if widget.prediction.peak <= budget:
+            largest = widget.batch
+    assert largest < 139
+    assert n["largest"] == largest
+
+
+def test_without_a_budget():
+    n = Ledger().numbers()
+    assert n["fits"] is None and n["largest"] is None
+
+
+# Words ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        (
+            {},
+            [
+                "GPT-2 124M, 8 sequences of 1024 tokens: the peak, 10.5 GiB, "
+                "comes in the backward pass, at log_softmax, and is 58 % "
+                "activations and 29 % temporaries."
+            ],
+        ),
+        (
+            {"budget": 15 * GIB},
+            [
+                "It fits the budget of 15.0 GiB; the largest batch that "
+                "does is 11."
+            ],
+        ),
+        (
+            {"budget": 8 * GIB},
+            ["It does not fit the budget of 8.00 GiB; the largest batch"],
+        ),
+        ({"budget": 1}, ["It does not fit", "; not even one sequence does."]),
+        (
+            {"batch": 1, "tokens": 1, "foreach": True},
+            [
+                "GPT-2 124M, 1 sequence of 1 token: the peak, 2.32 GiB, ",
+                "comes in the optimizer’s step, and is 40 % optimizer",
+            ],
+        ),
+        ({"depth": 1, "family": "llama"}, ["1 block of Llama’s kind, 768"]),
+        ({"steps": 3, "checkpointed": True}, ["in 3 micro-batches, every"]),
+        ({"steps": 6}, ["in 4 micro-batches:"]),  # of 2 sequences
+        ({"batch": 2, "steps": 8}, ["in 2 micro-batches:"]),
+    ],
+)
+def test_sentence(arguments, parts):
+    sentence = Ledger(**arguments).sentence()
+    for part in parts:
+        assert part in sentence
+
+
+def test_repr():
+    assert repr(Ledger(batch=2)) == (
+        "Ledger('GPT-2 124M', batch=2, tokens=1024, recipe='fp32', "
+        "optimizer='adam')"
+    )
+    assert repr(Ledger(**TINY)).startswith("Ledger('gpt', batch=4, tokens=8,")
+
+
+def test_state_is_json_and_small():
+    state = Ledger(budget=15 * GIB).state()
+    assert json.loads(json.dumps(state)) == state
+    assert set(state) == {
+        *("preset", *SHAPE, "fused", "batch", "tokens", "steps"),
+        *("checkpointed", "recipe", "optimizer", "foreach", "budget"),
+    }
+    assert len(json.dumps(state)) < 500
+
+
+def test_html_is_the_same_every_time():
+    one, two = (
+        Ledger(budget=15 * GIB)._repr_mimebundle_()[0]["text/html"]
+        for _ in range(2)
+    )
+    assert one == two
+
+
+# The static picture --------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{}, {"checkpointed": True}, TINY])
+@pytest.mark.parametrize("share", [0, 0.3, 1.5, 9])
+def test_picture_is_drawn_to_scale(arguments, share):
+    widget = Ledger(**arguments)
+    n = widget.numbers()
+    peak = n["peak"]["bytes"]
+    widget.budget = round(share * peak)
+    svg = ElementTree.fromstring(widget.picture())
+    assert svg.get("role") == "img"
+    assert svg.get("aria-label") == widget.sentence()
+    scale = 396 / (1.04 * peak * (1.5 if share == 1.5 else 1))
+    for index, bar in enumerate(BARS):
+        drawn = [
+            float(box.get("width"))
+            for box in svg.iter("rect")
+            if box.get("y") == str(20 + 48 * index)
+            and box.get("fill") != "none"
+        ]
+        sizes = [size for size in n[bar]["split"].values() if size]
+        assert drawn == pytest.approx([s * scale for s in sizes], abs=0.06)
+    frames = [r for r in svg.iter("rect") if r.get("fill") == "none"]
+    assert len(frames) == 1
+    assert float(frames[0].get("width")) == pytest.approx(
+        peak * scale, abs=0.06
+    )
+    dashed = [p for p in svg.iter("path") if p.get("stroke-dasharray")]
+    assert len(dashed) == (share in (0.3, 1.5))
+    for path in dashed:
+        x = float(path.get("d")[1:].split(" ")[0])
+        assert x == pytest.approx(2 + widget.budget * scale, abs=0.06)
+    texts = [text.text for text in svg.iter("text")]
+    assert any(t.startswith("budget: ") for t in texts) == (share == 9)
+
+
+def test_picture_says_what_is_where():
+    svg = ElementTree.fromstring(Ledger(budget=15 * GIB).picture())
+    texts = [text.text for text in svg.iter("text")]
+    assert {
+        "forward: 9.01 GiB, at nll_loss",
+        "backward: peak 10.5 GiB, at log_softmax",
+        "update: 2.14 GiB",
+        "dashed: the budget, 15.0 GiB",
+        *SHOWN.values(),
+    } <= set(texts)
