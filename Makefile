@@ -44,8 +44,9 @@ peers: $(VENV)/home  ## run other memory calculators (downloads them)
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
 
-soak: $(VENV)/test.stamp  ## run every notebook ten times, same outputs
+soak: $(VENV)/test.stamp  ## run every notebook ten times, and all grids
 	$(PY) tools/soak.py
+	SOAK=1 $(PY) -m pytest tests/ledger
 
 lint: $(VENV)/test.stamp  ## check the style of the code
 	$(PY) -m ruff check .

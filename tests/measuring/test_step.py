@@ -257,6 +257,76 @@ def test_a_batch_on_meta_keeps_its_strides():
     assert dry.start == real.start == 4 * (9 * 16 + 17 * 10 + 8)
 
 
+# On another device than meta -----------------------------------------------
+
+
+def causal(model, x, y):
+    logits = model(x).flatten(0, 1)
+    return F.cross_entropy(logits, y.flatten())
+
+
+@pytest.mark.parametrize("make", [no_optimizer, *OPTIMIZERS[1:5]])
+def test_a_model_on_meta_run_on_a_cpu(make):
+    """The same bytes as on the CPU, where attention is fused."""
+
+    def build(device):
+        with torch.device(device):
+            model = GPT(13, 8, 8, 2, 2, tied=True)
+            x = torch.zeros(3, 8, dtype=torch.long)
+        return model, causal, x, x.clone()
+
+    model, loss, *batch = build("meta")
+    optimizer = make(model.parameters())
+    dry = dry_run(model, loss, *batch, optimizer=optimizer, on="cpu")
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert optimizer is None or not optimizer.state
+    model, loss, *batch = build("cpu")
+    real = trace_step(model, loss, *batch, optimizer=make(model.parameters()))
+    assert told(dry) == told(real)
+
+
+def test_on_meta_itself_attention_is_not_fused():
+    with torch.device("meta"):
+        model = GPT(13, 64, 8, 2, 2)
+        x = torch.zeros(3, 64, dtype=torch.long)
+    on = dry_run(model, causal, x, x.clone(), on="cpu")
+    off = dry_run(model, causal, x, x.clone())
+    names = [{o.name for o in t.operators} for t in (on, off)]
+    fused = "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert fused in names[0] and fused not in names[1]
+    assert on.peak < off.peak
+    assert on.start == off.start
+
+
+def test_the_device_counts_what_stands_for_it():
+    with torch.device("meta"):
+        model, x = nn.Linear(8, 8), torch.empty(4, 8)
+    whole = dry_run(model, mean_square, x, on="cpu")
+    mine = dry_run(model, mean_square, x, on="cpu", device="cpu")
+    none = dry_run(model, mean_square, x, on="cpu", device="meta")
+    assert mine.peak == whole.peak > none.peak == 0
+
+
+def test_a_model_that_is_somewhere_stays_there():
+    model, loss, *batch = digits()
+    expected = told(dry_run(model, loss, *batch))
+    assert told(dry_run(model, loss, *batch, on="cpu")) == expected
+    assert told(dry_run(model, loss, *batch, on="meta")) == expected
+
+
+def test_frozen_parameters_and_buffers_on_meta():
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+        )
+        x = torch.empty(4, 8)
+    model[2].requires_grad_(False)
+    dry = dry_run(model, mean_square, x, on="cpu")
+    real = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
+    real[2].requires_grad_(False)
+    assert told(dry) == told(trace_step(real, mean_square, torch.rand(4, 8)))
+
+
 def test_a_learning_rate_that_is_a_tensor():
     model, loss, *batch = digits()
     rate = torch.tensor(0.1)

@@ -6,7 +6,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import data
-from membudget.models import GPT, Block, chain, mlp
+from membudget.models import (
+    GPT,
+    Block,
+    Llama,
+    LlamaBlock,
+    attention,
+    chain,
+    convnet,
+    mlp,
+    rotary,
+    rotate,
+)
 
 torch.set_num_threads(1)
 
@@ -89,6 +100,63 @@ def test_a_block_needs_heads_that_divide_its_width():
         Block(width=10, heads=4)
 
 
+def test_attention_operator_by_operator_is_the_fused_one():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64)
+    fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(attention(q, k, v), fused)
+    twice = attention(q, k, v, lambda weights: 2 * weights)
+    torch.testing.assert_close(twice, 2 * fused)
+
+
+def test_the_weights_of_attention_see_no_later_token():
+    seen = []
+    q, k, v = torch.randn(3, 2, 3, 5, 4)
+    attention(q, k, v, lambda weights: seen.append(weights) or weights)
+    (weights,) = seen
+    assert weights.shape == (2, 3, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))
+    assert (weights.triu(1) == 0).all() and (weights.tril() > 0).sum() == 90
+
+
+@pytest.mark.parametrize("make", [Block, None])
+def test_fused_or_not_a_block_is_the_same(make):
+    torch.manual_seed(0)
+    if make is Block:
+        fused, other = Block(12, 3), Block(12, 3, fused=False)
+        given = ()
+    else:
+        fused = LlamaBlock(12, 3, 1, 20)
+        other = LlamaBlock(12, 3, 1, 20, fused=False)
+        given = (rotary(5, 4),)
+    other.load_state_dict(fused.state_dict())
+    fused, other = fused.double(), other.double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    torch.testing.assert_close(fused(x, *given), other(x, *given))
+
+
+@pytest.mark.parametrize(("fused", "places"), [(True, 2), (False, 3)])
+def test_dropout_in_a_block(fused, places, monkeypatch):
+    """After the softmax (not fused only) and before each of the sums."""
+    torch.manual_seed(0)
+    block, plain = Block(8, 2, fused, 0.5), Block(8, 2, fused)
+    plain.load_state_dict(block.state_dict())
+    x = torch.randn(2, 5, 8)
+    assert not torch.equal(block(x), block(x))
+    torch.testing.assert_close(block.eval()(x), plain(x))
+    calls, drop = [], F.dropout
+
+    def dropout(*args):
+        calls.append(args[1:])
+        return drop(*args)
+
+    monkeypatch.setattr(F, "dropout", dropout)
+    block.train()(x)
+    assert calls == [(0.5, True)] * places
+    plain(x)
+    assert len(calls) == places
+
+
 def test_gpt_gives_logits_for_every_token():
     model = GPT(vocabulary=11, context=9, width=8, depth=3, heads=2)
     assert model(torch.zeros(2, 6, dtype=torch.int64)).shape == (2, 6, 11)
@@ -115,9 +183,179 @@ def test_gpt_knows_the_order_of_its_tokens():
     assert (model(a)[0, 2] - model(b)[0, 2]).abs().max() > 1e-3
 
 
-def test_gpt_learns():
+@pytest.mark.parametrize("make", [GPT, Llama])
+def test_tied_weights_are_one_parameter(make):
+    tied, loose = (
+        make(11, width=8, heads=2, tied=True),
+        make(11, width=8, heads=2),
+    )
+    assert tied.head.weight is tied.token.weight
+    assert loose.head.weight is not loose.token.weight
+    counts = [sum(p.numel() for p in m.parameters()) for m in (tied, loose)]
+    assert counts[1] - counts[0] == 11 * 8
+    tied(torch.zeros(1, 3, dtype=torch.long)).sum().backward()
+    assert tied.token.weight.grad.shape == (11, 8)
+
+
+def test_gpt_hands_its_options_to_its_blocks():
+    model = GPT(depth=3, fused=False, dropout=0.25)
+    found = [(block.fused, block.dropout) for block in model.blocks]
+    assert found == [(False, 0.25)] * 3
+    assert [(b.fused, b.dropout) for b in GPT().blocks] == [(True, 0.0)] * 2
+
+
+# Llama -------------------------------------------------------------------
+
+
+def test_positions_turn_pairs_of_numbers():
+    """Pair i of position t turns by t · 500 000^(−2i/size)."""
+    turns = rotary(5, 8)
+    assert turns.shape == (5, 4) and turns.dtype == torch.complex64
+    torch.testing.assert_close(turns.abs(), torch.ones(5, 4))
+    for t in range(5):
+        for i in range(4):
+            angle = torch.tensor(t * 500_000 ** (-2 * i / 8))
+            expected = torch.complex(angle.cos(), angle.sin())
+            torch.testing.assert_close(turns[t, i], expected)
+    x = torch.randn(2, 3, 5, 8)
+    y = rotate(x, turns)
+    assert y.shape == x.shape
+    torch.testing.assert_close(y[:, :, 0], x[:, :, 0])  # the first: not
+    first, second = x[..., 4, 2], x[..., 4, 3]
+    c, s = turns[4, 1].real, turns[4, 1].imag
+    torch.testing.assert_close(y[..., 4, 2], first * c - second * s)
+    torch.testing.assert_close(y[..., 4, 3], first * s + second * c)
+    assert rotate(x.bfloat16(), turns).dtype == torch.bfloat16
+
+
+def test_turned_vectors_know_the_distance_of_their_positions_alone():
     torch.manual_seed(0)
-    model = GPT(vocabulary=4, context=8, width=16, depth=1, heads=2)
+    turns = rotary(20, 6)
+    q, k = torch.randn(2, 6)
+    q, k = (rotate(v.expand(20, 6), turns) for v in (q, k))
+    products = q @ k.T
+    for distance in range(-10, 10):
+        line = products.diagonal(distance)
+        torch.testing.assert_close(line, line[:1].expand_as(line))
+    assert products.diagonal().std() < 1e-5 < products[:, 0].std()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_llama_block_written_out_once_more(kv_heads):
+    torch.manual_seed(0)
+    block = LlamaBlock(16, 4, kv_heads, 20).double()
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    turns = rotary(5, 4)
+
+    def norm(x, weight):
+        rms = (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return (x / rms) * weight
+
+    normed = norm(x, block.norm1.weight)
+    q, k, v = (
+        part(normed).unflatten(-1, (-1, 4)).transpose(1, 2)
+        for part in (block.query, block.key, block.value)
+    )
+    q, k = rotate(q, turns), rotate(k, turns)
+    assert (q.shape[1], k.shape[1]) == (4, kv_heads)
+    heads = []
+    for head in range(4):
+        shared = head * kv_heads // 4
+        scores = q[:, head] @ k[:, shared].mT / 2
+        scores = scores + torch.ones(5, 5).tril().log()
+        heads.append(scores.softmax(-1) @ v[:, shared])
+    y = x + block.out(torch.cat(heads, dim=-1))
+    normed = norm(y, block.norm2.weight)
+    gate = block.gate(normed)
+    y = y + block.down(gate * gate.sigmoid() * block.up(normed))
+    torch.testing.assert_close(block(x, turns), y, rtol=0, atol=1e-6)
+
+
+def test_a_llama_block_has_no_biases():
+    block = LlamaBlock(16, 4, 2, 20)
+    assert not any("bias" in name for name, _ in block.named_parameters())
+    sizes = [tuple(m.weight.shape) for m in block.children()]
+    assert sizes == [
+        (16,),
+        (16, 16),
+        (8, 16),
+        (8, 16),
+        (16, 16),
+        (16,),
+        (20, 16),
+        (20, 16),
+        (16, 20),
+    ]
+
+
+@pytest.mark.parametrize("heads", [3, 5, 0, -1])
+def test_heads_that_do_not_divide_the_width_of_a_llama(heads):
+    with pytest.raises(
+        ValueError, match=f"width 16 is not a multiple of {heads} heads: use a"
+    ):
+        LlamaBlock(16, heads, 1, 20)
+
+
+@pytest.mark.parametrize("kv_heads", [3, 8, 0, -1])
+def test_heads_that_cannot_share_keys(kv_heads):
+    with pytest.raises(
+        ValueError, match=f"4 heads cannot share {kv_heads} heads of keys and"
+    ):
+        LlamaBlock(16, 4, kv_heads, 20)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_llama_gives_logits_and_does_not_look_ahead(fused):
+    torch.manual_seed(0)
+    model = Llama(11, width=8, depth=3, heads=2, kv_heads=1, fused=fused)
+    assert len(model.blocks) == 3 and model.head.bias is None
+    tokens = torch.randint(11, (1, 8))
+    before = model(tokens)
+    assert before.shape == (1, 8, 11)
+    tokens[0, 5] = (tokens[0, 5] + 1) % 11
+    after = model(tokens)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    changed = (before - after).abs().amax(-1)[0]
+    assert (changed[5:] > 1e-4).all()
+
+
+def test_llama_knows_the_order_of_its_tokens():
+    torch.manual_seed(0)
+    model = Llama(11, width=8, depth=1, heads=2)
+    a, b = torch.tensor([[1, 2, 3]]), torch.tensor([[2, 1, 3]])
+    assert (model(a)[0, 2] - model(b)[0, 2]).abs().max() > 1e-3
+
+
+# Convolutional nets ------------------------------------------------------
+
+
+def test_a_convolutional_net():
+    model = convnet((4, 6), inputs=2, outputs=5)
+    stage = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]
+    end = [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]
+    assert [type(layer) for layer in model] == stage * 2 + end
+    convolutions = [m for m in model if type(m) is nn.Conv2d]
+    shapes = [tuple(m.weight.shape) for m in convolutions]
+    assert shapes == [(4, 2, 3, 3), (6, 4, 3, 3)]
+    assert all(m.bias is None for m in convolutions)
+    for side in (4, 8, 13):
+        assert model(torch.zeros(3, 2, side, side)).shape == (3, 5)
+    assert model[:4](torch.zeros(3, 2, 8, 8)).shape == (3, 4, 4, 4)
+
+
+def test_a_convolutional_net_by_default_takes_colour_pictures():
+    assert convnet()(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+
+
+def test_a_convolutional_net_without_channels_is_refused():
+    with pytest.raises(ValueError, match="channels is empty: use at least"):
+        convnet(())
+
+
+@pytest.mark.parametrize("make", [GPT, Llama])
+def test_a_language_model_learns(make):
+    torch.manual_seed(0)
+    model = make(vocabulary=4, width=16, depth=1, heads=2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     tokens = torch.arange(9).remainder(4).expand(8, 9)
     for _ in range(60):

@@ -106,10 +106,10 @@ def activations(
     Raises:
         ValueError: sizes that are not positive whole numbers.
     """
+    blocks = shape.depth * block_activations(shape, batch, tokens, itemsize)
     place = 8 * tokens
     if shape.family == "llama":
         place *= shape.width // shape.heads // 2
-    blocks = shape.depth * block_activations(shape, batch, tokens, itemsize)
     return blocks + place + head_activations(shape, batch, tokens, itemsize)
 
 

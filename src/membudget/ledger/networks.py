@@ -282,12 +282,13 @@ class _Written:
         paper, d = self.paper, self.shape.width
         qkv = self.linear(self.norm(x), "qkv", d, 3 * d)
         q, k, v = op.split(paper, qkv, (self.numbers,) * 3)
-        y = self.linear(self.attend(q, k, v), "out", d, d)
+        attended = self.attend(q, k, v)
+        y = self.linear(attended, "out", d, d)
         x = op.add(paper, x, self.drop(y))
         up = self.linear(self.norm(x), "up", d, 4 * d)
         up = op.elementwise(paper, up, "gelu")
         y = self.drop(self.linear(up, "down", 4 * d, d))
-        return op.add(paper, x, y, watches=(q, k, v))
+        return op.add(paper, x, y, watches=(q, k, v, attended))
 
     def llama_block(self, x: PaperTensor) -> PaperTensor:
         paper, shape, d = self.paper, self.shape, self.shape.width
@@ -310,7 +311,8 @@ class _Written:
         )
         if not fused:
             v = op.heads_of(paper, v)
-        x = op.add(paper, x, self.linear(self.attend(q, k, v), "out", d, d))
+        attended = self.attend(q, k, v)
+        x = op.add(paper, x, self.linear(attended, "out", d, d))
         normed = self.norm(x, normed)
         gate = self.linear(normed, "gate", d, shape.hidden)
         gate = op.elementwise(paper, gate, "silu")
@@ -318,7 +320,7 @@ class _Written:
             paper, gate, self.linear(normed, "up", d, shape.hidden)
         )
         y = self.linear(up, "down", shape.hidden, d)
-        return op.add(paper, x, y, watches=(q, k, v, normed))
+        return op.add(paper, x, y, watches=(q, k, v, attended, normed))
 
 
 GPT2 = Transformer(50257, 768, 12, 12, 1024, tied=True)
@@ -411,7 +413,8 @@ class Chain:
                     f"model has the children 0 to {len(self.model) - 1}"
                 )
             number = part[-1] + 1
-        parameters = [p for m in self.model.modules() for p in _own(m)]
+        named = self.model.named_modules(remove_duplicate=False)
+        parameters = [p for _, module in named for p in _own(module)]
         if len({id(p) for p in parameters}) < len(parameters):
             raise ValueError(
                 "several modules share a parameter, for which there is no "
@@ -552,6 +555,10 @@ def _flatten(paper, module, x, batch, shape, weights):
     return x, _shape(module, shape)
 
 
+def _dropout(paper, module, x, batch, shape, weights):
+    return (op.dropout(paper, x) if module.p else x), shape
+
+
 def _plain(write: Callable) -> Callable:
     """A rule for a module that keeps the shape."""
 
@@ -581,5 +588,5 @@ _RULES: dict[type[nn.Module], tuple[Callable, dict]] = {
         _plain(op.layer_norm),
         {"elementwise_affine": True, "bias": True},
     ),
-    nn.Dropout: (_plain(op.dropout), {"inplace": False, "training": True}),
+    nn.Dropout: (_dropout, {"inplace": False, "training": True}),
 }

@@ -174,7 +174,7 @@ class Paper:
         steps = rest.pop("steps", ())
         if not gives:
             steps = ()
-            rest |= {"saves": (), "extra": 0, "needs": False}
+            rest |= {"saves": (), "needs": False}
         for tensor in makes:
             tensor.trained = bool(gives)
         name = " ".join([".".join(self._module), operator]).strip()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from membudget.ledger.checks import one_of
+from membudget.ledger.checks import one_of, whole
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def states(
         optimizer: one of :data:`OPTIMIZERS`.
 
     Raises:
-        ValueError: an unknown recipe or optimizer.
+        ValueError: an unknown recipe or optimizer, or a size that is not a
+            whole number of at least 0.
         TypeError: something else than a model or sizes.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
@@ -163,6 +164,8 @@ def states(
             f"{type(model).__name__} is neither a model nor a list of the "
             "sizes of its parameters"
         )
+    for size in everything:
+        whole(size, "the size of a parameter", least=0)
     return States(
         parameters=r.parameters * sum(everything),
         gradients=r.gradients * sum(trained),
@@ -178,6 +181,8 @@ def optimizer_bytes(sizes: Sequence[int], recipe: str, optimizer: str) -> int:
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     o = OPTIMIZERS[one_of(optimizer, OPTIMIZERS, "optimizer")]
+    for size in sizes:
+        whole(size, "the size of a parameter", least=0)
     total = r.master * sum(sizes) + 4 * o.counts * len(sizes)
     if not o.block:
         return total + o.numbers * r.stepped * sum(sizes)

@@ -252,9 +252,10 @@ class _Walk:
     ) -> dict[int, _Held]:
         """Run one row; what it makes."""
         made = {}
+        keeps = tape and row.gives
         if row.extra:
             extra = self.make(
-                row.extra, "activations" if tape else "temporaries"
+                row.extra, "activations" if keeps else "temporaries"
             )
         for t in row.makes:
             if t.base is None:
@@ -264,7 +265,7 @@ class _Walk:
                 )
         self.scopes[-1] |= made
         self.moment(row.name, phase)
-        if row.extra and tape:
+        if row.extra and keeps:
             self.extras[id(row)] = extra
         elif row.extra:
             self.release(extra)

@@ -111,11 +111,12 @@ def dry_run(
     large is built on ``meta``; say then ``on`` which device it is meant to
     be, because on ``meta`` itself attention is not fused.
 
-    Two differences are known. Some losses (``F.mse_loss``,
+    Three differences are known. Some losses (``F.mse_loss``,
     ``smooth_l1_loss``, ``binary_cross_entropy``) keep their scalar in a
     storage for one number per element, which the dry run does not see. And
     batch norm under autocast keeps mean and 1/σ of each channel in fp32,
-    which the dry run takes for 16 bits: 4 bytes less for each channel.
+    which the dry run takes for 16 bits: 4 bytes less for each channel. Where
+    its input needs no gradient, the dry run makes one all the same.
 
     Args:
         on: the device that tensors on ``meta`` stand for.

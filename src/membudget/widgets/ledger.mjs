@@ -460,10 +460,11 @@ function write(shape, batch, depth) {
   const gptBlock = (given) => {
     const qkv = linear(norm(given), "qkv", d, 3 * d);
     const [q, k, v] = paper.split(qkv, 3);
-    const x = paper.add(given, linear(attend(q, k, v), "out", d, d));
+    const attended = attend(q, k, v);
+    const x = paper.add(given, linear(attended, "out", d, d));
     const up = linear(norm(x), "up", d, 4 * d);
     const y = linear(paper.elementwise(up, "gelu"), "down", 4 * d, d);
-    return paper.add(x, y, [q, k, v]);
+    return paper.add(x, y, [q, k, v, attended]);
   };
   let turns;
   const llamaBlock = (given) => {
@@ -478,13 +479,14 @@ function write(shape, batch, depth) {
       paper.rotate(paper.heads(part), turns, fused, parts),
     );
     if (!fused) v = paper.heads(v);
-    const x = paper.add(given, linear(attend(q, k, v), "out", d, d));
+    const attended = attend(q, k, v);
+    const x = paper.add(given, linear(attended, "out", d, d));
     const again = norm(x, normed);
     let gate = linear(again, "gate", d, hidden);
     gate = paper.elementwise(gate, "silu");
     const up = paper.multiply(gate, linear(again, "up", d, hidden));
     const y = linear(up, "down", hidden, d);
-    return paper.add(x, y, [q, k, v, again]);
+    return paper.add(x, y, [q, k, v, attended, again]);
   };
   let x;
   if (gpt) {

@@ -1,0 +1,282 @@
+"""What the tests of the ledger share: the same step, traced and on paper."""
+
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget import ledger
+from membudget.ledger import operators as op
+from membudget.measuring import PeakTracker, trace_step
+
+SOAK = bool(os.environ.get("SOAK"))
+"""Whether the whole grids run, and not a seeded part of them."""
+
+DTYPES = {4: torch.float32, 2: torch.bfloat16}
+
+MAKE = {
+    "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, foreach=foreach),
+    "momentum": lambda p, foreach: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, foreach=foreach
+    ),
+    "adam": lambda p, foreach: torch.optim.AdamW(p, foreach=foreach),
+    None: lambda p, foreach: None,
+}
+"""PyTorch's optimizers by the ledger's names."""
+
+
+def part_of(grid, rng, count):
+    """Some of the grid; all of it in a soak."""
+    grid = list(grid)
+    return grid if SOAK else rng.sample(grid, min(count, len(grid)))
+
+
+# Losses ------------------------------------------------------------------
+
+
+def classify(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def next_token(model, x, y):
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def under_autocast(loss):
+    """The loss with matrix products in bf16."""
+
+    def run(model, *batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, *batch)
+
+    return run
+
+
+# One operator alone ------------------------------------------------------
+
+
+class Alone(nn.Module):
+    """2 · operator(2 · x, …): what it saves and makes is no parameter."""
+
+    def __init__(self, run, shapes, weights, dtype):
+        super().__init__()
+        self.run = run
+        self.xs = _parameters(shapes, dtype)
+        self.ws = _parameters(weights, dtype)
+
+    def forward(self, *batch):
+        return self.run(*(2 * x for x in self.xs), *self.ws, *batch) * 2
+
+
+def _parameters(shapes, dtype):
+    return nn.ParameterList(torch.rand(s, dtype=dtype) for s in shapes)
+
+
+def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
+    """An operator by the tracker and by its row; they have to agree.
+
+    Args:
+        run: from the trained tensors, the weights and the batch.
+        write: the same on paper; the paper comes first.
+        *shapes: of the trained tensors.
+        weights: shapes of parameters.
+        batch: tensors that are not trained.
+        itemsize: bytes of a number.
+        cast: bytes of a number under autocast.
+
+    Returns:
+        Bytes saved for the backward pass, without the loss.
+    """
+    torch.manual_seed(0)
+    model = Alone(run, shapes, weights, DTYPES[itemsize])
+
+    def loss(model, *batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast is not None):
+            return model(*batch).sum()
+
+    tracker = trace_step(model, loss, *batch)
+    paper = ledger.Paper(cast)
+    parameters = [
+        paper.parameter(p.numel(), itemsize) for p in model.parameters()
+    ]
+    inputs = [paper.input(t.numel(), t.element_size()) for t in batch]
+    xs = [op.scale(paper, p) for p in parameters[: len(shapes)]]
+    y = write(paper, *xs, *parameters[len(shapes) :], *inputs)
+    paper.rows[-1].watches += tuple(xs)  # arguments live until it returns
+    op.total(paper, op.scale(paper, y))
+    predicted = ledger.walk([paper], inputs=sum(t.nbytes for t in batch))
+    agree(predicted, tracker)
+    return predicted.saved - paper.rows[-1].makes[0].bytes
+
+
+def agree(predicted, tracker, micro=False):
+    """Start, saved, peak and its split are the same.
+
+    Args:
+        micro: whether there are several micro-batches, whose loss is scaled
+            after the forward pass.
+    """
+    backward = next(i for i, label in tracker.marks if label == "backward")
+    saved = tracker.split(backward if micro else backward - 1)
+    found = predicted.start, predicted.saved, predicted.peak
+    assert found == (tracker.start, saved["activations"], tracker.peak)
+    assert predicted.at_peak.split == tracker.split()
+    assert predicted.at_peak.phase == phase_of(tracker)
+
+
+def phase_of(tracker):
+    """The phase of the peak; a name of the ledger's walk."""
+    return tracker.operators[tracker.peak_moment].phase
+
+
+# Whole steps -------------------------------------------------------------
+
+
+class Segmented(nn.Module):
+    """A ``Sequential`` with some of its children under checkpoints."""
+
+    def __init__(self, model, segments):
+        super().__init__()
+        self.model, self.segments = model, {s[0]: s for s in segments}
+
+    def forward(self, x):
+        number = 0
+        while number < len(self.model):
+            segment = self.segments.get(number)
+            if segment is None:
+                x = self.model[number](x)
+                number += 1
+            else:
+                number = segment[-1] + 1
+                part = self.model[segment[0] : number]
+                x = checkpoint(part, x, use_reentrant=False)
+        return x
+
+
+def check_blocks(model):
+    """Checkpoint every block of a language model."""
+    for block in model.blocks:
+        block.forward = _checkpointed(block.forward)
+
+
+def _checkpointed(run):
+    return lambda *args: checkpoint(run, *args, use_reentrant=False)
+
+
+def both(
+    network,
+    batch,
+    *tokens,
+    recipe="fp32",
+    optimizer=None,
+    micro_batch=None,
+    checkpointed=False,
+    foreach=False,
+    vocabulary=None,
+):
+    """A step predicted and traced.
+
+    Args:
+        network: a transformer's shape, or a chain.
+        batch, *tokens, others: as for ``predict``; recipes without a master
+            copy.
+
+    Returns:
+        The prediction and the tracker.
+    """
+    torch.manual_seed(0)
+    if isinstance(network, ledger.Transformer):
+        model, loss = network.build("cpu"), next_token
+        x = torch.zeros(batch, *tokens, dtype=torch.long)
+        y = x.clone()
+        if checkpointed:
+            check_blocks(model)
+    else:
+        model, loss = network.model, classify
+        x = torch.rand(batch, *network.sample)
+        y = torch.zeros(batch, dtype=torch.long)
+        if checkpointed:
+            model = Segmented(model, network.segments)
+    if recipe == "bf16":
+        model = model.to(torch.bfloat16)
+        x = x.to(torch.bfloat16) if x.is_floating_point() else x
+    if recipe == "autocast":
+        loss = under_autocast(loss)
+    buffers = sum(b.nbytes for b in model.buffers())
+    tracker = trace_step(
+        model,
+        loss,
+        x,
+        y,
+        optimizer=MAKE[optimizer](model.parameters(), foreach),
+        micro_batch=micro_batch,
+    )
+    predicted = ledger.predict(
+        network,
+        batch,
+        *tokens,
+        recipe=recipe,
+        optimizer=optimizer,
+        micro_batch=micro_batch,
+        checkpointed=checkpointed,
+        foreach=foreach,
+        buffers=buffers,
+    )
+    return predicted, tracker
+
+
+def same(network, batch, *tokens, **options):
+    """Predicted and traced are the same; returns the prediction."""
+    predicted, tracker = both(network, batch, *tokens, **options)
+    micro = options.get("micro_batch")
+    agree(predicted, tracker, bool(micro) and micro < batch)
+    return predicted
+
+
+def master_step(shape, batch, tokens, recipe, optimizer, micro_batch, foreach):
+    """A step with an fp32 master copy, by hand; its tracker."""
+    torch.manual_seed(0)
+    model = shape.build("cpu").to(torch.bfloat16)
+    x = torch.zeros(batch, tokens, dtype=torch.long)
+    y = x.clone()
+    weights = list(model.parameters())
+    masters = [p.detach().float() for p in weights]
+    stepper = MAKE[optimizer](masters, foreach)
+    sums = []
+    if recipe == "master-fp32-gradients":
+        sums = [torch.zeros_like(m) for m in masters]
+        for p, total in zip(weights, sums, strict=True):
+            p.register_post_accumulate_grad_hook(_add_to(total))
+
+    def step():
+        size = micro_batch or batch
+        for start in range(0, batch, size):
+            parts = x[start : start + size], y[start : start + size]
+            value = next_token(model, *parts)
+            if size < batch:
+                value = value * (len(parts[0]) / batch)
+            value.backward()
+            del value
+        for i, (p, master) in enumerate(zip(weights, masters, strict=True)):
+            master.grad = sums[i] if sums else p.grad.float()
+        stepper.step()
+        for p, master in zip(weights, masters, strict=True):
+            p.data.copy_(master)
+            p.grad = master.grad = None
+        for total in sums:
+            total.zero_()
+
+    step()
+    with PeakTracker(model, stepper, *masters, *sums, x, y) as tracker:
+        step()
+    return tracker
+
+
+def _add_to(total):
+    def hook(p):
+        total.add_(p.grad)
+        p.grad = None
+
+    return hook

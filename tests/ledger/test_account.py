@@ -1,0 +1,311 @@
+"""The ledger of any model, from a dry run, and the batch that fits."""
+
+import re
+from itertools import product
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_helpers import MAKE, classify, next_token
+from torch import nn
+
+from membudget.ledger import (
+    LLAMA3_8B,
+    Chain,
+    States,
+    Transformer,
+    account,
+    largest_batch,
+    predict,
+    states,
+)
+from membudget.measuring import format_bytes, trace_step
+from membudget.models import convnet, mlp
+
+SHAPE = Transformer(40, 16, 2, 4, context=16)
+
+
+def text(shape=SHAPE, batch=4, tokens=12, device="cpu"):
+    x = torch.zeros(batch, tokens, dtype=torch.long, device=device)
+    return shape.build(device), next_token, x, x.clone()
+
+
+def digits(batch=4):
+    return (
+        mlp(8, 16, 3),
+        classify,
+        torch.rand(batch, 8),
+        torch.zeros(batch, dtype=torch.long),
+    )
+
+
+def pictures(batch=4):
+    return (
+        convnet((4, 8)),
+        classify,
+        torch.rand(batch, 3, 8, 8),
+        torch.zeros(batch, dtype=torch.long),
+    )
+
+
+# The account -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [text, digits, pictures])
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
+@pytest.mark.parametrize("micro", [None, 2, 3])
+def test_the_account_is_that_of_a_real_step(build, optimizer, micro):
+    model, loss, *batch = build()
+    stepper = MAKE[optimizer](model.parameters(), False)
+    options = {"optimizer": stepper, "micro_batch": micro}
+    found = account(model, loss, *batch, **options)
+    real = trace_step(model, loss, *batch, **options)
+    assert (found.peak, found.split) == (real.peak, real.split())
+    assert found.tracker.start == real.start
+    first = next(i for i, label in real.marks if label == "backward")
+    assert found.activations == real.split(first - 1)["activations"]
+    assert found.activations == sum(found.by_module.values())
+    at = real.operators[real.peak_moment]
+    assert found.moment == (at.name, at.module, at.phase)
+    buffers = sum(b.nbytes for b in model.buffers())
+    held = states(model, "fp32", optimizer or "sgd")
+    assert found.states == States(
+        held.parameters + buffers, held.gradients, held.optimizer
+    )
+
+
+def test_activations_by_module():
+    """The ReLUs save what they return, and their linear layer's input is
+    the batch or the ReLU before; the loss saves the log-probabilities."""
+    model, loss, *batch = digits(batch=4)
+    found = account(model, loss, *batch)
+    assert found.by_module == {
+        "1": 4 * 4 * 16,
+        "3": 4 * 4 * 16,
+        "": 4 * 4 * 10 + 4 + 4,
+    }
+
+
+def test_frozen_parameters_have_no_gradient():
+    model, loss, *batch = digits()
+    model[0].requires_grad_(False)
+    found = account(model, loss, *batch)
+    assert found.states == states(model, "fp32", "sgd")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        Transformer(40, 16, 2, 4, fused=False, tied=True),
+        Transformer(40, 16, 2, 4, kv_heads=2, hidden=40, family="llama"),
+        Transformer(13, 16, 1, 2, family="llama", fused=False),
+    ],
+)
+def test_a_model_on_meta_is_accounted_as_predicted(shape):
+    model, loss, *batch = text(shape, device="meta")
+    stepper = torch.optim.AdamW(model.parameters(), foreach=False)
+    found = account(model, loss, *batch, optimizer=stepper)
+    predicted = predict(shape, 4, 12)
+    assert found.peak == predicted.peak
+    assert found.split == predicted.at_peak.split
+    assert found.activations == predicted.saved
+    tensors = [*model.parameters(), *batch]
+    assert {t.device.type for t in tensors} == {"meta"}
+    assert all(p.grad is None for p in model.parameters())
+    assert not stepper.state
+
+
+def test_a_model_of_8_b_parameters_takes_no_memory():
+    before = psutil.Process().memory_info().rss
+    model, loss, *batch = text(LLAMA3_8B, 1, 64, "meta")
+    stepper = torch.optim.AdamW(model.parameters(), foreach=True)
+    found = account(model, loss, *batch, optimizer=stepper)
+    assert psutil.Process().memory_info().rss - before < 500e6
+    predicted = predict(LLAMA3_8B, 1, 64, foreach=True)
+    assert found.peak == predicted.peak > 100e9
+    assert found.states == states(model)
+
+
+def test_the_model_and_random_numbers_are_left_alone():
+    model, loss, *batch = digits()
+    stepper = torch.optim.Adam(model.parameters())
+    values = [p.clone() for p in model.parameters()]
+    before = torch.get_rng_state()
+    account(model, loss, *batch, optimizer=stepper)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(map(torch.equal, values, model.parameters()))
+    assert all(p.grad is None for p in model.parameters())
+    assert not stepper.state
+
+
+# The largest batch -------------------------------------------------------
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 60), st.sampled_from([0, 1, 77]))
+def test_the_largest_batch_is_the_last_that_fits(size, spare):
+    """By the predictions of all sizes."""
+    model, loss, *batch = digits()
+    chain = Chain(model, (8,))
+
+    def peak(size):
+        return predict(chain, size, optimizer=None).peak
+
+    limit, best = peak(size) + spare, size
+    while peak(best + 1) <= limit:
+        best += 1
+    assert largest_batch(model, loss, *batch, limit=limit) == best
+
+
+@pytest.mark.parametrize("build", [digits, pictures])
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+def test_real_steps_of_the_largest_batch_and_one_more(build, optimizer):
+    model, loss, *batch = build(2)
+    stepper = MAKE[optimizer](model.parameters(), True)
+    limit = 2 * account(model, loss, *batch, optimizer=stepper).peak
+    options = {"optimizer": stepper}
+    if build is pictures and optimizer:
+        limit += 1  # a limit that no size meets exactly
+    best = largest_batch(model, loss, *batch, limit=limit, **options)
+
+    def peak(size):
+        parts = [
+            torch.zeros((size, *t.shape[1:]), dtype=t.dtype) for t in batch
+        ]
+        return trace_step(model, loss, *parts, **options).peak
+
+    assert best > 2
+    assert peak(best) <= limit < peak(best + 1)
+
+
+def test_a_limit_that_is_met_to_the_byte():
+    model, loss, *batch = text(device="meta")
+    for size in (1, 3):
+        peak = predict(SHAPE, size, 12, optimizer=None).peak
+        assert largest_batch(model, loss, *batch, limit=peak) == size
+        if size > 1:
+            found = largest_batch(model, loss, *batch, limit=peak - 1)
+            assert found == size - 1
+
+
+def test_the_example_may_have_any_size():
+    model, loss, *_ = digits()
+    limit = account(*digits(9)).peak
+    for size in (1, 4, 100):
+        _, _, *batch = digits(size)
+        assert largest_batch(model, loss, *batch, limit=limit) == 9
+
+
+def contrast(model, x, y):
+    """Every sample against every other: n × n."""
+    z = model(x)
+    return F.cross_entropy(z @ z.T, y)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 29])
+def test_bytes_that_are_no_straight_lines(size):
+    model, _, *_ = digits()
+    example = torch.rand(2, 8), torch.zeros(2, dtype=torch.long)
+
+    def peak(n):
+        parts = torch.rand(n, 8), torch.zeros(n, dtype=torch.long)
+        return account(model, contrast, *parts).peak
+
+    limit = peak(size)
+    assert limit < peak(size + 1)
+    for spare in (0, 3):
+        found = largest_batch(model, contrast, *example, limit=limit + spare)
+        assert found == size
+
+
+def test_steps_that_differ_from_size_to_size():
+    """A step of another kind at 4 samples and more."""
+    model, loss, x, y = digits(2)
+
+    def uneven(model, x, y):
+        value = loss(model, x, y)
+        return value * 2 if len(x) > 3 else value
+
+    limit = account(model, uneven, *digits(20)[2:]).peak
+    assert largest_batch(model, uneven, x, y, limit=limit) == 20
+
+
+# What cannot be ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1e9, "1 GiB", None, True])
+def test_limits_that_cannot_be(bad):
+    message = f"limit is {bad!r}: use a whole number of at least 1"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        largest_batch(*digits(), limit=bad)
+
+
+def test_a_limit_below_one_sample():
+    model, loss, *batch = digits()
+    least = account(*digits(1)).peak
+    assert largest_batch(model, loss, *batch, limit=least) == 1
+    message = (
+        f"a step with one sample needs {format_bytes(least)}, more than the "
+        f"limit of {format_bytes(least - 1)}: use a smaller model or sample, "
+        "activation checkpointing, or an optimizer with fewer states"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        largest_batch(model, loss, *batch, limit=least - 1)
+
+
+@torch.library.custom_op("ledger_tests::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+double.register_autograd(lambda ctx, g: g * 2)
+
+
+class Strange(nn.Linear):
+    """Its operator has no rule for tensors without data."""
+
+    def forward(self, x):
+        return double(super().forward(x))
+
+
+def by_value(model, x, y):
+    return classify(model, x, y) * x.max().item()
+
+
+BAD = [
+    (
+        Strange(8, 10),
+        classify,
+        "Strange does not run without data: .*Use operators that PyTorch "
+        "knows on meta, or measure a real step with membudget.measuring."
+        "trace_step",
+    ),
+    (mlp(8, 16, 2), by_value, "needs the values of a tensor"),
+    (
+        mlp(8, 16, 2).requires_grad_(False),
+        classify,
+        "Sequential has no parameters that are trained",
+    ),
+    (mlp(8, 16, 2), lambda m, x, y: m(x), "return a scalar"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "bad"),
+    list(product([account, lambda *a: largest_batch(*a, limit=10**9)], BAD)),
+)
+def test_models_that_cannot_be_accounted(call, bad):
+    model, loss, message = bad
+    _, _, *batch = digits()
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        call(model, loss, *batch)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "2"])
+def test_micro_batches_that_cannot_be(bad):
+    with pytest.raises(ValueError, match=f"micro_batch is {bad!r}: use a"):
+        account(*digits(), micro_batch=bad)

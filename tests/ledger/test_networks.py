@@ -1,0 +1,347 @@
+"""Shapes of networks against the real ones, and shapes that cannot be."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from membudget.ledger import (
+    GPT2,
+    LLAMA3_8B,
+    PRESETS,
+    Chain,
+    Transformer,
+    predict,
+)
+from membudget.measuring import trace_step
+
+PUBLISHED = {
+    "GPT-2 124M": 124_439_808,
+    "GPT-2 XL 1.5B": 1_557_611_200,
+    "Llama 3.2 1B": 1_235_814_400,
+    "Llama 2 7B": 6_738_415_616,
+    "Mistral 7B": 7_241_732_096,
+    "Llama 3 8B": 8_030_261_248,
+    "Llama 3 70B": 70_553_706_496,
+}
+
+
+def counted(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@st.composite
+def shapes(draw):
+    """Transformers of both families; no size is left out."""
+    family = draw(st.sampled_from(["gpt", "llama"]))
+    heads, size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    options = {}
+    if family == "llama":
+        size *= 2
+        shares = [h for h in range(1, heads + 1) if heads % h == 0]
+        options["kv_heads"] = draw(st.sampled_from([None, *shares]))
+        options["hidden"] = draw(st.sampled_from([None, 1, 7, 50]))
+    else:
+        options["dropout"] = draw(st.booleans())
+        options["context"] = draw(st.integers(1, 40))
+    return Transformer(
+        draw(st.integers(1, 60)),
+        heads * size,
+        draw(st.integers(1, 4)),
+        heads,
+        family=family,
+        tied=draw(st.booleans()),
+        fused=draw(st.booleans()),
+        **options,
+    )
+
+
+@settings(max_examples=40)
+@given(shapes())
+def test_parameters_are_those_of_the_model(shape):
+    model = shape.build()
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert counted(model) == shape.parameters
+    assert len(model.blocks) == shape.depth
+    assert counted(model.blocks[0]) == shape.block_parameters
+    paper = shape.write(1, 1)
+    # in the model's order, but for the token embedding that comes first
+    assert sorted(p.numel() for p in model.parameters()) == sorted(
+        w.elements for w in paper.parameters
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_published_number_of_parameters(name):
+    shape = PRESETS[name]
+    assert shape.parameters == PUBLISHED[name]
+    assert counted(shape.build()) == PUBLISHED[name]
+
+
+def test_the_two_shapes_of_the_chapter():
+    assert list(PRESETS) == list(PUBLISHED)
+    assert PRESETS["GPT-2 124M"] is GPT2
+    assert PRESETS["Llama 3 8B"] is LLAMA3_8B
+    assert GPT2.block_parameters == 12 * 768**2 + 13 * 768
+    assert LLAMA3_8B.shared == 1024
+
+
+def test_what_a_shape_leaves_out():
+    shape = Transformer(width=12, heads=3)
+    assert (shape.hidden, shape.kv_heads, shape.shared) == (48, 3, 12)
+    llama = Transformer(width=12, heads=3, family="llama", kv_heads=1)
+    assert (llama.hidden, llama.kv_heads, llama.shared) == (48, 1, 4)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_model_is_built_as_said(family, tied, fused):
+    shape = Transformer(
+        9, 8, 3, 2, context=5, family=family, tied=tied, fused=fused
+    )
+    model = shape.build("cpu")
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert (model.head.weight is model.token.weight) == tied
+    assert all(block.fused == fused for block in model.blocks)
+    tokens = torch.zeros(2, 5, dtype=torch.long)
+    assert model(tokens).shape == (2, 5, 9)
+
+
+def test_dropout_is_built_as_said():
+    for dropout in (False, True):
+        model = Transformer(9, 8, 1, 2, dropout=dropout).build()
+        assert (model.blocks[0].dropout > 0) == dropout
+
+
+# What cannot be ----------------------------------------------------------
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=f"^{re.escape(message)}")
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    "name",
+    ["vocabulary", "width", "depth", "heads", "context", "hidden", "kv_heads"],
+)
+@pytest.mark.parametrize("bad", [0, -4, 2.0, "8", True])
+def test_sizes_that_are_no_whole_numbers(family, name, bad):
+    message = f"{name} is {bad!r}: use a whole number of at least 1"
+    with refused(message):
+        Transformer(**{name: bad}, family=family)
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "width", "depth", "heads"])
+def test_sizes_that_are_missing(name):
+    with refused(f"{name} is None: use a whole number of at least 1"):
+        Transformer(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"width": 10, "heads": 4},
+            "width 10 is not a multiple of 4 heads: use a number of heads "
+            "that divides it",
+        ),
+        (
+            {"heads": 4, "kv_heads": 3, "family": "llama"},
+            "4 heads cannot share 3 heads of keys and values: use a number "
+            "that divides the heads",
+        ),
+        (
+            {"heads": 4, "kv_heads": 8, "family": "llama"},
+            "4 heads cannot share 8 heads of keys and values",
+        ),
+        (
+            {"width": 12, "heads": 4, "family": "llama"},
+            "3 numbers for each head cannot be paired for rotary positions: "
+            "use an even number",
+        ),
+        (
+            {"family": "bert"},
+            "there is no family of transformers 'bert': use one of gpt, llama",
+        ),
+        (
+            {"kv_heads": 2},
+            "the family gpt has as many heads of keys as of queries and an "
+            "MLP of 4 × width: leave kv_heads and hidden out, or use the "
+            "family llama",
+        ),
+        ({"hidden": 100}, "the family gpt has as many heads of keys"),
+        (
+            {"family": "llama", "dropout": True},
+            "the family llama has no dropout: leave it out",
+        ),
+    ],
+)
+def test_shapes_that_cannot_be(options, message):
+    with refused(message):
+        Transformer(**options)
+
+
+def test_more_tokens_than_positions():
+    shape = Transformer(context=8)
+    shape.write(1, 8)
+    with refused(
+        "9 tokens are more than the 8 learned positions: use fewer tokens "
+        "or a larger context"
+    ):
+        shape.write(1, 9)
+    Transformer(context=8, family="llama").write(1, 9)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.0, "2", False])
+def test_batches_and_tokens_that_are_no_whole_numbers(bad):
+    shape = Transformer()
+    with refused(f"batch is {bad!r}: use a whole number of at least 1"):
+        shape.write(bad, 4)
+    with refused(f"tokens is {bad!r}: use a whole number of at least 1"):
+        shape.write(4, bad)
+    with refused(f"batch is {bad!r}: use a whole number of at least 1"):
+        Chain(nn.Sequential(nn.Linear(4, 2)), (4,)).write(bad)
+
+
+# Chains ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [(0,), (4.0,), (-4,), (True,), ("4",)])
+def test_samples_that_cannot_be(sample):
+    message = "a size of the sample is "
+    with refused(f"{message}{sample[0]!r}: use a whole number of at least 1"):
+        Chain(nn.Sequential(nn.Linear(4, 2)), sample)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        ((),),
+        ((2,),),
+        ((-1,),),
+        ((1, 2, 3),),
+        ((0, 2),),
+        ((1, 0),),
+        ((0, 0),),
+        ((0, 1), (1, 2)),
+        ((1,), (0,)),
+        ((0.0,),),
+        (("0",),),
+        ((True,),),
+    ],
+)
+def test_segments_that_are_no_runs_of_children(segments):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    if (0, 1) in segments or (0, 2) in segments or (1, 2, 3) in segments:
+        model.append(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"segment|number of a child") as e:
+        Chain(model, (4,), segments)
+    assert str(segments[-1][-1:]).strip("(),") in str(e.value)
+
+
+def test_children_that_do_not_exist():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="the model has the children 0 to 1"):
+        Chain(model, (4,), ((1, 2),))
+
+
+class Odd(nn.Linear):
+    """No module that a chain knows."""
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Odd(4, 4), "Odd"),
+        (nn.Tanh(), "Tanh"),
+        (nn.Sequential(nn.Sequential(nn.Tanh())), "Tanh"),
+        (nn.BatchNorm1d(4), "BatchNorm1d"),
+    ],
+)
+def test_modules_without_a_rule(module, message):
+    chain = Chain(nn.Sequential(nn.Linear(4, 4), module), (4,))
+    with refused(f"there is no rule for {message}: use Linear, Conv2d, "):
+        chain.write(2)
+    with pytest.raises(ValueError, match=r"membudget\.ledger\.account$"):
+        predict(chain, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        (nn.ReLU(True), "inplace=False"),
+        (nn.Dropout(0.1, True), "inplace=False"),
+        (nn.SiLU(True), "inplace=False"),
+        (nn.BatchNorm2d(4, affine=False), "affine=True"),
+        (
+            nn.LayerNorm((8, 8), elementwise_affine=False),
+            "elementwise_affine=True",
+        ),
+        (nn.LayerNorm((8, 8), bias=False), "bias=True"),
+        (
+            nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+            "padding_mode=zeros",
+        ),
+        (nn.MaxPool2d(2, return_indices=True), "return_indices=False"),
+    ],
+)
+def test_options_without_a_rule(module, option):
+    """Each would be predicted wrongly by the rule of its module."""
+    chain = Chain(nn.Sequential(nn.Conv2d(1, 4, 1), module), (1, 8, 8))
+    name = type(module).__name__
+    with refused(f"there is a rule for {name} with {option} only, and here "):
+        chain.write(2)
+
+
+@pytest.mark.parametrize("size", [2, (1, None)])
+def test_averages_without_a_rule(size):
+    layers = nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(size)
+    with refused("there is no rule for an average over parts, (4, "):
+        Chain(nn.Sequential(*layers), (1, 8, 8)).write(2)
+
+
+def test_dropout_of_nothing_keeps_nothing():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), nn.Linear(16, 4))
+    bare = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    x, y = torch.zeros(5, 8), torch.zeros(5, dtype=torch.long)
+    step = trace_step(net, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+    for model in (net, bare):
+        assert predict(Chain(model, (8,)), 5, optimizer=None).peak == step.peak
+
+
+def test_frozen_parameters_have_no_rule():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    net[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"frozen.*ledger\.account"):
+        Chain(net, (8,))
+
+
+def test_shared_parameters_have_no_rule():
+    shared = nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="share a parameter"):
+        Chain(nn.Sequential(shared, nn.ReLU(), shared), (8,))
+
+
+def test_only_sequentials_are_chains():
+    with pytest.raises(TypeError, match="Linear is no Sequential"):
+        Chain(nn.Linear(8, 8), (8,))
+
+
+@pytest.mark.parametrize(
+    ("net", "sample", "message"),
+    [
+        (nn.Sequential(nn.Linear(8, 4)), (9,), r"does not take .*\(9,\)"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3)), (1, 8, 8), "does not take"),
+        (nn.Sequential(nn.LayerNorm(8)), (9,), "does not take"),
+        (nn.Sequential(nn.Linear(8, 4)), (3, 8), "a row of logits"),
+    ],
+)
+def test_samples_that_the_model_does_not_take(net, sample, message):
+    with pytest.raises(ValueError, match=message):
+        Chain(net, sample).write(2)

@@ -1,0 +1,361 @@
+"""Whole steps: predicted and traced, to the byte.
+
+The grids are long; a seeded part of them runs every time, and all of them
+with ``SOAK=1`` in the environment.
+"""
+
+import random
+import re
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_helpers import SOAK, both, master_step, part_of, same
+from torch import nn
+
+from membudget.ledger import (
+    GPT2,
+    OPTIMIZERS,
+    RECIPES,
+    Chain,
+    Transformer,
+    predict,
+    states,
+)
+from membudget.models import convnet, mlp
+
+RNG = random.Random(0)
+
+STEPS = {
+    "no optimizer": {},
+    "sgd": {"optimizer": "sgd"},
+    "momentum": {"optimizer": "momentum", "foreach": True},
+    "adam": {"optimizer": "adam"},
+    "adam, all at once": {"optimizer": "adam", "foreach": True},
+}
+RUNS = {
+    "plain": {},
+    "accumulated": {"micro_batch": 2},
+    "with a remainder": {"micro_batch": 4},
+    "checkpointed": {"checkpointed": True},
+    "both": {"checkpointed": True, "micro_batch": 4},
+}
+PRECISIONS = ("fp32", "autocast", "bf16")
+
+
+def mixed():
+    """A net with every activation function."""
+    return nn.Sequential(
+        nn.Linear(12, 60),
+        nn.GELU(),
+        nn.LayerNorm(60),
+        nn.Linear(60, 30, bias=False),
+        nn.SiLU(),
+        nn.Dropout(0.1),
+        nn.Sequential(nn.Linear(30, 30), nn.ReLU()),
+        nn.Linear(30, 10),
+    )
+
+
+NETS = {
+    "mlp": lambda: Chain(mlp(12, 32, 5, 10), (12,), ((0, 1), (2, 3, 4))),
+    "convnet": lambda: Chain(
+        convnet((8, 16)), (3, 8, 8), ((0, 1, 2, 3), (4, 5, 6, 7))
+    ),
+    "mixed": lambda: Chain(mixed(), (12,), ((0, 1, 2), (4, 5, 6))),
+    "gpt": lambda: Transformer(40, 16, 2, 4, context=16),
+    "gpt, not fused": lambda: Transformer(
+        13, 16, 2, 2, context=16, fused=False
+    ),
+    "gpt, dropout": lambda: Transformer(
+        40, 16, 1, 4, context=16, fused=False, dropout=True, tied=True
+    ),
+    "llama": lambda: Transformer(
+        40, 16, 2, 4, hidden=40, kv_heads=2, family="llama"
+    ),
+    "llama, not fused": lambda: Transformer(
+        13, 16, 2, 4, kv_heads=1, family="llama", fused=False, tied=True
+    ),
+}
+GRID = list(product(NETS, PRECISIONS, RUNS, STEPS))
+CORNERS = [
+    *((net, p, run, "adam") for net, p, run in product(NETS, PRECISIONS, RUNS))
+]
+
+
+@pytest.mark.parametrize(
+    ("net", "recipe", "run", "step"),
+    [*part_of(CORNERS, RNG, 64), *part_of(GRID, RNG, 40)],
+)
+def test_a_step_to_the_byte(net, recipe, run, step):
+    network = NETS[net]()
+    tokens = [12] if isinstance(network, Transformer) else []
+    options = {"recipe": recipe, **RUNS[run], **STEPS[step]}
+    same(network, 6, *tokens, **options)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("batch", [1, 2, 33])
+def test_other_batches(net, batch):
+    network = NETS[net]()
+    if net == "convnet" and batch == 1:
+        batch = 3  # batch norm wants two values
+    tokens = [9] if isinstance(network, Transformer) else []
+    same(network, batch, *tokens)
+
+
+MASTER = list(
+    product(
+        ("master", "master-fp32-gradients"),
+        ("adam", "momentum", "sgd"),
+        (None, 2, 4),
+        (False, True),
+        ("gpt", "llama"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "optimizer", "micro", "foreach", "family"),
+    part_of(MASTER, RNG, 24),
+)
+def test_master_copies_to_the_byte(recipe, optimizer, micro, foreach, family):
+    shape = Transformer(40, 16, 2, 4, context=16, family=family)
+    tracker = master_step(shape, 6, 8, recipe, optimizer, micro, foreach)
+    predicted = predict(
+        shape,
+        6,
+        8,
+        recipe=recipe,
+        optimizer=optimizer,
+        micro_batch=micro,
+        foreach=foreach,
+    )
+    assert (predicted.start, predicted.peak) == (tracker.start, tracker.peak)
+
+
+# Any network -------------------------------------------------------------
+
+
+@st.composite
+def steps(draw):
+    recipe = draw(st.sampled_from(PRECISIONS))
+    options = draw(st.sampled_from(list(STEPS.values())))
+    return {
+        "recipe": recipe,
+        "checkpointed": draw(st.booleans()),
+        "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
+        **options,
+    }
+
+
+@st.composite
+def transformers(draw):
+    family = draw(st.sampled_from(["gpt", "llama"]))
+    heads = draw(st.sampled_from([1, 2, 4, 8]))
+    size = draw(st.sampled_from([2, 4, 8]))
+    options = {"fused": draw(st.booleans()), "tied": draw(st.booleans())}
+    if family == "llama":
+        shares = [h for h in (1, 2, 4, 8) if heads % h == 0]
+        options["kv_heads"] = draw(st.sampled_from(shares))
+        options["hidden"] = draw(st.sampled_from([1, 7, 64]))
+    else:
+        options["dropout"] = draw(st.booleans())
+    return Transformer(
+        draw(st.sampled_from([1, 2, 13, 100])),
+        heads * size,
+        draw(st.integers(1, 3)),
+        heads,
+        family=family,
+        context=20,
+        **options,
+    )
+
+
+EXAMPLES = 2000 if SOAK else 70
+
+
+@settings(max_examples=EXAMPLES)
+@given(transformers(), st.integers(1, 5), st.sampled_from([2, 7, 20]), steps())
+def test_any_transformer(shape, batch, tokens, options):
+    same(shape, batch, tokens, **options)
+
+
+@settings(max_examples=EXAMPLES // 3)
+@given(transformers(), st.integers(1, 5), steps())
+def test_one_token(shape, batch, options):
+    """Where transposes are views."""
+    same(shape, batch, 1, **options)
+
+
+@st.composite
+def chains(draw):
+    """Vectors or pictures; any module may come first, in any segment."""
+    picture = draw(st.booleans())
+    channels = draw(st.sampled_from([1, 3, 8]))
+    side = 8 if picture else 1
+    sample = (channels, side, side) if picture else (channels,)
+    layers = []
+    for _ in range(draw(st.integers(0, 6))):
+        kinds = [nn.ReLU, nn.GELU, nn.SiLU, lambda: nn.Dropout(0.1)]
+        kind = draw(st.sampled_from(["weights", "norm", "pool", *kinds]))
+        if kind == "weights":
+            before, channels = channels, draw(st.sampled_from([1, 4, 8, 20]))
+            bias = draw(st.booleans())
+            layers.append(
+                nn.Conv2d(before, channels, 3, padding=1, bias=bias)
+                if picture
+                else nn.Linear(before, channels, bias=bias)
+            )
+        elif kind == "norm":
+            kind = nn.BatchNorm2d if picture else nn.LayerNorm
+            layers.append(kind(channels))
+        elif kind == "pool":
+            if picture and side > 2:
+                side //= 2
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers.append(nn.Sequential())
+        else:
+            layers.append(kind())
+    if picture and draw(st.booleans()):
+        layers.append(nn.AdaptiveAvgPool2d(1))
+        side = 1
+    layers += [nn.Flatten(), nn.Linear(channels * side**2, 5)]
+    segments, start = [], 0
+    while start < len(layers):
+        end = draw(st.integers(start + 1, len(layers)))
+        if draw(st.booleans()):
+            segments.append(tuple(range(start, end)))
+        start = end
+    return Chain(nn.Sequential(*layers), sample, tuple(segments))
+
+
+@settings(max_examples=EXAMPLES)
+@given(chains(), st.integers(2, 5), steps())
+def test_any_chain(chain, batch, options):
+    same(chain, batch, **options)
+
+
+# Which moment wins -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "batch", "optimizer", "phase"),
+    [
+        (64, 2, "adam", "optimizer"),  # the largest weight's roots
+        (8, 4096, "adam", "backward"),
+        (64, 2, "sgd", "backward"),
+    ],
+)
+def test_the_moment_of_the_peak(width, batch, optimizer, phase):
+    chain = Chain(mlp(width, width, 4), (width,))
+    predicted, tracker = both(chain, batch, optimizer=optimizer)
+    found = tracker.operators[tracker.peak_moment].phase
+    assert predicted.at_peak.phase == found == phase
+
+
+def test_a_checkpointed_step_peaks_in_a_recomputation_or_in_backward():
+    shape = Transformer(13, 16, 2, 4, context=64, fused=False)
+    plain = predict(shape, 2, 64, optimizer=None)
+    less = predict(shape, 2, 64, optimizer=None, checkpointed=True)
+    assert less.peak < plain.peak
+    assert less.peak_in("recomputation") > 0 == plain.peak_in("recomputation")
+    for phase in ("forward", "backward", "recomputation", "optimizer"):
+        assert less.peak_in(phase) <= less.peak
+
+
+def test_logits_win_in_gpt2():
+    """With its vocabulary, the loss's backward pass is the peak."""
+    at = predict(GPT2, 8, 1024, optimizer=None).at_peak
+    assert (at.row, at.phase) == ("log_softmax", "backward")
+
+
+def test_what_was_there_before_the_step():
+    shape = NETS["gpt"]()
+    for recipe, optimizer in product(RECIPES, OPTIMIZERS):
+        predicted = predict(shape, 4, 8, recipe=recipe, optimizer=optimizer)
+        weights = [w.elements for w in shape.write(4, 8).parameters]
+        held = states(weights, recipe, optimizer)
+        late = held.gradients if recipe == "master-fp32-gradients" else 0
+        batch = 2 * 8 * 4 * 8
+        assert predicted.start == (
+            held.parameters + held.optimizer + late + batch
+        )
+
+
+def test_buffers_count_as_parameters():
+    """They are the chain's own: mean, variance and count of two norms."""
+    chain = NETS["convnet"]()
+    buffers = sum(b.nbytes for b in chain.model.buffers())
+    weights = sum(p.nbytes for p in chain.model.parameters())
+    assert buffers == 2 * 4 * (8 + 16) + 2 * 8
+    at = predict(chain, 4).at_peak
+    assert at.split["parameters"] == weights + buffers
+
+
+def test_a_micro_batch_larger_than_the_batch_is_the_batch():
+    shape = NETS["llama"]()
+    whole = predict(shape, 4, 8)
+    for size in (4, 5, 100):
+        assert predict(shape, 4, 8, micro_batch=size) == whole
+
+
+def test_many_micro_batches_are_like_two():
+    """Every full one but the first is like the second."""
+    shape = NETS["gpt"]()
+    few = predict(shape, 4, 8, micro_batch=2)
+    many = predict(shape, 4000, 8, micro_batch=2)
+    more = (4000 - 4) * 2 * 8 * 8  # the batch itself
+    assert many.peak - more == few.peak
+    assert len(many.moments) == len(few.moments)
+
+
+# What cannot be ----------------------------------------------------------
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=f"^{re.escape(message)}")
+
+
+def test_recipes_and_optimizers_that_do_not_exist():
+    shape = NETS["gpt"]()
+    with refused(
+        "there is no recipe 'fp16': use one of fp32, autocast, bf16, master, "
+        "master-fp32-gradients"
+    ):
+        predict(shape, 4, 8, recipe="fp16")
+    with refused(
+        "there is no optimizer 'adamw': use one of sgd, momentum, adam, "
+        "adam-8bit"
+    ):
+        predict(shape, 4, 8, optimizer="adamw")
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, "4", True])
+def test_sizes_that_cannot_be(bad):
+    shape = NETS["gpt"]()
+    message = f"is {bad!r}: use a whole number of at least 1"
+    with refused(f"batch {message}"):
+        predict(shape, bad, 8)
+    with refused(f"micro_batch {message}"):
+        predict(shape, 4, 8, micro_batch=bad)
+    with refused(f"tokens {message}"):
+        predict(shape, 4, bad)
+
+
+def test_more_tokens_than_the_context():
+    with refused("17 tokens are more than the 16 learned positions"):
+        predict(NETS["gpt"](), 2, 17)
+
+
+def test_a_prediction_touches_neither_the_model_nor_random_numbers():
+    chain = NETS["convnet"]()
+    before = torch.get_rng_state()
+    values = [t.clone() for t in chain.model.state_dict().values()]
+    predict(chain, 4, checkpointed=True)
+    assert torch.equal(before, torch.get_rng_state())
+    after = chain.model.state_dict().values()
+    assert all(map(torch.equal, values, after))

@@ -1,0 +1,259 @@
+"""Bytes per parameter, against the states of real optimizers."""
+
+import re
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_helpers import DTYPES, MAKE
+from torch import nn
+
+from membudget.ledger import (
+    OPTIMIZERS,
+    RECIPES,
+    States,
+    Transformer,
+    bytes_per_parameter,
+    optimizer_bytes,
+    states,
+    update_workspace,
+)
+from membudget.measuring import trace_step
+from membudget.models import mlp
+
+TABLE = {
+    ("fp32", "sgd"): (4, 4, 0),
+    ("fp32", "momentum"): (4, 4, 4),
+    ("fp32", "adam"): (4, 4, 8),
+    ("fp32", "adam-8bit"): (4, 4, 2),
+    ("autocast", "sgd"): (4, 4, 0),
+    ("autocast", "momentum"): (4, 4, 4),
+    ("autocast", "adam"): (4, 4, 8),
+    ("autocast", "adam-8bit"): (4, 4, 2),
+    ("bf16", "sgd"): (2, 2, 0),
+    ("bf16", "momentum"): (2, 2, 2),
+    ("bf16", "adam"): (2, 2, 4),
+    ("bf16", "adam-8bit"): (2, 2, 2),
+    ("master", "sgd"): (2, 2, 4),
+    ("master", "momentum"): (2, 2, 8),
+    ("master", "adam"): (2, 2, 12),
+    ("master", "adam-8bit"): (2, 2, 6),
+    ("master-fp32-gradients", "sgd"): (2, 4, 4),
+    ("master-fp32-gradients", "momentum"): (2, 4, 8),
+    ("master-fp32-gradients", "adam"): (2, 4, 12),
+    ("master-fp32-gradients", "adam-8bit"): (2, 4, 6),
+}
+
+
+def test_the_table_is_whole():
+    assert set(TABLE) == set(product(RECIPES, OPTIMIZERS))
+    totals = {sum(row) for row in TABLE.values()}
+    assert (min(totals), max(totals)) == (4, 18)
+
+
+@pytest.mark.parametrize(("recipe", "optimizer"), TABLE)
+def test_bytes_per_parameter(recipe, optimizer):
+    found = bytes_per_parameter(recipe, optimizer)
+    assert found == States(*TABLE[recipe, optimizer])
+    assert found.total == sum(TABLE[recipe, optimizer])
+
+
+@pytest.mark.parametrize(("recipe", "optimizer"), TABLE)
+def test_the_rule_of_thumb_is_the_account_but_for_counters(recipe, optimizer):
+    """Adam counts in 4 bytes for each tensor; 8-bit states have a scale of
+    4 bytes for every 256 numbers, and two tables of 1 KiB."""
+    sizes = [4096, 256 * 100, 10**6 * 256]
+    thumb = bytes_per_parameter(recipe, optimizer)
+    found = states(sizes, recipe, optimizer)
+    assert found.parameters == thumb.parameters * sum(sizes)
+    assert found.gradients == thumb.gradients * sum(sizes)
+    rest = {"adam": 4 * len(sizes), "adam-8bit": sum(sizes) // 32 + 2048}
+    assert found.optimizer == (
+        thumb.optimizer * sum(sizes) + rest.get(optimizer, 0)
+    )
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("recipe", ["fp32", "autocast", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_states_of_real_optimizers(recipe, optimizer, foreach, tied):
+    shape = Transformer(40, 16, 2, 4, tied=tied)
+    model = shape.build("cpu").to(DTYPES[RECIPES[recipe].parameters])
+    stepper = MAKE[optimizer](model.parameters(), foreach)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    stepper.step()
+    kept = [
+        value.nbytes
+        for state in stepper.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
+    weights = sum(p.nbytes for p in model.parameters())
+    found = states(model, recipe, optimizer)
+    assert found == States(weights, weights, sum(kept))
+    assert found.total == 2 * weights + sum(kept)
+    assert found == states(shape.build(), recipe, optimizer)
+
+
+def test_tied_parameters_count_once():
+    tied, loose = (
+        states(Transformer(40, 16, 2, 4, tied=t).build())
+        for t in (True, False)
+    )
+    assert loose.parameters - tied.parameters == 4 * 40 * 16
+    assert loose.optimizer - tied.optimizer == 8 * 40 * 16 + 4
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states():
+    model = mlp(8, 16, 3)
+    whole = states(model)
+    model[0].requires_grad_(False)
+    found = states(model)
+    frozen = 8 * 16 + 16
+    assert found.parameters == whole.parameters
+    assert whole.gradients - found.gradients == 4 * frozen
+    assert whole.optimizer - found.optimizer == 8 * frozen + 2 * 4
+    model.requires_grad_(False)
+    assert states(model) == States(whole.parameters, 0, 0)
+
+
+def test_buffers_are_not_counted():
+    model = nn.BatchNorm2d(8)
+    assert states(model).parameters == 4 * 16
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 20_000), max_size=6))
+def test_eight_bit_states_by_hand(sizes):
+    """Two bytes for each number, a scale for each 256 begun; in fp32 where
+    a tensor has fewer than 4096 numbers; two tables for all together."""
+    total, tables = 0, 0
+    for size in sizes:
+        if size < 4096:
+            total += 2 * 4 * size
+        else:
+            blocks = len(range(0, size, 256))
+            total += 2 * (size + 4 * blocks)
+            tables = 2 * 256 * 4
+    for recipe in RECIPES:
+        master = sum(sizes) * RECIPES[recipe].master
+        found = optimizer_bytes(sizes, recipe, "adam-8bit")
+        assert found == total + tables + master
+    assert states(sizes, "fp32", "adam-8bit") == States(
+        4 * sum(sizes), 4 * sum(sizes), total + tables
+    )
+
+
+def test_where_eight_bits_begin():
+    assert optimizer_bytes([4095], "fp32", "adam-8bit") == 8 * 4095
+    assert optimizer_bytes([4096], "fp32", "adam-8bit") == (
+        2 * (4096 + 4 * 16) + 2048
+    )
+    assert optimizer_bytes([4097], "fp32", "adam-8bit") == (
+        2 * (4097 + 4 * 17) + 2048
+    )
+
+
+def test_nothing_to_train():
+    for recipe, optimizer in TABLE:
+        assert states([], recipe, optimizer) == States(0, 0, 0)
+
+
+# What the optimizer's step allocates -------------------------------------
+
+
+def test_the_workspace_by_hand():
+    sizes = [10, 4, 6]
+    # √v and the denominator; the denominator before is still there
+    assert update_workspace(sizes) == [0, 80, 40 + 32, 16 + 48]
+    assert update_workspace(sizes, foreach=True) == [80]
+    assert update_workspace(sizes, "bf16") == [0, 40, 20 + 16, 8 + 24]
+    assert update_workspace(sizes, "bf16", foreach=True) == [40]
+    for optimizer in ("sgd", "momentum", "adam-8bit"):
+        for foreach in (False, True):
+            assert update_workspace(sizes, "fp32", optimizer, foreach) == [0]
+    # the gradients of all are copied to fp32 first
+    assert update_workspace(sizes, "master", "sgd") == [80]
+    assert update_workspace(sizes, "master") == [80, 160, 152, 144]
+    assert update_workspace(sizes, "master-fp32-gradients") == (
+        update_workspace(sizes)
+    )
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("sizes", [[7], [100, 1, 60], [1, 5, 100, 100, 3]])
+def test_the_workspace_of_real_optimizers(sizes, optimizer, foreach):
+    class Sizes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ws = nn.ParameterList(torch.rand(n) for n in sizes)
+
+    def loss(model):
+        return sum(w.sum() for w in model.ws)
+
+    model = Sizes()
+    stepper = MAKE[optimizer](model.parameters(), foreach)
+    tracker = trace_step(model, loss, optimizer=stepper)
+    ((first, _),) = (m for m in tracker.marks if m[1] == "step")
+    before = tracker.timeline[first - 1] - 8  # the loss and its gradient
+    most = max(tracker.timeline[first:])
+    # numbers of 4 bytes, such as the step, come and go
+    spare = (
+        most
+        - before
+        - max(update_workspace(sizes, "fp32", optimizer, foreach))
+    )
+    assert 0 <= spare <= 16
+
+
+# What cannot be ----------------------------------------------------------
+
+
+def refused(message, error=ValueError):
+    return pytest.raises(error, match=f"^{re.escape(message)}")
+
+
+CALLS = [
+    bytes_per_parameter,
+    lambda *names: states([4], *names),
+    lambda *names: optimizer_bytes([4], *names),
+    lambda *names: update_workspace([4], *names),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("bad", ["fp8", "FP32", "", None, 4])
+def test_recipes_that_do_not_exist(call, bad):
+    with refused(
+        f"there is no recipe {bad!r}: use one of fp32, autocast, bf16, "
+        "master, master-fp32-gradients"
+    ):
+        call(bad, "adam")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("bad", ["lion", "Adam", "", None, 4])
+def test_optimizers_that_do_not_exist(call, bad):
+    with refused(
+        f"there is no optimizer {bad!r}: use one of sgd, momentum, adam, "
+        "adam-8bit"
+    ):
+        call("fp32", bad)
+
+
+@pytest.mark.parametrize("bad", [4, None, "model", [1.5], ["4"], {4}])
+def test_neither_a_model_nor_sizes(bad):
+    with refused(f"{type(bad).__name__} is neither a model nor", TypeError):
+        states(bad)
+
+
+@pytest.mark.parametrize("bad", [-4, True])
+@pytest.mark.parametrize("call", [states, optimizer_bytes])
+def test_sizes_that_are_no_whole_numbers(call, bad):
+    with pytest.raises(ValueError, match="whole number of at least 0"):
+        call([8, bad], "fp32", "adam")

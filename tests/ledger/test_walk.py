@@ -1,0 +1,237 @@
+"""The walk through rows that are written by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from membudget.ledger import (
+    Moment,
+    Paper,
+    PaperTensor,
+    Segment,
+    Transformer,
+    walk,
+)
+from membudget.ledger import operators as op
+from membudget.measuring import CATEGORIES, PHASES, trace_step
+
+
+def told(prediction):
+    """Row, phase and live bytes of every moment."""
+    return [(m.row, m.phase, m.live) for m in prediction.moments]
+
+
+def two_layers(checkpointed=False):
+    """Input 4 × 2, linear 2 → 3, ReLU, linear 3 → 1, sum, without biases."""
+    paper = Paper()
+    x = paper.input(8)
+    first, second = paper.parameter(6), paper.parameter(3)
+    y = op.relu(paper, op.linear(paper, x, first, 3))
+    z = op.linear(paper, y, second, 1)
+    if checkpointed:
+        paper.checkpoint(0)
+    op.total(paper, z)
+    return paper
+
+
+BEFORE = 4 * (6 + 3)
+
+
+def test_every_moment_of_a_step_by_hand():
+    """Weights 24 and 12 bytes; x·w: 48, ReLU: 48 (saved), output: 16."""
+    found = walk([two_layers()], inputs=32)
+    assert found.start == BEFORE + 32 == 68
+    assert told(found) == [
+        ("linear", "forward", 68 + 48),
+        ("relu", "forward", 68 + 48 + 48),
+        ("linear", "forward", 68 + 48 + 16),
+        ("sum", "forward", 68 + 48 + 16 + 4),
+        ("loss gradient", "backward", 68 + 48 + 4 + 4),
+        ("sum", "backward", 68 + 48 + 8),
+        ("linear", "backward", 68 + 48 + 8 + 12 + 48),
+        # the ReLU's output is let go after it
+        ("relu", "backward", 68 + 48 + 8 + 12 + 48 + 48),
+        ("linear", "backward", 68 + 8 + 12 + 48 + 24),
+    ]
+    assert found.saved == 48 + 4
+    assert found.peak == 232
+    assert found.at_peak == found.moments[7]
+    assert found.at_peak.split == {
+        "parameters": 36,
+        "gradients": 12,
+        "optimizer": 0,
+        "activations": 48 + 8,
+        "inputs": 32,
+        "temporaries": 96,
+    }
+    assert found.peak_in("forward") == 68 + 96
+    assert found.peak_in("backward") == 232
+    assert found.peak_in("recomputation") == found.peak_in("optimizer") == 0
+
+
+def test_the_same_step_under_a_checkpoint():
+    """It keeps its input alone, which is the batch, and recomputes up to the
+    ReLU, because of the last linear layer only the input is needed."""
+    found = walk([two_layers(checkpointed=True)], inputs=32)
+    assert found.saved == 4
+    assert [(row, phase) for row, phase, _ in told(found)] == [
+        ("linear", "forward"),
+        ("relu", "forward"),
+        ("linear", "forward"),
+        ("sum", "forward"),
+        ("loss gradient", "backward"),
+        ("sum", "backward"),
+        ("linear", "recomputation"),
+        ("relu", "recomputation"),
+        ("linear", "backward"),
+        ("relu", "backward"),
+        ("linear", "backward"),
+    ]
+
+
+def test_categories_and_phases_are_the_trackers():
+    moment = Moment("x", "forward", (1, 2, 3, 4, 5, 6))
+    assert moment.live == 21
+    assert list(moment.split) == list(CATEGORIES)
+    assert list(moment.split.values()) == [1, 2, 3, 4, 5, 6]
+    found = walk([two_layers(True)], workspace=[0])
+    assert {m.phase for m in found.moments} == set(PHASES)
+
+
+def test_what_is_there_anyway_adds_to_every_moment():
+    bare = walk([two_layers()])
+    more = walk(
+        [two_layers()], states=1000, inputs=200, buffers=30, gradients=0
+    )
+    assert more.start - bare.start == 1230
+    for a, b in zip(bare.moments, more.moments, strict=True):
+        assert b.live - a.live == 1230
+    assert more.at_peak.split["optimizer"] == 1000
+    assert more.saved == bare.saved
+
+
+def test_gradients_that_are_there_before():
+    """The new ones are added to them and go."""
+    found = walk([two_layers()], gradients=36)
+    assert found.start == BEFORE + 36
+    assert {m.split["gradients"] for m in found.moments} == {36}
+    assert found.moments[-1].split["temporaries"] == 48 + 24
+
+
+def test_the_second_micro_batch_adds_to_the_gradients_of_the_first():
+    once = walk([two_layers()])
+    twice = walk([two_layers(), two_layers()])
+    half = len(once.moments)
+    assert twice.moments[:half] == once.moments
+    assert len(twice.moments) == 2 * half
+    for m in twice.moments[half:]:
+        assert m.split["gradients"] == 36
+    assert twice.saved == once.saved
+
+
+def test_the_optimizers_moments_come_last():
+    found = walk([two_layers()], workspace=[0, 1000, 40])
+    update = [(m.row, m.phase) for m in found.moments[-3:]]
+    assert update == [("update", "optimizer")] * 3
+    assert [m.live for m in found.moments[-3:]] == [
+        2 * BEFORE + n for n in (0, 1000, 40)
+    ]
+    assert found.at_peak.split["gradients"] == 36
+
+
+def test_the_first_of_equal_peaks_wins():
+    found = walk([two_layers()], workspace=[500, 500])
+    assert found.at_peak is found.moments[-2]
+
+
+def test_a_tensor_used_twice_gets_two_gradients_and_their_sum():
+    paper = Paper()
+    x = op.scale(paper, paper.parameter(5))
+    y = op.multiply(paper, op.relu(paper, x), op.scale(paper, x))
+    op.total(paper, y)
+    found = walk([paper])
+    names = [m.row for m in found.moments]
+    sums = [name for name in names if "sum of gradients" in name]
+    assert sums == ["relu (sum of gradients)"]
+
+
+def test_a_weight_used_twice_has_one_gradient():
+    """Two arrive, are added, and only the sum is a gradient."""
+    paper = Paper()
+    x, w = paper.input(4), paper.parameter(16)
+    y = op.linear(paper, op.linear(paper, x, w, 4), w, 4)
+    op.total(paper, y)
+    found = walk([paper])
+    end = found.moments[-1]
+    assert end.row == "linear (sum of gradients)"
+    assert end.split["gradients"] == 64
+    assert found.moments[-2].split["gradients"] == 0
+
+
+def test_views_take_no_bytes():
+    paper = Paper()
+    x = op.scale(paper, paper.parameter(6))
+    a, b = op.split(paper, x, (2, 4))
+    assert (a.bytes, b.bytes, a.storage, b.base) == (8, 16, x, x)
+    forward = [
+        m for m in walk_of(paper, op.elementwise(paper, b, "gelu")).moments
+    ][:2]
+    assert forward[0].live == forward[1].live
+
+
+def walk_of(paper, y):
+    op.total(paper, y)
+    return walk([paper])
+
+
+def test_what_a_view_saves_keeps_the_whole():
+    paper = Paper()
+    x = op.scale(paper, paper.parameter(6))
+    _, b = op.split(paper, x, (2, 4))
+    assert walk_of(paper, op.elementwise(paper, b, "gelu")).saved == 24 + 4
+
+
+def test_a_segment_makes_what_its_last_row_makes():
+    paper = two_layers(True)
+    segment, total = paper.rows
+    assert isinstance(segment, Segment)
+    assert segment.makes == total.reads
+
+
+def test_rows_are_named_after_their_modules():
+    paper = Transformer(depth=2).write(1, 4)
+    names = [row.name for row in paper.rows]
+    assert "blocks.1.up linear" in names
+    assert "blocks.0 gelu" in names
+    assert names[-1] == "nll_loss"
+
+
+def test_nothing_to_walk_through():
+    with pytest.raises(ValueError, match=r"^there is nothing to walk through"):
+        walk([])
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "8", True, None])
+@pytest.mark.parametrize("name", ["elements", "itemsize"])
+@pytest.mark.parametrize("make", [Paper.input, Paper.parameter])
+def test_tensors_that_cannot_be(make, name, bad):
+    given = {"elements": 4, "itemsize": 4, name: bad}
+    with pytest.raises(ValueError, match=f"^{name} is .*: use a whole number"):
+        make(Paper(), **given)
+
+
+def test_tensors_on_paper():
+    tensor = PaperTensor(6, 2)
+    assert (tensor.bytes, tensor.storage, tensor.trained) == (12, tensor, True)
+    paper = Paper()
+    assert not paper.input(3).trained
+    assert paper.parameter(3).kind == "parameter"
+
+
+def test_a_chain_by_hand_is_the_tracker_too():
+    """The hand-written rows of two layers, on a real model."""
+    model = nn.Sequential(
+        nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1, bias=False)
+    )
+    tracker = trace_step(model, lambda m, x: m(x).sum(), torch.rand(4, 2))
+    assert tracker.peak == walk([two_layers()], inputs=32).peak
