@@ -186,9 +186,16 @@ def test_add_of_two_dtypes():
 
 
 @pytest.mark.parametrize(("shape", "s"), GRID)
-def test_relu(shape, s):
-    """Its output."""
-    assert alone(F.relu, op.relu, shape, itemsize=s) == s * count(shape)
+@pytest.mark.parametrize("name", ["relu", "tanh", "sigmoid"])
+def test_relu_tanh_and_sigmoid(shape, s, name):
+    """Their output."""
+    saved = alone(
+        getattr(torch, name),
+        lambda paper, x: op.of_output(paper, x, name),
+        shape,
+        itemsize=s,
+    )
+    assert saved == s * count(shape)
 
 
 @pytest.mark.parametrize(("shape", "s"), GRID)
@@ -197,7 +204,7 @@ def test_gelu_and_silu(shape, s, name):
     """Their input."""
     saved = alone(
         getattr(F, name),
-        lambda paper, x: op.elementwise(paper, x, name),
+        lambda paper, x: op.of_input(paper, x, name),
         shape,
         itemsize=s,
     )

@@ -26,7 +26,7 @@ def two_layers(checkpointed=False):
     paper = Paper()
     x = paper.input(8)
     first, second = paper.parameter(6), paper.parameter(3)
-    y = op.relu(paper, op.linear(paper, x, first, 3))
+    y = op.of_output(paper, op.linear(paper, x, first, 3), "relu")
     z = op.linear(paper, y, second, 1)
     if checkpointed:
         paper.checkpoint(0)
@@ -147,7 +147,7 @@ def test_the_first_of_equal_peaks_wins():
 def test_a_tensor_used_twice_gets_two_gradients_and_their_sum():
     paper = Paper()
     x = op.scale(paper, paper.parameter(5))
-    y = op.multiply(paper, op.relu(paper, x), op.scale(paper, x))
+    y = op.multiply(paper, op.of_output(paper, x, "relu"), op.scale(paper, x))
     op.total(paper, y)
     found = walk([paper])
     names = [m.row for m in found.moments]
@@ -174,7 +174,7 @@ def test_views_take_no_bytes():
     a, b = op.split(paper, x, (2, 4))
     assert (a.bytes, b.bytes, a.storage, b.base) == (8, 16, x, x)
     forward = [
-        m for m in walk_of(paper, op.elementwise(paper, b, "gelu")).moments
+        m for m in walk_of(paper, op.of_input(paper, b, "gelu")).moments
     ][:2]
     assert forward[0].live == forward[1].live
 
@@ -188,7 +188,7 @@ def test_what_a_view_saves_keeps_the_whole():
     paper = Paper()
     x = op.scale(paper, paper.parameter(6))
     _, b = op.split(paper, x, (2, 4))
-    assert walk_of(paper, op.elementwise(paper, b, "gelu")).saved == 24 + 4
+    assert walk_of(paper, op.of_input(paper, b, "gelu")).saved == 24 + 4
 
 
 def test_a_segment_makes_what_its_last_row_makes():

@@ -251,11 +251,13 @@ def test_what_cannot_be_is_said_and_the_picture_stays(page):
     assert page.locator(".mb-picture").inner_html() == picture
     assert control(page, "width").input_value() == "1000"
     assert control(page, "width").get_attribute("aria-invalid") == "true"
+    assert page.locator(".mb-ledger.mb-stale").count() == 1
     assert control(page, "depth").get_attribute("aria-invalid") == "false"
     enter(page, "heads", 10)  # now both together can be
     assert wrong.count() == 0
     agree(page, width=1000, heads=10)
     assert control(page, "width").get_attribute("aria-invalid") == "false"
+    assert page.locator(".mb-stale").count() == 0
 
 
 @pytest.mark.parametrize("bad", ["0", "-3", "2.5", "", "1e9"])

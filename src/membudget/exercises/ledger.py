@@ -769,6 +769,7 @@ def _extrapolate(
     divided: bool = True,
     start: int = 1,
     through_zero: bool = False,
+    whole: bool = False,
     told: Callable[[float, float], object] = lambda line, true: (line, true),
 ) -> object:
     """What the line through two peaks says, and the peak.
@@ -780,10 +781,13 @@ def _extrapolate(
         start: the line goes on from the second peak (1), or from the first
             as if that were the second's (0).
         through_zero: whether the line goes through zero.
+        whole: whether its slope is rounded down.
         told: the result, from what the line says and the peak.
     """
     low, high = peak(lines, first), peak(lines, second)
     slope = (high - low) / (second - first if divided else 1)
+    if whole:
+        slope //= 1
     line = (low, high)[start] + slope * (batch - second)
     if through_zero:
         line = high * batch / second
@@ -858,13 +862,19 @@ check_extrapolate = Exercise(
                 "grow with the batch: draw the line through both peaks.",
                 {"through_zero": True},
             ),
+            (
+                "the slope of the line need not be a whole number: do not "
+                "round it.",
+                {"whole": True},
+            ),
         ],
     ),
     shown=(
-        "GPT-2's shape with 32 sequences needs 6.87 GB. The line through its "
-        "peaks at 1 and 2 says 2.92: there the optimizer's step decides, "
-        "which hardly grows with the batch. A maximum of lines is convex, so "
-        "beyond both sizes the line is never too high."
+        "GPT-2's shape with 32 sequences of 128 tokens needs 6.87 billion "
+        "bytes. The line through its peaks at 1 and 2 says 2.92: there the "
+        "optimizer's step decides, which hardly grows with the batch. A "
+        "maximum of lines is convex, so beyond both sizes the line is never "
+        "too high."
     ),
     tolerance=1e-9,
 )
@@ -991,7 +1001,7 @@ check_largest_batch = Exercise(
     shown=(
         "Each moment allows so many samples, and the smallest of these "
         "numbers is the answer. GPT-2's shape fits 91 sequences of 128 "
-        "tokens into 16 GB."
+        "tokens into 16 billion bytes."
     ),
     tolerance=EXACT,
 )

@@ -1,9 +1,10 @@
 """Activations in closed form: what the rows of the ledger add up to.
 
-Symbols: b sequences of t tokens, width D, a heads, K the width of keys (and
-of values), F the hidden width of the MLP, V the vocabulary, s bytes of a
-number. All results in bytes, for models without autocast. A block's own
-input counts, its output does not: that is the next block's input.
+Symbols: b sequences of t tokens, width D, a heads, E the width of keys (and
+of values; D_kv in chapter 2), F the hidden width of the MLP, V the
+vocabulary, s bytes of a number, 2 or 4. All results in bytes, for models
+without autocast. A block's own input counts, its output does not: that is the
+next block's input.
 """
 
 from membudget.ledger.checks import whole
@@ -20,10 +21,10 @@ def block_activations(
     output (1), the input and the output of GELU (4 + 4). Two numbers for
     each norm of a token, and 4 bytes for each head of a token.
 
-    Llama's: b·t·(s·(6·D + 2·K + 4·F) + 4·2·D + 4·2 + 4·a), where the norms
-    work in fp32: the input of each (cast to fp32 in a 16-bit model; 4·D
-    bytes) and the normalised input (4·D), 1/rms, and the outputs of the
-    norms, q, k, v, attention's output and the four tensors of the gated MLP.
+    Llama's: b·t·(s·(4·D + 2·E + 4·F) + 16·D + 8 + 4·a): in s bytes the
+    outputs of the norms, q, k, v, attention's output and the four tensors of
+    the gated MLP; in fp32, in a 16-bit model too, the input of each norm and
+    the normalised input (4 bytes each), and 1/rms.
 
     Without fused attention the 4·a go, and b·a·t² scores of s bytes come,
     with a mask of t² bytes; with dropout three times as many scores, and two
@@ -45,9 +46,8 @@ def block_activations(
         k, f = shape.shared, shape.hidden
         if not shape.fused:  # k and v are repeated for every head
             k = d
-        norms = 2 * 4 * d + 2 * 4  # two in fp32
-        inputs = 2 * 4 * d if s < 4 else 2 * s * d
-        total = n * (s * (4 * d + 2 * k + 4 * f) + norms + inputs)
+        norms = 2 * (4 * d + 4 * d + 4)  # two, in fp32
+        total = n * (s * (4 * d + 2 * k + 4 * f) + norms)
     if shape.fused:
         return total + 4 * n * shape.heads
     return total + tokens**2 + s * scores * (3 if shape.dropout else 1)
@@ -69,7 +69,7 @@ def head_activations(
     s, d, n = itemsize, shape.width, batch * tokens
     norm = n * (2 * s * d + 2 * s)
     if shape.family == "llama":
-        norm = n * (s * d + 4 * d + 4 + (4 if s < 4 else s) * d)
+        norm = n * (s * d + 4 * d + 4 * d + 4)
     return norm + n * s * shape.vocabulary + 2 * s
 
 

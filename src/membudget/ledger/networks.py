@@ -286,7 +286,7 @@ class _Written:
         y = self.linear(attended, "out", d, d)
         x = op.add(paper, x, self.drop(y))
         up = self.linear(self.norm(x), "up", d, 4 * d)
-        up = op.elementwise(paper, up, "gelu")
+        up = op.of_input(paper, up, "gelu")
         y = self.drop(self.linear(up, "down", 4 * d, d))
         return op.add(paper, x, y, watches=(q, k, v, attended))
 
@@ -315,7 +315,7 @@ class _Written:
         x = op.add(paper, x, self.linear(attended, "out", d, d))
         normed = self.norm(x, normed)
         gate = self.linear(normed, "gate", d, shape.hidden)
-        gate = op.elementwise(paper, gate, "silu")
+        gate = op.of_input(paper, gate, "silu")
         up = op.multiply(
             paper, gate, self.linear(normed, "up", d, shape.hidden)
         )
@@ -578,10 +578,15 @@ _RULES: dict[type[nn.Module], tuple[Callable, dict]] = {
     nn.MaxPool2d: (_max_pool, {"return_indices": False}),
     nn.AdaptiveAvgPool2d: (_average, {}),
     nn.Flatten: (_flatten, {"start_dim": 1, "end_dim": -1}),
-    nn.ReLU: (_plain(op.relu), {"inplace": False}),
-    nn.GELU: (_plain(partial(op.elementwise, name="gelu")), {}),
+    nn.ReLU: (
+        _plain(partial(op.of_output, name="relu")),
+        {"inplace": False},
+    ),
+    nn.Tanh: (_plain(partial(op.of_output, name="tanh")), {}),
+    nn.Sigmoid: (_plain(partial(op.of_output, name="sigmoid")), {}),
+    nn.GELU: (_plain(partial(op.of_input, name="gelu")), {}),
     nn.SiLU: (
-        _plain(partial(op.elementwise, name="silu")),
+        _plain(partial(op.of_input, name="silu")),
         {"inplace": False},
     ),
     nn.LayerNorm: (

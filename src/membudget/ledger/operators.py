@@ -9,7 +9,8 @@ operator               bytes saved for backward
 =====================  ==================================================
 linear, matmul         its inputs (weights are there anyway)
 add                    nothing
-ReLU, softmax          its output
+ReLU, tanh, sigmoid    its output
+softmax                its output
 GELU, SiLU             its input
 product                both factors
 LayerNorm              its input, and mean and 1/σ: 8 bytes a token
@@ -143,11 +144,11 @@ def add(
     return out
 
 
-def relu(paper: Paper, x: PaperTensor) -> PaperTensor:
-    """Saves its output."""
+def of_output(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
+    """ReLU, tanh and sigmoid: they save their output."""
     y = _new(x)
     paper.write(
-        "relu",
+        name,
         (x,),
         (y,),
         saves=(y,),
@@ -158,7 +159,7 @@ def relu(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
-def elementwise(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
+def of_input(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
     """GELU and SiLU: they save their input."""
     y = _new(x)
     paper.write(

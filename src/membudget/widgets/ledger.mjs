@@ -1303,6 +1303,7 @@ function render({ model, el }) {
     for (const [name, { update }] of checks) update({ value: state[name] });
     if (wrong.textContent !== why) wrong.textContent = why;
     wrong.hidden = !why;
+    el.classList.toggle("mb-stale", Boolean(why)); // the last that could be
     summary.textContent =
       `Shape: ${plural(state.depth, "block")} like ` +
       `${kind === "gpt" ? "GPT-2’s" : "Llama’s"}, ${state.width} wide, ` +
