@@ -259,8 +259,8 @@ class Odd(nn.Linear):
     ("module", "message"),
     [
         (Odd(4, 4), "Odd"),
-        (nn.Tanh(), "Tanh"),
-        (nn.Sequential(nn.Sequential(nn.Tanh())), "Tanh"),
+        (nn.Softplus(), "Softplus"),
+        (nn.Sequential(nn.Sequential(nn.Softplus())), "Softplus"),
         (nn.BatchNorm1d(4), "BatchNorm1d"),
     ],
 )

@@ -40,6 +40,14 @@ def _view(of: PaperTensor, elements: int | None = None) -> PaperTensor:
     return PaperTensor(elements, of.itemsize, of.trained, of.kind, of.storage)
 
 
+def _each(**tensors: PaperTensor) -> dict:
+    """A backward pass that makes one gradient for each of the tensors."""
+    return {
+        "steps": tuple((name, t.bytes) for name, t in tensors.items()),
+        "gives": tuple((t, name) for name, t in tensors.items()),
+    }
+
+
 def cast(
     paper: Paper,
     x: PaperTensor,
@@ -55,8 +63,7 @@ def cast(
         (x,),
         (y,),
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
         watches=watches,
     )
     return y
@@ -88,24 +95,22 @@ def linear(
     weight = _autocast(paper, weight)
     given = _autocast(paper, x)
     y = PaperTensor(rows * outputs, given.itemsize)
-    dx = [("x", given.bytes)] if given.trained else []
-    dw = [("w", weight.bytes)]
-    db = [("b", bias.bytes)] if bias is not None else []
-    reads = (given, weight, *([] if bias is None else [bias]))
-    gives = [(weight, "w")]
-    if given.trained:
-        gives.insert(0, (given, "x"))
+    reads = {"x": given, "w": weight}
     if bias is not None:
-        gives.append((bias, "b"))
+        reads["b"] = bias
+    steps = {name: t.bytes for name, t in reads.items()}
+    if bias is None:
+        order = ["w", "x"]
+    else:
+        steps["saved"] = 0
+        order = ["x", "w", "saved", "b"]
     paper.write(
         "linear",
-        reads,
+        tuple(reads.values()),
         (y,),
         saves=(given, weight) if given.trained else (given,),
-        steps=tuple(
-            [*dx, *dw, ("saved", 0), *db] if bias is not None else dw + dx
-        ),
-        gives=tuple(gives),
+        steps=tuple((name, steps[name]) for name in order),
+        gives=tuple((t, name) for name, t in reads.items()),
         watches=(x,),
     )
     return y
@@ -153,8 +158,7 @@ def of_output(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
         (y,),
         saves=(y,),
         after=True,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -167,8 +171,7 @@ def of_input(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
         (x,),
         (y,),
         saves=(x,),
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -181,8 +184,7 @@ def multiply(paper: Paper, x: PaperTensor, y: PaperTensor) -> PaperTensor:
         (x, y),
         (out,),
         saves=(x, y),
-        steps=(("x", x.bytes), ("y", y.bytes)),
-        gives=((x, "x"), (y, "y")),
+        **_each(x=x, y=y),
     )
     return out
 
@@ -197,8 +199,7 @@ def scale(
         (x,),
         (y,),
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
         watches=watches,
     )
     return y
@@ -213,8 +214,7 @@ def dropout(paper: Paper, x: PaperTensor) -> PaperTensor:
         (x, mask),
         (y,),
         saves=(mask,),
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -235,8 +235,7 @@ def layer_norm(
         saves=(x,),
         extra=2 * tokens * weight.itemsize,
         after=True,
-        steps=(("x", x.bytes), ("w", weight.bytes), ("b", bias.bytes)),
-        gives=((x, "x"), (weight, "w"), (bias, "b")),
+        **_each(x=x, w=weight, b=bias),
     )
     return y
 
@@ -323,8 +322,7 @@ def split(
         (x,),
         views,
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return views
 
@@ -375,8 +373,7 @@ def heads_of(paper: Paper, x: PaperTensor) -> PaperTensor:
         (x,),
         (view,),
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return view
 
@@ -402,8 +399,7 @@ def fused_attention(
         saves=(q, k, v, y),
         extra=4 * statistics,
         after=True,
-        steps=(("q", q.bytes), ("k", k.bytes), ("v", v.bytes)),
-        gives=((q, "q"), (k, "k"), (v, "v")),
+        **_each(q=q, k=k, v=v),
     )
     return y
 
@@ -436,8 +432,7 @@ def repeat(paper: Paper, x: PaperTensor, times: int) -> PaperTensor:
         (x,),
         (y,),
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -457,8 +452,7 @@ def matmul(
         (x, y),
         (out,),
         saves=(x, y),
-        steps=(("y", y.bytes), ("x", x.bytes)),
-        gives=((x, "x"), (y, "y")),
+        **_each(y=y, x=x),
         watches=watches,
     )
     return out
@@ -473,8 +467,7 @@ def softmax(paper: Paper, x: PaperTensor) -> PaperTensor:
         (y,),
         saves=(y,),
         after=True,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -523,8 +516,7 @@ def attention(
         (scaled, mask),
         (masked,),
         saves=(mask,),
-        steps=(("x", scaled.bytes),),
-        gives=((scaled, "x"),),
+        **_each(x=scaled),
     )
     weights = softmax(paper, masked)
     if drop:
@@ -552,8 +544,7 @@ def cross_entropy(
         (logp,),
         saves=(logp,),
         after=True,
-        steps=(("x", given.bytes),),
-        gives=((given, "x"),),
+        **_each(x=given),
     )
     loss = _new(given, 1)
     paper.write(
@@ -563,8 +554,7 @@ def cross_entropy(
         saves=(logp, targets),
         extra=given.itemsize,
         after=True,
-        steps=(("x", logp.bytes),),
-        gives=((logp, "x"),),
+        **_each(x=logp),
         watches=(logits, given),
     )
     return loss
@@ -590,8 +580,7 @@ def embedding(
         (table, places),
         (y,),
         saves=(places,),
-        steps=(("w", table.bytes),),
-        gives=((table, "w"),),
+        **_each(w=table),
     )
     return y
 
@@ -615,18 +604,15 @@ def convolution(
     weight = _autocast(paper, weight)
     given = _autocast(paper, x)
     y = PaperTensor(elements, given.itemsize)
-    gradients = [(weight, "w")]
-    if given.trained:
-        gradients.insert(0, (given, "x"))
+    gradients = {"x": given, "w": weight}
     if bias is not None:
-        gradients.append((bias, "b"))
+        gradients["b"] = bias
     paper.write(
         "convolution",
         tuple(t for t in (given, weight, bias) if t is not None),
         (y,),
         saves=(given, weight),
-        steps=tuple((name, t.bytes) for t, name in gradients),
-        gives=tuple(gradients),
+        **_each(**gradients),
         watches=(x,),
     )
     return y
@@ -647,8 +633,7 @@ def batch_norm(
         saves=(x,),
         extra=2 * weight.elements * weight.itemsize,
         after=True,
-        steps=(("x", x.bytes), ("w", weight.bytes), ("b", bias.bytes)),
-        gives=((x, "x"), (weight, "w"), (bias, "b")),
+        **_each(x=x, w=weight, b=bias),
     )
     return y
 
@@ -663,8 +648,7 @@ def max_pool(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
         saves=(x,),
         extra=8 * elements,
         after=True,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
 
@@ -677,7 +661,6 @@ def mean(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
         (x,),
         (y,),
         needs=False,
-        steps=(("x", x.bytes),),
-        gives=((x, "x"),),
+        **_each(x=x),
     )
     return y
