@@ -101,7 +101,7 @@ def walk(
         gradients=gradients,
     )
     machine.begun = set(range(len(weights))) if gradients else set()
-    start = sum(machine.live.values())
+    start = machine.total = sum(machine.live.values())
     for paper in papers:
         machine.micro_batch(paper)
     for size in workspace:
@@ -123,6 +123,7 @@ class _Held:
 class _Walk:
     def __init__(self) -> None:
         self.live = dict.fromkeys(CATEGORIES, 0)
+        self.total = 0  # of what is alive
         self.moments: list[Moment] = []
         self.saved = -1
         self.begun: set[int] = set()  # parameters with a gradient
@@ -132,9 +133,10 @@ class _Walk:
 
     def make(self, size: int, category: str) -> _Held:
         self.live[category] += size
-        total = sum(self.live.values())
-        if total > self.worst:
-            self.worst, self.parts = total, tuple(self.live.values())
+        self.total += size
+        if self.total > self.worst:
+            self.worst = self.total
+            self.parts = tuple(self.live.values())
         return _Held(size, category)
 
     def release(self, held: _Held | None) -> None:
@@ -142,6 +144,7 @@ class _Walk:
             held.holders -= 1
             if not held.holders:
                 self.live[held.category] -= held.bytes
+                self.total -= held.bytes
 
     def moment(self, name: str, phase: str) -> None:
         """Note the worst since the last moment."""
