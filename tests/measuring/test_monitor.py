@@ -1,5 +1,6 @@
 """The memory monitor, on invented readings, on the CPU and on a CUDA stub."""
 
+import mmap
 import re
 import weakref
 from fractions import Fraction
@@ -291,7 +292,8 @@ def test_a_device_that_is_not_there():
 def test_the_cpu_is_read_when_the_monitor_is_called():
     m = MemoryMonitor("cpu")
     m()
-    kept = torch.ones(16 * MIB)
+    pages = mmap.mmap(-1, 64 * MIB)  # new ones, not what was freed before
+    kept = torch.frombuffer(pages, dtype=torch.float32).fill_(1)
     m()
     before, after = (r.bytes for r in m.readings)
     assert 0 <= after - before - kept.nbytes < 8 * MIB
