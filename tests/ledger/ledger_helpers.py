@@ -1,6 +1,7 @@
 """What the tests of the ledger share: the same step, traced and on paper."""
 
 import os
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +113,7 @@ def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
 
 
 def agree(predicted, tracker, micro=False):
-    """Start, saved, peak and its split are the same.
+    """Start, saved, peak and its split are the same, and each phase's worst.
 
     Args:
         micro: whether there are several micro-batches, whose loss is scaled
@@ -124,6 +125,15 @@ def agree(predicted, tracker, micro=False):
     assert found == (tracker.start, saved["activations"], tracker.peak)
     assert predicted.at_peak.split == tracker.split()
     assert predicted.at_peak.phase == phase_of(tracker)
+    if not micro:
+        starts = [index for index, _ in tracker.marks]
+        starts.append(len(tracker.timeline))
+        worst = [max(tracker.timeline[a:b]) for a, b in pairwise(starts)]
+        backward = max(map(predicted.peak_in, ("backward", "recomputation")))
+        found = [predicted.peak_in("forward"), backward]
+        if len(worst) > 2:
+            found.append(predicted.peak_in("optimizer"))
+        assert found == worst
 
 
 def phase_of(tracker):

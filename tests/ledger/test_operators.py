@@ -408,7 +408,7 @@ def test_fused_attention(s, b, h, kv, t, d):
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize(
     ("b", "h", "t", "d"),
-    [(2, 4, 3, 6), (3, 2, 64, 8), (1, 3, 16, 4), (2, 1, 32, 4)],
+    [(2, 4, 3, 6), (3, 2, 64, 8), (2, 8, 1, 4), (1, 3, 16, 4), (2, 1, 32, 4)],
 )
 def test_attention(s, dropout, b, h, t, d):
     """Copies of q, k and v, the mask of t² bytes, and the softmax; with
@@ -432,9 +432,9 @@ def test_attention(s, dropout, b, h, t, d):
             scores=b * h * t * t,
             tokens=t,
             drop=dropout,
-            folds=1 in (b, h, t),
+            folds=1 in (b, h),
         )
-        return op.contiguous(paper, y)
+        return y if 1 in (h, t) else op.contiguous(paper, y)
 
     saved = alone(run, write, (b, t, 3 * h * d), itemsize=s)
     scores = b * h * t * t
@@ -442,7 +442,7 @@ def test_attention(s, dropout, b, h, t, d):
 
 
 @pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(("b", "h", "t", "d"), [(2, 4, 3, 6), (1, 1, 5, 2)])
+@pytest.mark.parametrize(("b", "h", "t", "d"), [(2, 4, 3, 6), (1, 3, 5, 2)])
 def test_rotary_positions(s, b, h, t, d):
     """The turns, 8 bytes for each pair of a token."""
 

@@ -284,22 +284,7 @@ def test_the_curve_can_be_dragged(page):
 
 def test_the_sentence_is_said_once_it_rests(page):
     """A screen reader hears where the slider stops, not each number."""
-    said = page.evaluate(
-        """async () => {
-          const live = document.querySelector("[aria-live]");
-          const said = [];
-          new MutationObserver(() => said.push(live.textContent))
-            .observe(live, { childList: true });
-          const slider = document.querySelector('[data-key="segments"]');
-          for (let i = 0; i < 5; i++) {
-            slider.stepUp();
-            slider.dispatchEvent(new Event("input"));
-            await new Promise((done) => setTimeout(done, 20));
-          }
-          await new Promise((done) => setTimeout(done, 500));
-          return said;
-        }"""
-    )
+    said = pages.said(page, '[data-key="segments"]')
     assert said == [Segments(segments=9).sentence()]
 
 

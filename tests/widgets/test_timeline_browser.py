@@ -317,22 +317,7 @@ def test_the_line_stands_where_the_mouse_is(page):
 
 def test_the_sentence_is_said_once_it_rests(page):
     """A screen reader hears where the slider stops, not each moment."""
-    said = page.evaluate(
-        """async () => {
-          const live = document.querySelector("[aria-live]");
-          const said = [];
-          new MutationObserver(() => said.push(live.textContent))
-            .observe(live, { childList: true });
-          const slider = document.querySelector("[type=range]");
-          for (let i = 0; i < 5; i++) {
-            slider.stepUp();
-            slider.dispatchEvent(new Event("input"));
-            await new Promise((done) => setTimeout(done, 20));
-          }
-          await new Promise((done) => setTimeout(done, 500));
-          return said;
-        }"""
-    )
+    said = pages.said(page, "[type=range]")
     assert said == [Timeline(moment=53).sentence()]
 
 

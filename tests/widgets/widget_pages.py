@@ -69,3 +69,24 @@ def document(*widgets, style=""):
         f"{bundle.module_text(name)}</script>"
         f"<script>{HOST.read_text()}</script>"
     )
+
+
+def said(page, slider):
+    """What a screen reader hears while a slider takes five quick steps."""
+    return page.evaluate(
+        """async (selector) => {
+          const live = document.querySelector("[aria-live]");
+          const said = [];
+          new MutationObserver(() => said.push(live.textContent))
+            .observe(live, { childList: true });
+          const slider = document.querySelector(selector);
+          for (let i = 0; i < 5; i++) {
+            slider.stepUp();
+            slider.dispatchEvent(new Event("input"));
+            await new Promise((done) => setTimeout(done, 20));
+          }
+          await new Promise((done) => setTimeout(done, 800));
+          return said;
+        }""",
+        slider,
+    )

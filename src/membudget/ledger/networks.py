@@ -216,10 +216,12 @@ class _Written:
                 x = self.gpt_block(x) if gpt else self.llama_block(x)
                 if checkpointed:
                     paper.checkpoint(start)
-        x = self.norm(x)
+        last, x = x, self.norm(x)
         head = table if shape.tied else self.weight(table.elements)
         with paper.inside("head"):
             logits = op.linear(paper, x, head, shape.vocabulary)
+        if not gpt:  # a variable of the model's holds it until it returns
+            paper.rows[-1].watches += (last,)
         op.cross_entropy(paper, logits, targets)
 
     def weight(self, elements: int) -> PaperTensor:
@@ -262,7 +264,9 @@ class _Written:
             tokens=self.tokens,
             times=shape.heads // shape.kv_heads,
             drop=shape.dropout,
-            folds=1 in (self.batch, shape.heads, self.tokens),
+            # q, k and v of GPT-2's block are parts of one tensor
+            folds=1 in (self.batch, shape.heads)
+            or (self.tokens == 1 and shape.family == "llama"),
         )
         if 1 in (shape.heads, self.tokens):
             return y

@@ -291,6 +291,7 @@ def rms_norm(
         steps=(("x", n), ("a", n), ("r", t), ("a", 0)),
         gives=((whole, "x"), (root, "r")),
     )
+    watches += (whole, root)  # variables until the norm returns
     out = _new(normed)
     small = weight.itemsize < 4
     paper.write(
@@ -497,16 +498,17 @@ def attention(
         times: heads that share a head of keys and values.
         drop: whether dropout follows the softmax.
         folds: whether batch and heads are one dimension without a copy, as
-            they are where one of them, or the tokens, is 1. (Heads of a
-            single number have more such cases, which have no rule.)
+            they are where one of them is 1. (Heads of a single number have
+            more such cases, which have no rule.)
     """
     if times > 1:
         k, v = repeat(paper, k, times), repeat(paper, v, times)
     kept = (k, v)
     if not folds:
-        q = contiguous(paper, q, copied=times == 1)
+        # the gradient of one token is in order of memory
+        q = contiguous(paper, q, copied=times == 1 and tokens > 1)
         if times == 1:
-            k = contiguous(paper, k)
+            k = contiguous(paper, k, copied=tokens > 1)
     raw = matmul(paper, q, k, scores)
     scaled = scale(paper, raw)
     mask = constant(paper, tokens * tokens, 1)
@@ -519,11 +521,12 @@ def attention(
         **_each(x=scaled),
     )
     weights = softmax(paper, masked)
+    kept += (scaled, mask, weights)  # variables until attention returns
     if drop:
         weights = dropout(paper, weights)
     if times == 1 and not folds:
         v = contiguous(paper, v, copied=False)
-    return matmul(paper, weights, v, q.elements, watches=(scaled, *kept))
+    return matmul(paper, weights, v, q.elements, watches=kept)
 
 
 def cross_entropy(

@@ -311,6 +311,7 @@ class Paper {
       steps: [["x", n], ["a", n], ["r", t], ["a", 0]],
       gives: [[whole, "x"], [root, "r"]],
     });
+    const held = [...watches, whole, root]; // until the norm returns
     const small = w.item < 4 ? [["s", w.elements * 4], ["a", 0]] : [];
     const last = [small.length ? "s" : "a", 0];
     const out = this.write("mul", [normed, w], [like(normed)], {
@@ -320,9 +321,9 @@ class Paper {
         ...[...small, ["w", w.bytes], last],
       ],
       gives: [[normed, "x"], [w, "w"]],
-      watches,
+      watches: held,
     });
-    return this.cast(out, x.item, watches);
+    return this.cast(out, x.item, held);
   }
 
   split(x, count) {
@@ -389,8 +390,8 @@ class Paper {
     }
     const kept = [k, v];
     if (!folds) {
-      q = this.contiguous(q, times === 1);
-      if (times === 1) k = this.contiguous(k);
+      q = this.contiguous(q, times === 1 && tokens > 1);
+      if (times === 1) k = this.contiguous(k, tokens > 1);
     }
     const scaled = this.scale(this.matmul(q, k, scores, []));
     const mask = this.constant(tokens * tokens, 1);
@@ -399,7 +400,8 @@ class Paper {
     const weights = like(masked);
     this.plain("softmax", masked, weights, { saves: [weights], after: true });
     if (times === 1 && !folds) v = this.contiguous(v, false);
-    return this.matmul(weights, v, q.elements, [scaled, ...kept]);
+    const held = [...kept, scaled, mask, weights];
+    return this.matmul(weights, v, q.elements, held);
   }
 
   crossEntropy(logits, targets) {
@@ -453,7 +455,7 @@ function write(shape, batch, depth) {
     const rows = batch * heads * tokens;
     if (fused) return paper.fused(q, k, v, rows);
     const times = gpt ? 1 : heads / shape.kv_heads;
-    const folds = [batch, heads, tokens].includes(1);
+    const folds = batch === 1 || heads === 1 || (!gpt && tokens === 1);
     const y = paper.attention(q, k, v, rows * tokens, tokens, times, folds);
     return heads === 1 || tokens === 1 ? y : paper.contiguous(y);
   };
@@ -506,9 +508,12 @@ function write(shape, batch, depth) {
     if (shape.checkpointed) paper.checkpoint(start);
   }
   paper.block = -1;
+  const last = x;
   x = norm(x);
   const head = shape.tied ? table : paper.weight(table.elements);
   const logits = inside("head", () => paper.linear(x, head, vocabulary));
+  // a variable of the model's holds it until it returns
+  if (!gpt) paper.rows.at(-1).uses.push(last.storage);
   paper.crossEntropy(logits, targets);
   return paper;
 }
