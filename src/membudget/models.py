@@ -76,6 +76,41 @@ def convnet(
     )
 
 
+class MLPBlock(nn.Module):
+    """A residual block without attention: norm, up, GELU, down, sum.
+
+    Args:
+        width: numbers in and out.
+        ratio: of the hidden layer to the width.
+    """
+
+    def __init__(self, width: int, ratio: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, ratio * width)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(ratio * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.gelu(self.up(self.norm(x))))
+
+
+def mlp_blocks(
+    width: int = 64, depth: int = 4, outputs: int = 10
+) -> nn.Sequential:
+    """Residual blocks, and a linear layer for the logits.
+
+    ``mlp_blocks(1024, 32)`` is the network of the lab on mixed precision.
+
+    Raises:
+        ValueError: fewer than one block.
+    """
+    if depth < 1:
+        raise ValueError(f"depth is {depth}: use at least 1 block")
+    blocks = (MLPBlock(width) for _ in range(depth))
+    return nn.Sequential(*blocks, nn.Linear(width, outputs))
+
+
 class Block(nn.Module):
     """A pre-norm transformer block: causal attention, then an MLP.
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from membudget.ledger import operators as op
 from membudget.ledger.checks import one_of, whole
 from membudget.ledger.paper import Paper, PaperTensor
-from membudget.models import GPT, Llama
+from membudget.models import GPT, Llama, MLPBlock
 
 FAMILIES = ("gpt", "llama")
 """GPT-2's block and Llama's."""
@@ -150,6 +150,7 @@ class Transformer:
         *,
         itemsize: int = 4,
         autocast: int | None = None,
+        lists: str = "cpu",
         checkpointed: bool = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
@@ -160,6 +161,7 @@ class Transformer:
             itemsize: bytes of a parameter.
             autocast: bytes of a number in matrix products, where autocast
                 is on.
+            lists: whose autocast, as :class:`Paper`.
             checkpointed: whether each block is checkpointed.
 
         Raises:
@@ -173,7 +175,12 @@ class Transformer:
                 "positions: use fewer tokens or a larger context"
             )
         return _Written(
-            self, batch, tokens, itemsize, autocast, checkpointed
+            self,
+            batch,
+            tokens,
+            itemsize,
+            Paper(autocast, lists),
+            checkpointed,
         ).paper
 
 
@@ -194,11 +201,11 @@ class _Written:
     """A transformer's step on paper."""
 
     def __init__(
-        self, shape, batch, tokens, itemsize, autocast, checkpointed
+        self, shape, batch, tokens, itemsize, paper, checkpointed
     ) -> None:
         self.shape, self.batch, self.tokens = shape, batch, tokens
         self.itemsize = itemsize
-        self.paper = paper = Paper(autocast)
+        self.paper = paper
         self.numbers = batch * tokens * shape.width
         ids = paper.input(batch * tokens, 8)
         targets = paper.input(batch * tokens, 8)
@@ -443,6 +450,7 @@ class Chain:
         *,
         itemsize: int = 4,
         autocast: int | None = None,
+        lists: str = "cpu",
         checkpointed: bool = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
@@ -452,7 +460,7 @@ class Chain:
                 module that has no rule.
         """
         whole(batch, "batch")
-        paper = Paper(autocast)
+        paper = Paper(autocast, lists)
         x, shape = (
             paper.input(batch * prod(self.sample), itemsize),
             self.sample,
@@ -494,6 +502,12 @@ def _module(
             with paper.inside(str(number)):
                 x, shape = _module(paper, child, x, batch, shape, itemsize)
         return x, shape
+    if isinstance(module, MLPBlock):
+        y = x
+        for name, child in module.named_children():
+            with paper.inside(name):
+                y, shape = _module(paper, child, y, batch, shape, itemsize)
+        return op.add(paper, x, y), shape
     name = type(module).__name__
     if type(module) not in _RULES:
         raise ValueError(

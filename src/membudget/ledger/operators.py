@@ -82,6 +82,13 @@ def _autocast(paper: Paper, x: PaperTensor | None) -> PaperTensor | None:
     return cast(paper, x, paper.autocast)
 
 
+def _fp32(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """x as an operator takes it that CUDA's autocast runs in fp32."""
+    if paper.autocast is None or paper.lists == "cpu":
+        return x
+    return cast(paper, x, 4)
+
+
 def linear(
     paper: Paper,
     x: PaperTensor,
@@ -225,17 +232,22 @@ def layer_norm(
     weight: PaperTensor,
     bias: PaperTensor,
 ) -> PaperTensor:
-    """Saves its input, mean and 1/σ of each token in the weight's dtype."""
+    """Saves its input, mean and 1/σ of each token in the weight's dtype.
+
+    CUDA's autocast runs it in fp32, on a copy of 16-bit numbers.
+    """
     tokens = x.elements // weight.elements
-    y = _new(x)
+    given = _fp32(paper, x)
+    y = _new(given)
     paper.write(
         "layer_norm",
-        (x, weight, bias),
+        (given, weight, bias),
         (y,),
-        saves=(x,),
+        saves=(given,),
         extra=2 * tokens * weight.itemsize,
         after=True,
-        **_each(x=x, w=weight, b=bias),
+        **_each(x=given, w=weight, b=bias),
+        watches=(x,),
     )
     return y
 
@@ -460,15 +472,17 @@ def matmul(
 
 
 def softmax(paper: Paper, x: PaperTensor) -> PaperTensor:
-    """Saves its output. (On a CPU autocast leaves it in 16 bits.)"""
-    y = _new(x)
+    """Saves its output: under autocast 16 bits on a CPU, fp32 on CUDA."""
+    given = _fp32(paper, x)
+    y = _new(given)
     paper.write(
         "softmax",
-        (x,),
+        (given,),
         (y,),
         saves=(y,),
         after=True,
-        **_each(x=x),
+        **_each(x=given),
+        watches=(x,),
     )
     return y
 

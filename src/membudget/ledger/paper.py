@@ -9,7 +9,10 @@ adds up.
 
 from dataclasses import dataclass, field
 
-from membudget.ledger.checks import whole
+from membudget.ledger.checks import one_of, whole
+
+LISTS = ("cpu", "cuda")
+"""The devices whose autocast differs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +107,11 @@ class Paper:
     Args:
         autocast: bytes of a number in matrix products where they are not
             those of the model: 2 for bf16 or fp16 under autocast.
+        lists: whose operators autocast casts to fp32: ``"cpu"`` for the
+            losses alone, ``"cuda"`` for softmax and layer norm, too.
+
+    Raises:
+        ValueError: other lists.
 
     Attributes:
         rows: what was written.
@@ -114,12 +122,16 @@ class Paper:
     """
 
     autocast: int | None = None
+    lists: str = "cpu"
     rows: list[Row | Segment] = field(default_factory=list)
     inputs: list[PaperTensor] = field(default_factory=list)
     parameters: list[PaperTensor] = field(default_factory=list)
     pinned: list[PaperTensor] = field(default_factory=list)
     _module: list[str] = field(default_factory=list)
     _casts: dict[int, PaperTensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        one_of(self.lists, LISTS, "lists of operators for")
 
     def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
         """A tensor of the batch: there before the step, not trained.

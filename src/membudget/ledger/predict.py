@@ -17,6 +17,7 @@ def predict(
     batch: int,
     *sizes: int,
     recipe: str = "fp32",
+    lists: str = "cpu",
     optimizer: str | None = "adam",
     micro_batch: int | None = None,
     checkpointed: bool = False,
@@ -35,6 +36,8 @@ def predict(
         batch: samples, or sequences.
         *sizes: for a transformer, the tokens of a sequence.
         recipe: one of :data:`RECIPES`.
+        lists: whose operator lists autocast follows, ``"cpu"`` or
+            ``"cuda"``; kernels stay a CPU's.
         optimizer: one of :data:`OPTIMIZERS`; None for a step without.
         micro_batch: samples that run at once; the last may be fewer. Of the
             full ones the first two are walked through.
@@ -46,8 +49,8 @@ def predict(
             of the network.
 
     Raises:
-        ValueError: an unknown recipe or optimizer, or a size that is not a
-            positive whole number.
+        ValueError: an unknown recipe or optimizer, other lists, or a size
+            that is not a positive whole number.
     """
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:
@@ -65,6 +68,7 @@ def predict(
             *sizes,
             itemsize=chosen.parameters,
             autocast=chosen.autocast,
+            lists=lists,
             checkpointed=checkpointed,
         )
         if size < batch:  # its share of the batch

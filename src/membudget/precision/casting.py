@@ -1,0 +1,190 @@
+"""Autocast by hand: which operator takes which precision, and its bytes."""
+
+from types import TracebackType
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from membudget.ledger.checks import one_of
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LISTS: dict[str, dict[str, frozenset[str]]] = {
+    "cpu": {
+        "16 bits": _names(
+            "addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_tbc "
+            "conv_transpose1d conv_transpose2d conv_transpose3d "
+            "linalg_vecdot linear matmul mm prelu "
+            "scaled_dot_product_attention"
+        ),
+        "fp32": _names(
+            "avg_pool3d binary_cross_entropy "
+            "binary_cross_entropy_with_logits cdist cosine_embedding_loss "
+            "cross_entropy ctc_loss grid_sampler hinge_embedding_loss "
+            "huber_loss kl_div l1_loss margin_ranking_loss mse_loss "
+            "multi_margin_loss multilabel_margin_loss nanquantile nll_loss "
+            "poisson_nll_loss prod quantile smooth_l1_loss "
+            "soft_margin_loss trace triplet_margin_loss"
+        ),
+        "widest": _names("cat index_copy stack"),
+    },
+    "cuda": {
+        "16 bits": _names(
+            "addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d "
+            "conv3d conv_tbc conv_transpose1d conv_transpose2d "
+            "conv_transpose3d einsum gru_cell linalg_multi_dot "
+            "linalg_vecdot linear lstm_cell matmul mm mv prelu rnn_relu_cell "
+            "rnn_tanh_cell scaled_dot_product_attention"
+        ),
+        "fp32": _names(
+            "acos asin binary_cross_entropy_with_logits cdist "
+            "cosh cosine_embedding_loss cosine_similarity cross_entropy "
+            "cumprod cumsum dist erfinv exp expm1 group_norm "
+            "hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log "
+            "log10 log1p log2 log_softmax logsumexp margin_ranking_loss "
+            "mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm "
+            "pdist poisson_nll_loss pow prod reciprocal renorm rms_norm "
+            "rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus sum "
+            "tan triplet_margin_loss"
+        ),
+        "widest": _names(
+            "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put "
+            "scatter_add tensordot vdot"
+        ),
+    },
+}
+"""What autocast does with an operator's inputs, for each kind of device.
+
+``"16 bits"``: to the 16-bit format; ``"fp32"``: to fp32; ``"widest"``: to the
+widest of theirs. Operators that are in no list run on what they are given:
+PyTorch's own promotion makes fp32 of fp32 and 16 bits. From PyTorch's
+``aten/src/ATen/autocast_mode.cpp`` (version 2.13); left out are linear
+algebra and Fourier transforms, upsampling, padding and unpooling.
+``cross_entropy`` stands for the log-softmax in it.
+"""
+
+_ALIASES = {
+    "__matmul__": "matmul",
+    "__rmatmul__": "matmul",
+    "__pow__": "pow",
+    "__rpow__": "pow",
+    "concat": "cat",
+}
+
+
+def list_of(operator: str, device: str = "cuda") -> str:
+    """In which list an operator is: a key of :data:`LISTS`' values, or "".
+
+    Args:
+        operator: its name in ``torch`` or ``torch.nn.functional``.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: an unknown device.
+    """
+    lists = LISTS[one_of(device, LISTS, "list of operators for")]
+    name = _ALIASES.get(operator, operator)
+    return next((key for key, names in lists.items() if name in names), "")
+
+
+class Autocast(TorchFunctionMode):
+    """``torch.autocast``, written out: with the lists of either device.
+
+    Wherever the tensors are, operators take the precision that autocast
+    would give them on ``device``. So a CPU shows which casts a GPU makes.
+    Copies of trained fp32 leaves are cached until the block ends, as
+    PyTorch's are. What runs inside an operator (attention in
+    ``nn.MultiheadAttention``) is not seen.
+
+    Args:
+        device: whose lists, ``"cpu"`` or ``"cuda"``.
+        dtype: the 16-bit format.
+        cache: whether a weight that is used twice is cast once.
+
+    Raises:
+        ValueError: an unknown device, or a dtype that is none of the two.
+
+    Example:
+        >>> with Autocast("cuda"):
+        ...     loss = model(x)
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        dtype: torch.dtype = torch.bfloat16,
+        cache: bool = True,
+    ) -> None:
+        super().__init__()
+        self.device = one_of(device, LISTS, "list of operators for")
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"dtype is {dtype}: use torch.bfloat16 or torch.float16"
+            )
+        self.dtype, self.cache = dtype, cache
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        rule = list_of(name, self.device)
+        if rule and not _explicit(name, kwargs):
+            target = self._target(rule, (args, kwargs))
+            # the last argument first, as PyTorch's C++ does
+            kwargs = tree_map(lambda item: self._cast(item, target), kwargs)
+            args = [
+                tree_map(lambda item: self._cast(item, target), item)
+                for item in reversed(args)
+            ][::-1]
+        return func(*args, **kwargs)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._copies.clear()
+        super().__exit__(kind, error, traceback)
+
+    def _target(self, rule: str, arguments: object) -> torch.dtype:
+        if rule == "16 bits":
+            return self.dtype
+        found: list[torch.dtype] = []
+        tree_map(
+            lambda item: found.append(item.dtype) if _floats(item) else None,
+            arguments,
+        )
+        if rule == "fp32" or torch.float32 in found:
+            return torch.float32
+        return found[0] if found else torch.float32
+
+    def _cast(self, item: object, target: torch.dtype) -> object:
+        if not _floats(item) or item.dtype == target:
+            return item
+        weight = item.requires_grad and item.is_leaf and target == self.dtype
+        if not (self.cache and weight):
+            return item.to(target)
+        if id(item) not in self._copies:
+            self._copies[id(item)] = item, item.to(target)
+        return self._copies[id(item)][1]
+
+
+def _explicit(name: str, kwargs: dict) -> bool:
+    """Whether the call itself says in which dtype its result is."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    out, dtype = kwargs.get("out"), kwargs.get("dtype")
+    return in_place or out is not None or dtype is not None
+
+
+def _floats(item: object) -> bool:
+    """Whether autocast may cast it: fp64 and whole numbers stay."""
+    return (
+        isinstance(item, torch.Tensor)
+        and item.is_floating_point()
+        and item.dtype != torch.float64
+    )

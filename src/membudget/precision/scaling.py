@@ -1,0 +1,253 @@
+"""The loss scale: what it saves from underflow, and how it is found."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from membudget.ledger.checks import whole
+from membudget.precision.formats import format_of
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a format loses of numbers that were multiplied by a scale.
+
+    Attributes:
+        numbers: how many are not zero to begin with.
+        below: share of them that becomes zero.
+        subnormal: share that keeps fewer than all fraction bits.
+        above: share that becomes infinite (or the largest number, in a
+            format without infinities).
+    """
+
+    numbers: int
+    below: float
+    subnormal: float
+    above: float
+
+
+def lost(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    format: str = "fp16",
+    scale: float = 1.0,
+) -> Lost:
+    """Count what ``scale`` × the numbers lose in a format.
+
+    Args:
+        tensors: fp32 or fp64 numbers, finite.
+        format: one of :data:`membudget.precision.FORMATS`.
+        scale: the loss scale, above zero.
+
+    Raises:
+        ValueError: an unknown format, a scale that is not above zero, or
+            numbers that are not finite.
+        TypeError: something else than tensors of numbers with a fraction.
+    """
+    kind, scale = format_of(format), _positive(scale, "scale")
+    size = _magnitudes(tensors) * scale
+    count = max(size.numel(), 1)
+    normal = kind.smallest_normal - kind.smallest / 2
+    zero = size <= kind.underflow
+    return Lost(
+        numbers=size.numel(),
+        below=zero.sum().item() / count,
+        subnormal=((size < normal) & ~zero).sum().item() / count,
+        above=(size >= kind.overflow).sum().item() / count,
+    )
+
+
+def best_scale(
+    tensors: torch.Tensor | Iterable[torch.Tensor], format: str = "fp16"
+) -> float:
+    """The largest power of two that makes none of the numbers too large.
+
+    Raises:
+        ValueError: an unknown format, numbers that are not finite, or none
+            that is not zero.
+        TypeError: as :func:`lost`.
+    """
+    kind = format_of(format)
+    size = _magnitudes(tensors)
+    if not size.numel():
+        raise ValueError(
+            "all numbers are zero, so every scale will do: hand over the "
+            "gradients of a backward pass"
+        )
+    largest = size.max().item()
+    exponent = math.floor(math.log2(kind.overflow) - math.log2(largest)) + 1
+    while largest * 2.0**exponent >= kind.overflow:
+        exponent -= 1
+    return 2.0**exponent
+
+
+def binades(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+) -> dict[int, int]:
+    """How many numbers have a size in [2^e, 2^(e + 1)), by e, ascending.
+
+    Zeros are left out.
+
+    Raises:
+        ValueError: numbers that are not finite.
+        TypeError: as :func:`lost`.
+    """
+    exponents = torch.frexp(_magnitudes(tensors))[1] - 1
+    values, counts = exponents.unique(return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class DynamicScale:
+    """The rule by which ``torch.amp.GradScaler`` finds its loss scale.
+
+    After a step with an overflow the scale is multiplied by ``backoff``;
+    after ``interval`` steps in a row without one, by ``growth``
+    (Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; the numbers are
+    PyTorch's defaults).
+
+    Args:
+        start: the scale of the first step.
+        growth: above 1.
+        backoff: between 0 and 1.
+        interval: steps.
+
+    Raises:
+        ValueError: a number outside these bounds.
+    """
+
+    start: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        _positive(self.start, "start")
+        whole(self.interval, "interval")
+        if not 1 < self.growth < math.inf:
+            raise ValueError(f"growth is {self.growth}: use more than 1")
+        if not 0 < self.backoff < 1:
+            raise ValueError(
+                f"backoff is {self.backoff}: use a number between 0 and 1"
+            )
+
+    def scales(self, overflows: Sequence[bool]) -> list[float]:
+        """The scale of each step, and last the one of the step to come.
+
+        Args:
+            overflows: for each step whether it met an overflow.
+        """
+        scale, clean = self.start, 0
+        found = [scale]
+        for overflow in overflows:
+            clean = 0 if overflow else clean + 1
+            if overflow:
+                scale *= self.backoff
+            elif clean == self.interval:
+                scale, clean = scale * self.growth, 0
+            found.append(scale)
+        return found
+
+    def settle(self, limit: float, steps: int) -> list[float]:
+        """The scales of a run that overflows at every scale above a limit."""
+        overflows: list[bool] = []
+        scales = [self.start]
+        for _ in range(whole(steps, "steps")):
+            overflows.append(scales[-1] > limit)
+            scales = self.scales(overflows)
+        return scales
+
+
+class ScaleTrace:
+    """Write down the loss scale of every step of a loop.
+
+    Args:
+        scaler: the loop's scaler; its ``update`` is watched in the block.
+
+    Attributes:
+        scales: the scale of each step.
+        overflows: for each step whether it was skipped because of an
+            overflow: whether the scale fell.
+
+    Raises:
+        TypeError: something else than a scaler.
+        ValueError: a scaler that is switched off, or that is traced already.
+
+    Example:
+        >>> with ScaleTrace(scaler) as trace:
+        ...     train()
+        >>> trace.scales, trace.overflows
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        if not isinstance(scaler, torch.amp.GradScaler):
+            raise TypeError(
+                f"{type(scaler).__name__} is no torch.amp.GradScaler: hand "
+                "over the loop's scaler"
+            )
+        if not scaler.is_enabled():
+            raise ValueError(
+                "the scaler is switched off (enabled=False) and has no "
+                "scale: trace one that is enabled, for fp16"
+            )
+        self.scaler = scaler
+        self.scales: list[float] = []
+        self.overflows: list[bool] = []
+
+    def __enter__(self) -> "ScaleTrace":
+        if "update" in vars(self.scaler):
+            raise ValueError(
+                "the scaler is traced already: use one trace at a time"
+            )
+        update = self.scaler.update
+
+        def traced(new_scale: float | torch.Tensor | None = None) -> None:
+            before = self.scaler.get_scale()
+            update(new_scale)
+            self.scales.append(before)
+            fell = self.scaler.get_scale() < before
+            self.overflows.append(new_scale is None and fell)
+
+        self.scaler.update = traced
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        del self.scaler.update
+
+
+def _positive(value: float, name: str) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value}: use a number above zero")
+    return float(value)
+
+
+def _magnitudes(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+) -> torch.Tensor:
+    """Sizes of the numbers that are not zero, in fp64."""
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
+    parts = []
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or not (
+            tensor.is_floating_point()
+        ):
+            raise TypeError(
+                f"{getattr(tensor, 'dtype', type(tensor).__name__)} is no "
+                "tensor of numbers with a fraction: hand over gradients"
+            )
+        parts.append(tensor.detach().flatten().to("cpu", torch.float64))
+    size = torch.cat(parts).abs() if parts else torch.empty(0)
+    if not size.isfinite().all():
+        raise ValueError(
+            "some numbers are infinite or NaN: measure gradients in fp32, "
+            "without a loss scale"
+        )
+    return size[size > 0]

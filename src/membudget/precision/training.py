@@ -1,0 +1,358 @@
+"""A training step in 16 bits, in the right order."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import torch
+from torch import nn
+
+from membudget.precision.devices import support
+from membudget.precision.formats import FORMATS, format_of
+
+TRAINED = ("fp32", "bf16", "fp16")
+"""The formats that autocast takes (fp32: it does nothing)."""
+
+
+@dataclass(frozen=True)
+class ScaledStep:
+    """What happened in one step.
+
+    Attributes:
+        norm: of the gradient, unscaled, before clipping; not finite after
+            an overflow.
+        scale: the loss scale of this step, 1 without a scaler.
+        clipped: whether the gradient was clipped.
+        stepped: False where an overflow was met and the step skipped.
+    """
+
+    norm: float
+    scale: float
+    clipped: bool
+    stepped: bool
+
+
+class MixedPrecision:
+    """Autocast and the loss scale of a training loop.
+
+    The order is: forward under :meth:`autocast`, :meth:`backward` (scales
+    the loss) outside, once for each micro-batch, then :meth:`step`: unscale,
+    clip, step, update the scale, clear the gradients. With
+    :class:`membudget.accumulation.Accumulator` use :meth:`autocast` and hand
+    over :attr:`scaler`; the accumulator does the rest. Checkpointing needs
+    nothing: a recomputation runs under the autocast of its forward pass.
+
+    Args:
+        optimizer: of fp32 parameters.
+        format: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
+        max_norm: clip the unscaled gradient to this norm.
+        scaler: for fp16 alone; by default a new ``torch.amp.GradScaler``.
+        emulated: whether a format that the device only emulates will do
+            (:func:`membudget.precision.support`): for learning, not for
+            speed.
+
+    Attributes:
+        scaler: the ``GradScaler`` under fp16, else None.
+
+    Raises:
+        ValueError: an unknown format or one that cannot train, a format that
+            the device does not have, a scaler under bf16 or fp32, a
+            ``max_norm`` that is not above zero, parameters that are not in
+            fp32, or an optimizer without parameters.
+
+    Example:
+        >>> precision = MixedPrecision(optimizer, "fp16", max_norm=1.0)
+        >>> for x, y in loader:
+        ...     with precision.autocast():
+        ...         loss = loss_fn(model(x), y)
+        ...     precision.backward(loss)
+        ...     report = precision.step()
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        format: str = "bf16",
+        *,
+        max_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        emulated: bool = False,
+    ) -> None:
+        self.optimizer, self.max_norm = optimizer, max_norm
+        parameters = self.parameters()
+        if not parameters:
+            raise ValueError(
+                "the optimizer has no parameters: "
+                "give it those of the model that are to be trained"
+            )
+        self.format = _trainable(format)
+        self.device = parameters[0].device
+        _fp32(parameters)
+        _allowed(self.format, self.device, emulated)
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(
+                f"max_norm is {max_norm!r}: use a number above zero, "
+                "or None for no clipping"
+            )
+        if scaler is not None and self.format != "fp16":
+            raise ValueError(
+                f"a scaler is for fp16: {self.format} has the exponents of "
+                "fp32, so no gradient falls below its range. Leave the "
+                "scaler out"
+            )
+        if self.format == "fp16" and scaler is None:
+            scaler = torch.amp.GradScaler(self.device.type)
+        self.scaler = scaler if scaler and scaler.is_enabled() else None
+        self._micro_batches = 0
+        self._norm: float | None = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer trains."""
+        groups = self.optimizer.param_groups
+        return [p for group in groups for p in group["params"]]
+
+    def autocast(self) -> AbstractContextManager:
+        """``torch.autocast`` in the format, for the forward pass."""
+        return torch.autocast(
+            self.device.type,
+            FORMATS["bf16" if self.format == "fp32" else self.format].dtype,
+            enabled=self.format != "fp32",
+        )
+
+    def backward(self, loss: torch.Tensor, share: float = 1.0) -> None:
+        """Scale the loss and add its gradient.
+
+        Args:
+            loss: scalar, in fp32, the mean over the micro-batch. Reading
+                whether it is finite waits for the device.
+            share: of this micro-batch in the step, n_k / N; the shares of a
+                step add up to 1.
+
+        Raises:
+            ValueError: a loss that is not a finite fp32 scalar with a graph,
+                or a share that is not in (0, 1].
+            RuntimeError: autocast is active, or the gradient is unscaled
+                already.
+        """
+        if torch.is_autocast_enabled(self.device.type):
+            raise RuntimeError(
+                "backward runs under autocast: leave the block after the "
+                "loss. The backward pass takes each operator's own format"
+            )
+        if self._norm is not None:
+            raise RuntimeError(
+                "the gradient is unscaled already, and another scaled one "
+                "cannot be added: run every micro-batch before unscale()"
+            )
+        _checked(loss)
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"share is {share}: use n_k / N, above 0 and at most 1"
+            )
+        loss = loss * share
+        if self.scaler:
+            loss = self.scaler.scale(loss)
+        loss.backward()
+        self._micro_batches += 1
+
+    def unscale(self) -> float:
+        """Divide the gradient by the loss scale, and return its norm.
+
+        :meth:`step` does so by itself; call it to look at the gradient, or
+        to change it, before the step.
+
+        Raises:
+            RuntimeError: no backward pass came before, or the gradient is
+                unscaled already.
+        """
+        if self._norm is not None:
+            raise RuntimeError(
+                "the gradient is unscaled already, and would be too small by "
+                "the loss scale: call unscale() once, before step()"
+            )
+        return self._unscaled()
+
+    def step(self) -> ScaledStep:
+        """Unscale, clip, step, update the scale, clear the gradients.
+
+        After an overflow the parameters stay as they are, the scale falls
+        and the gradients are cleared.
+
+        Raises:
+            RuntimeError: no backward pass came before, or the gradient is
+                not finite and there is no scaler.
+        """
+        norm = self._unscaled() if self._norm is None else self._norm
+        limit = self.max_norm or inf
+        clipped = isfinite(norm) and norm > limit
+        if clipped:
+            nn.utils.clip_grads_with_norm_(
+                self._with_gradient(), limit, torch.tensor(norm)
+            )
+        scale, stepped = 1.0, isfinite(norm)
+        if self.scaler:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            stepped = self.scaler.get_scale() >= scale
+        elif stepped:
+            self.optimizer.step()
+        self._micro_batches, self._norm = 0, None
+        self.optimizer.zero_grad()
+        if not stepped and not self.scaler:
+            raise RuntimeError(
+                f"the gradient has norm {norm}, and without a scaler no step "
+                "is skipped for it: the gradient is cleared, the parameters "
+                "are as before. Lower the learning rate, or look for the "
+                "operator that overflows"
+            )
+        return ScaledStep(norm, scale, clipped, stepped)
+
+    def _with_gradient(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.grad is not None]
+
+    def _unscaled(self) -> float:
+        if not self._micro_batches:
+            raise RuntimeError(
+                "there is no gradient: run backward(loss) before, for every "
+                "micro-batch of the step"
+            )
+        gradients = [p.grad for p in self._with_gradient()]
+        if not gradients:
+            raise RuntimeError(
+                "no parameter of the optimizer has a gradient: give the "
+                "optimizer the parameters of the model that made the loss"
+            )
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        self._norm = nn.utils.get_total_norm(gradients).item()
+        return self._norm
+
+
+class MasterWeights:
+    """A 16-bit model, and the fp32 copies that its optimizer steps.
+
+    The recipe ``"master"`` of :data:`membudget.ledger.RECIPES`
+    (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1).
+
+    Args:
+        model: in fp32; it is cast to the format, its buffers too.
+        optimizer: makes one from the list of copies.
+        format: ``"bf16"``, or ``"fp16"``, whose gradients a scaler must keep
+            from underflow.
+
+    Attributes:
+        copies: the fp32 weights, one for each trained parameter.
+        optimizer: theirs.
+
+    Raises:
+        ValueError: another format, a model that is not in fp32 or without
+            trained parameters.
+
+    Example:
+        >>> master = MasterWeights(model, torch.optim.AdamW)
+        >>> loss_fn(model(x), y).backward()
+        >>> master.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        format: str = "bf16",
+    ) -> None:
+        if _trainable(format) == "fp32":
+            raise ValueError(
+                "the model would stay in fp32, where it needs no copies: use "
+                "bf16 or fp16"
+            )
+        self.weights = [p for p in model.parameters() if p.requires_grad]
+        if not self.weights:
+            raise ValueError(
+                f"{type(model).__name__} has no parameters that are trained "
+                "(requires_grad)"
+            )
+        _fp32(self.weights)
+        self.copies = [p.detach().clone() for p in self.weights]
+        model.to(FORMATS[format].dtype)
+        self.optimizer = optimizer(self.copies)
+
+    def step(self) -> None:
+        """Step the copies, round them into the model, clear the gradients.
+
+        Raises:
+            RuntimeError: no parameter has a gradient.
+        """
+        if all(p.grad is None for p in self.weights):
+            raise RuntimeError(
+                "no parameter has a gradient: run a backward pass before"
+            )
+        for weight, copy in zip(self.weights, self.copies, strict=True):
+            if weight.grad is not None:
+                copy.grad = weight.grad.float()
+        self.optimizer.step()
+        with torch.no_grad():
+            for weight, copy in zip(self.weights, self.copies, strict=True):
+                weight.copy_(copy)
+                weight.grad = copy.grad = None
+
+
+def _trainable(format: str) -> str:
+    if format_of(format).name in TRAINED:
+        return format
+    raise ValueError(
+        f"autocast does not take {format}: use one of {', '.join(TRAINED)}"
+        + (
+            ". tf32 is switched on with membudget.precision.tf32"
+            if format == "tf32"
+            else ""
+        )
+    )
+
+
+def _allowed(format: str, device: torch.device, emulated: bool) -> None:
+    if device.type == "meta" or support(format, device) == "native":
+        return
+    if not emulated:
+        raise ValueError(
+            f"{device} only emulates {format}: the numbers are right, the "
+            "speed is not that of 16 bits. Use another format "
+            "(membudget.precision.support tells which is native), or say "
+            "emulated=True"
+        )
+
+
+def _fp32(parameters: Sequence[torch.Tensor]) -> None:
+    others = {p.dtype for p in parameters} - {torch.float32}
+    if others:
+        raise ValueError(
+            f"some parameters are {', '.join(map(str, others))}: leave the "
+            "model in fp32 (no model.half()); autocast casts what it needs"
+        )
+
+
+def _checked(loss: torch.Tensor) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = list(getattr(loss, "shape", [])) or type(loss).__name__
+        raise ValueError(
+            f"the loss is {shape}: backward needs a tensor with one element"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss has no graph: compute it from the model's output, "
+            "outside torch.no_grad() and without detach() or item()"
+        )
+    if loss.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"the loss is {loss.dtype}: times a loss scale of 65 536 it is "
+            "beyond fp16's largest number, 65 504. Compute it in fp32, from "
+            "output.float()"
+        )
+    value = loss.item()
+    if not isfinite(value):
+        raise ValueError(
+            f"the loss is {value}: a loss scale cannot mend that, because "
+            "it is applied later. Look for an overflow in the forward pass, "
+            "a too high learning rate, or a batch of padding only"
+        )
