@@ -1,6 +1,7 @@
 """Autocast by hand: which operator takes which precision, and its bytes."""
 
 from types import TracebackType
+from typing import ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -63,8 +64,9 @@ LISTS: dict[str, dict[str, frozenset[str]]] = {
 widest of theirs. Operators that are in no list run on what they are given:
 PyTorch's own promotion makes fp32 of fp32 and 16 bits. From PyTorch's
 ``aten/src/ATen/autocast_mode.cpp`` (version 2.13); left out are linear
-algebra and Fourier transforms, upsampling, padding and unpooling.
-``cross_entropy`` stands for the log-softmax in it.
+algebra and Fourier transforms, complex numbers, upsampling, padding, pooling
+in three dimensions, unpooling and fake quantisation. ``cross_entropy`` stands
+for the log-softmax in it. CUDA's autocast refuses ``binary_cross_entropy``.
 """
 
 _ALIASES = {
@@ -73,6 +75,7 @@ _ALIASES = {
     "__pow__": "pow",
     "__rpow__": "pow",
     "concat": "cat",
+    "grid_sample": "grid_sampler",
 }
 
 
@@ -97,8 +100,9 @@ class Autocast(TorchFunctionMode):
     Wherever the tensors are, operators take the precision that autocast
     would give them on ``device``. So a CPU shows which casts a GPU makes.
     Copies of trained fp32 leaves are cached until the block ends, as
-    PyTorch's are. What runs inside an operator (attention in
-    ``nn.MultiheadAttention``) is not seen.
+    PyTorch's are. The innermost block counts. What runs inside a function
+    is not seen: attention in ``nn.MultiheadAttention``, the products in a
+    recurrent layer, on the CPU's lists those in ``einsum`` and ``tensordot``.
 
     Args:
         device: whose lists, ``"cpu"`` or ``"cuda"``.
@@ -107,11 +111,14 @@ class Autocast(TorchFunctionMode):
 
     Raises:
         ValueError: an unknown device, or a dtype that is none of the two.
+        RuntimeError: ``binary_cross_entropy`` with CUDA's lists.
 
     Example:
         >>> with Autocast("cuda"):
         ...     loss = model(x)
     """
+
+    _active: ClassVar[list["Autocast"]] = []
 
     def __init__(
         self,
@@ -128,11 +135,22 @@ class Autocast(TorchFunctionMode):
         self.dtype, self.cache = dtype, cache
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def __enter__(self) -> "Autocast":
+        self._active.append(self)
+        return super().__enter__()
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == "binary_cross_entropy" and self.device == "cuda":
+            raise RuntimeError(
+                "CUDA's autocast refuses binary_cross_entropy, whose "
+                "gradient can overflow in fp16: use "
+                "binary_cross_entropy_with_logits"
+            )
         rule = list_of(name, self.device)
-        if rule and not _explicit(name, kwargs):
+        inner = self._active[-1] is self
+        if rule and inner and not _explicit(name, kwargs):
             target = self._target(rule, (args, kwargs))
             # the last argument first, as PyTorch's C++ does
             kwargs = tree_map(lambda item: self._cast(item, target), kwargs)
@@ -148,6 +166,7 @@ class Autocast(TorchFunctionMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._active.pop()
         self._copies.clear()
         super().__exit__(kind, error, traceback)
 
@@ -166,8 +185,7 @@ class Autocast(TorchFunctionMode):
     def _cast(self, item: object, target: torch.dtype) -> object:
         if not _floats(item) or item.dtype == target:
             return item
-        weight = item.requires_grad and item.is_leaf and target == self.dtype
-        if not (self.cache and weight):
+        if not (self.cache and _weight(item) and target == self.dtype):
             return item.to(target)
         if id(item) not in self._copies:
             self._copies[id(item)] = item, item.to(target)
@@ -179,6 +197,12 @@ def _explicit(name: str, kwargs: dict) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     out, dtype = kwargs.get("out"), kwargs.get("dtype")
     return in_place or out is not None or dtype is not None
+
+
+def _weight(item: torch.Tensor) -> bool:
+    """Whether its copy is worth keeping: PyTorch's own condition."""
+    trained = item.requires_grad and item.is_leaf and not item._is_view()
+    return trained and item.dtype == torch.float32 and torch.is_grad_enabled()
 
 
 def _floats(item: object) -> bool:

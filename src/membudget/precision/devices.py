@@ -74,12 +74,12 @@ def tf32(device: str | torch.device | None = None) -> Iterator[None]:
             "capability 8.0 and above have: use fp32, or fp16 on a GPU that "
             "is older"
         )
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [backend.allow_tf32 for backend in backends]
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [setting.fp32_precision for setting in settings]
     try:
-        for backend in backends:
-            backend.allow_tf32 = True
+        for setting in settings:
+            setting.fp32_precision = "tf32"
         yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.allow_tf32 = value
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value

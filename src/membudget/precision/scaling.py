@@ -8,7 +8,9 @@ from types import TracebackType
 import torch
 
 from membudget.ledger.checks import whole
-from membudget.precision.formats import format_of
+from membudget.precision.formats import FORMATS, format_of
+
+fp32 = FORMATS["fp32"].round
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def best_scale(
         )
     largest = size.max().item()
     exponent = math.floor(math.log2(kind.overflow) - math.log2(largest)) + 1
+    exponent = min(exponent, 1023)  # of fp64
     while largest * 2.0**exponent >= kind.overflow:
         exponent -= 1
     return 2.0**exponent
@@ -136,28 +139,41 @@ class DynamicScale:
     def scales(self, overflows: Sequence[bool]) -> list[float]:
         """The scale of each step, and last the one of the step to come.
 
+        It is an fp32 number, and does not grow beyond the largest.
+
         Args:
             overflows: for each step whether it met an overflow.
         """
-        scale, clean = self.start, 0
-        found = [scale]
+        scales, clean = [fp32(self.start)], 0
         for overflow in overflows:
-            clean = 0 if overflow else clean + 1
-            if overflow:
-                scale *= self.backoff
-            elif clean == self.interval:
-                scale, clean = scale * self.growth, 0
-            found.append(scale)
-        return found
+            scale, clean = self._after(scales[-1], clean, overflow)
+            scales.append(scale)
+        return scales
 
     def settle(self, limit: float, steps: int) -> list[float]:
-        """The scales of a run that overflows at every scale above a limit."""
-        overflows: list[bool] = []
-        scales = [self.start]
+        """The scales of a run that overflows at every scale above a limit.
+
+        Args:
+            limit: the largest scale without an overflow.
+            steps: how many; the scale of the step to come is last.
+        """
+        scales, clean = [fp32(self.start)], 0
         for _ in range(whole(steps, "steps")):
-            overflows.append(scales[-1] > limit)
-            scales = self.scales(overflows)
+            over = scales[-1] > limit
+            scale, clean = self._after(scales[-1], clean, over)
+            scales.append(scale)
         return scales
+
+    def _after(
+        self, scale: float, clean: int, overflow: bool
+    ) -> tuple[float, int]:
+        """The next scale, and how many clean steps came before it."""
+        if overflow:
+            return fp32(scale * self.backoff), 0
+        if clean + 1 < self.interval:
+            return scale, clean + 1
+        grown = fp32(scale * self.growth)
+        return (grown if math.isfinite(grown) else scale), 0
 
 
 class ScaleTrace:

@@ -104,8 +104,7 @@ class MixedPrecision:
         if self.format == "fp16" and scaler is None:
             scaler = torch.amp.GradScaler(self.device.type)
         self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self._micro_batches = 0
-        self._norm: float | None = None
+        self._micro_batches, self._unscaled = 0, False
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the optimizer trains."""
@@ -140,7 +139,7 @@ class MixedPrecision:
                 "backward runs under autocast: leave the block after the "
                 "loss. The backward pass takes each operator's own format"
             )
-        if self._norm is not None:
+        if self._unscaled:
             raise RuntimeError(
                 "the gradient is unscaled already, and another scaled one "
                 "cannot be added: run every micro-batch before unscale()"
@@ -166,12 +165,16 @@ class MixedPrecision:
             RuntimeError: no backward pass came before, or the gradient is
                 unscaled already.
         """
-        if self._norm is not None:
+        if self._unscaled:
             raise RuntimeError(
                 "the gradient is unscaled already, and would be too small by "
                 "the loss scale: call unscale() once, before step()"
             )
-        return self._unscaled()
+        gradients = self._gradients()
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        self._unscaled = True
+        return nn.utils.get_total_norm(gradients).item()
 
     def step(self) -> ScaledStep:
         """Unscale, clip, step, update the scale, clear the gradients.
@@ -183,12 +186,14 @@ class MixedPrecision:
             RuntimeError: no backward pass came before, or the gradient is
                 not finite and there is no scaler.
         """
-        norm = self._unscaled() if self._norm is None else self._norm
+        if not self._unscaled:
+            self.unscale()
+        norm = nn.utils.get_total_norm(self._gradients()).item()
         limit = self.max_norm or inf
         clipped = isfinite(norm) and norm > limit
         if clipped:
             nn.utils.clip_grads_with_norm_(
-                self._with_gradient(), limit, torch.tensor(norm)
+                self.parameters(), limit, torch.tensor(norm)
             )
         scale, stepped = 1.0, isfinite(norm)
         if self.scaler:
@@ -198,7 +203,7 @@ class MixedPrecision:
             stepped = self.scaler.get_scale() >= scale
         elif stepped:
             self.optimizer.step()
-        self._micro_batches, self._norm = 0, None
+        self._micro_batches, self._unscaled = 0, False
         self.optimizer.zero_grad()
         if not stepped and not self.scaler:
             raise RuntimeError(
@@ -209,25 +214,19 @@ class MixedPrecision:
             )
         return ScaledStep(norm, scale, clipped, stepped)
 
-    def _with_gradient(self) -> list[nn.Parameter]:
-        return [p for p in self.parameters() if p.grad is not None]
-
-    def _unscaled(self) -> float:
+    def _gradients(self) -> list[torch.Tensor]:
         if not self._micro_batches:
             raise RuntimeError(
                 "there is no gradient: run backward(loss) before, for every "
                 "micro-batch of the step"
             )
-        gradients = [p.grad for p in self._with_gradient()]
-        if not gradients:
+        found = [p.grad for p in self.parameters() if p.grad is not None]
+        if not found:
             raise RuntimeError(
                 "no parameter of the optimizer has a gradient: give the "
                 "optimizer the parameters of the model that made the loss"
             )
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        self._norm = nn.utils.get_total_norm(gradients).item()
-        return self._norm
+        return found
 
 
 class MasterWeights:
@@ -275,8 +274,8 @@ class MasterWeights:
             )
         _fp32(self.weights)
         self.copies = [p.detach().clone() for p in self.weights]
-        model.to(FORMATS[format].dtype)
         self.optimizer = optimizer(self.copies)
+        model.to(FORMATS[format].dtype)
 
     def step(self) -> None:
         """Step the copies, round them into the model, clear the gradients.
