@@ -1,6 +1,8 @@
 """Solutions of the exercises, as the notebooks show them folded."""
 
 import gc
+import math
+from itertools import pairwise
 from math import ceil, prod
 
 import torch
@@ -332,3 +334,95 @@ def own_ledger():
 
 def cross_entropy(model, x, y):
     return F.cross_entropy(model(x), y)
+
+
+def round_to(x, exponent_bits, fraction_bits):
+    bias = 2 ** (exponent_bits - 1) - 1
+    exponent = max(math.frexp(x)[1] - 1, 1 - bias)
+    step = 2.0 ** (exponent - fraction_bits)
+    rounded = round(x / step) * step  # ties to even
+    largest = (2 - 2.0**-fraction_bits) * 2.0**bias
+    return rounded if abs(rounded) <= largest else math.copysign(math.inf, x)
+
+
+def autocast_saved(batch, widths):
+    inputs = batch * sum(widths[:-1])  # of all layers; ReLU keeps the same
+    weights = [a * b for a, b in pairwise(widths[1:])]
+    return 2 * (inputs + sum(weights))  # without the first weight
+
+
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].double().abs()
+    scale = 2.0 ** math.floor(math.log2(largest / sizes.max()))
+    lost = sizes * scale <= smallest / 2
+    return scale, lost.double().mean().item()
+
+
+def scale_history(overflows, start, interval):
+    scales, scale, clean = [], start, 0
+    for overflow in overflows:
+        scales.append(scale)
+        clean = 0 if overflow else clean + 1
+        if overflow:
+            scale /= 2
+        elif clean == interval:
+            scale, clean = 2 * scale, 0
+    return scales
+
+
+def survives(weight, update, fraction_bits):
+    exact = weight - update
+    step = 2.0 ** (math.frexp(exact)[1] - 1 - fraction_bits)
+    return round(exact / step) * step != weight
+
+
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) + noise
+    return (bits & -65536).view(torch.float32)  # the upper 16 bits
+
+
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def two_losses(model, optimizer, scaler, x, y):
+    with torch.autocast("cpu", torch.float16):
+        logits = model(x)
+        main = F.cross_entropy(logits, y)
+        auxiliary = logits.float().square().mean()
+    scaler.scale(main + auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def best_epoch(losses):
+    return int(torch.stack(losses).argmin())
+
+
+def train_step(model, optimizer, scaler, x, y, dtype):
+    with torch.autocast("cpu", dtype):
+        loss = F.cross_entropy(model(x), y)
+    if dtype == torch.float16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()

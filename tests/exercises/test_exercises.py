@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from functools import cache, partial
-from itertools import count, product
+from itertools import count, pairwise, product
 from math import inf
 
 import numpy as np
@@ -21,11 +21,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from membudget import checkpointing as ck
-from membudget import exercises, ledger, models
+from membudget import exercises, ledger, models, precision
 from membudget.exercises.compare import numbers
 from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
 from membudget.measuring import (
     MemoryMonitor,
+    PeakTracker,
     SavedBytes,
     round_size,
     trace_step,
@@ -81,6 +82,11 @@ BROKEN = {
     "segment_step": "no gradient for segments 0, 1 and 2: the graph is cut",
     "same_network": "without them the network is linear",
     "estimate": "Adam keeps two numbers for each parameter",
+    "clipped_amp_step": "clipped while it is still multiplied",
+    "two_losses": "the auxiliary loss has a scaler of its own",
+    "backward_outside": "the backward pass runs under autocast",
+    "best_epoch": "the losses are compared in fp16",
+    "train_step": "the scaler works under bf16, too",
 }
 
 
@@ -1298,6 +1304,238 @@ def test_numbers_are_said_in_full_or_short():
         "[131072, 0.25, 0.3333, -4, 1e+300, nan, inf]"
     )
     assert numbers(torch.tensor(2.0)) == "2"
+
+
+# Chapter 6: the solutions against PyTorch and the room
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.sampled_from(["bf16", "fp16", "fp8-e5m2"]),
+)
+def test_round_to_is_a_cast(x, name):
+    kind = precision.FORMATS[name]
+    cast = torch.tensor(x).to(kind.dtype).item()
+    bits = kind.exponent_bits, kind.fraction_bits
+    assert solutions.round_to(x, *bits) == cast
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=2))
+def test_autocast_saved_is_exact(batch, widths):
+    layers = [nn.Linear(widths[0], widths[1])]
+    for pair in pairwise(widths[1:]):
+        layers += [nn.ReLU(), nn.Linear(*pair)]
+    model, x = nn.Sequential(*layers), torch.randn(batch, widths[0])
+    with SavedBytes(model, x) as saved, precision.Autocast("cpu"):
+        model(x)
+    assert solutions.autocast_saved(batch, widths) == saved.total
+    measured = exercises.check_autocast_saved.solution(batch, widths)
+    assert measured == saved.total
+
+
+def test_copies_outweigh_what_16_bits_save():
+    def fp32(batch, widths):
+        return 4 * batch * sum(widths[1:-1])
+
+    widths = [3, 7, 11, 4]
+    assert solutions.autocast_saved(1, widths) > fp32(1, widths)
+    assert solutions.autocast_saved(4096, widths) < fp32(4096, widths)
+
+
+@pytest.mark.parametrize("case", exercises.check_loss_scale.cases[:3])
+def test_loss_scale_is_that_of_the_room(case):
+    gradients, largest, smallest = case.make()
+    scale, share = solutions.loss_scale(gradients, largest, smallest)
+    assert scale == precision.best_scale(gradients)
+    assert share == precision.lost(gradients, "fp16", scale).below
+    assert 0 < share < 1
+    cast = (gradients * scale).half()
+    assert cast.isfinite().all()
+    assert (gradients * scale * 2).half().isinf().any()
+    assert share == (cast[gradients != 0] == 0).double().mean()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.booleans()), st.integers(1, 5))
+def test_scale_history_is_that_of_the_scaler(overflows, interval):
+    mine = solutions.scale_history(overflows, 1024.0, interval)
+    rule = precision.DynamicScale(1024.0, interval=interval)
+    assert mine == rule.scales(overflows)[:-1]
+    real = exercises.check_scale_history.solution
+    assert mine == real(overflows, 1024.0, interval)
+
+
+@given(
+    st.floats(-1e6, 1e6, width=32),
+    st.floats(-1024, 1024, width=32),
+    st.integers(-20, 0),
+)
+def test_survives_is_a_subtraction_and_a_cast(weight, update, power):
+    weight = torch.tensor(weight).bfloat16().double()
+    update = torch.tensor(update, dtype=torch.float64) * 2.0**power
+    left = weight - update
+    if 0 < left.abs() < 1e-30 or left.float() != left:
+        return  # not exact in fp32, from which PyTorch rounds
+    expected = bool(left.float().bfloat16().double() != weight)
+    given_ = weight.item(), update.item(), 7
+    assert solutions.survives(*given_) == expected
+    assert exercises.check_survives.solution(*given_) == expected
+
+
+def test_stochastic_round_is_right_on_average():
+    x = torch.tensor([1.001, -1.005, 3.14159, 0.3, 100.1])
+    noise = torch.arange(65536, dtype=torch.int32)[:, None]
+    found = solutions.stochastic_round(x.expand(65536, 5), noise)
+    assert torch.equal(found, found.bfloat16().float())
+    mean = found.double().mean(0)
+    assert torch.equal(mean, x.double())  # every noise once: exact
+    assert all(len(column.unique()) == 2 for column in found.T)
+
+
+# The lab's repairs: what the broken loops really cost
+
+
+def autocast_step(name):
+    """A step's peak above its start, and autocast in its backward pass."""
+    model, optimizer, x, y = exercises.check_backward_outside.cases[0].make()
+    seen = []
+
+    def watch(module, args, output):
+        output.register_hook(
+            lambda grad: seen.append(torch.is_autocast_enabled("cpu"))
+        )
+
+    model.register_forward_hook(watch)
+    with PeakTracker(model, optimizer, x, y) as tracker:
+        name.backward_outside(model, optimizer, x, y)
+    return tracker.peak - tracker.start, seen
+
+
+def test_backward_under_autocast_keeps_the_copies():
+    broken, inside = autocast_step(stubs)
+    mended, outside = autocast_step(solutions)
+    assert inside == [True]
+    assert outside == [False]
+    assert broken > mended
+
+
+def test_backward_under_autocast_is_right_without_an_island():
+    updates = []
+    for name in (stubs, solutions):
+        torch.manual_seed(0)
+        model = models.mlp(inputs=4, width=8, depth=2, outputs=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        name.backward_outside(model, optimizer, x, y)
+        updates.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *updates))
+
+
+def test_steps_in_one_block_read_stale_copies():
+    def losses(blocks, steps):
+        torch.manual_seed(0)
+        model = models.mlp(inputs=4, width=8, depth=2, outputs=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        for _ in range(blocks):
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(steps):
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    yield loss.item()
+
+    assert len(set(losses(1, 5))) == 1
+    assert len(set(losses(5, 1))) == 5
+
+
+def test_a_scaler_under_bf16_changes_nothing_until_it_overflows():
+    check = exercises.check_train_step
+    top, usual = check.cases[:2]
+    broken = check.see(stubs.train_step, usual).parts
+    right = check.see(solutions.train_step, usual).parts
+    name = "update of the parameters"
+    assert torch.equal(broken[name], right[name])
+    assert not check.see(stubs.train_step, top).parts[name].any()
+    assert check.see(solutions.train_step, top).parts[name].any()
+
+
+def test_fp16_without_a_scaler_loses_half_of_the_update():
+    check = exercises.check_train_step
+    small = next(case for case in check.cases if "small" in case.told)
+
+    name = "update of the parameters"
+    right = check.see(solutions.train_step, small).parts[name]
+    lost = check.see(wrong.ANSWERS["train_step"][1][0], small).parts[name]
+    assert 0.3 < (right - lost).norm() / right.norm() < 0.8
+
+
+def test_other_right_answers_of_chapter_6():
+    def by_torch(x, exponent_bits, fraction_bits):
+        kind = precision.Format("", exponent_bits, fraction_bits, 0, None)
+        return torch.tensor(kind.round(x))
+
+    def by_loop(gradients, largest, smallest):
+        sizes, scale = gradients.abs().double(), 1.0
+        while sizes.max() * scale > largest:
+            scale /= 2
+        while sizes.max() * scale * 2 <= largest:
+            scale *= 2
+        lost = (sizes > 0) & (sizes * scale <= smallest / 2)
+        return [torch.tensor(scale), lost.sum() / (sizes > 0).sum()]
+
+    def shifted(x, noise):
+        bits = x.view(torch.int32) + noise
+        return (bits >> 16 << 16).view(torch.float32)
+
+    def apart(model, optimizer, scaler, x, y):
+        with torch.autocast("cpu", torch.float16):
+            logits = model(x)
+            main = F.cross_entropy(logits, y)
+        auxiliary = logits.float().square().mean()
+        scaler.scale(auxiliary).backward(retain_graph=True)
+        scaler.scale(main).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        model.zero_grad()
+
+    def around_loss(model, optimizer, x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(x)
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def disabled(model, optimizer, scaler, x, y, dtype):
+        if dtype == torch.bfloat16:
+            scaler = torch.amp.GradScaler("cpu", enabled=False)
+        with torch.autocast("cpu", dtype):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    for name, answer in {
+        "round_to": by_torch,
+        "loss_scale": by_loop,
+        "stochastic_round": shifted,
+        "two_losses": apart,
+        "backward_outside": around_loss,
+        "train_step": disabled,
+        "best_epoch": lambda losses: losses.index(min(losses)),
+        "survives": lambda w, u, bits: np.bool_(
+            solutions.survives(w, u, bits)
+        ),
+        "scale_history": lambda *args: torch.tensor(
+            solutions.scale_history(*args)
+        ),
+    }.items():
+        outcome = checker(name).judge(answer)
+        assert outcome.state == CORRECT, (name, outcome)
 
 
 # Nothing leaks, in either direction

@@ -7,6 +7,7 @@ They are written as a reader would, not through the checkers' own variants.
 import gc
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -2753,3 +2754,846 @@ def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
 def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
     shape = batch * tokens, width, depth, heads, vocabulary
     return of_gpt(parameters, *shape, states=3)
+
+
+# round_to
+
+
+def nearest_to(x, e, f, rounds=round, lowest=None, top=None):
+    bias = 2 ** (e - 1) - 1
+    lowest = 1 - bias if lowest is None else lowest
+    step = 2.0 ** (max(math.frexp(x)[1] - 1, lowest) - f)
+    y = rounds(x / step) * step
+    largest = (2 - 2.0**-f) * 2.0 ** (bias if top is None else top)
+    return y if abs(y) <= largest else math.copysign(math.inf, x)
+
+
+@hinted("the subnormal numbers are missing")
+def round_to(x, exponent_bits, fraction_bits):
+    if abs(x) < 2.0 ** (2 - 2 ** (exponent_bits - 1)):
+        return 0.0
+    return nearest_to(x, exponent_bits, fraction_bits)
+
+
+@hinted("the exponent has no lower end here")
+def round_to(x, exponent_bits, fraction_bits):
+    return nearest_to(x, exponent_bits, fraction_bits, lowest=-2000)
+
+
+@hinted("this rounds away from zero: a tie")
+def round_to(x, exponent_bits, fraction_bits):
+    def away(steps):
+        return math.copysign(int(abs(steps) + 0.5), steps)
+
+    return nearest_to(x, exponent_bits, fraction_bits, away)
+
+
+@hinted("this rounds up: a tie")
+def round_to(x, exponent_bits, fraction_bits):
+    def up(steps):
+        return math.floor(steps + 0.5)
+
+    return nearest_to(x, exponent_bits, fraction_bits, up)
+
+
+@hinted("cut off, which rounds towards zero")
+def round_to(x, exponent_bits, fraction_bits):
+    return nearest_to(x, exponent_bits, fraction_bits, int)
+
+
+@hinted("there is no upper end here")
+def round_to(x, exponent_bits, fraction_bits):
+    return nearest_to(x, exponent_bits, fraction_bits, top=1000)
+
+
+@hinted("the largest exponent field stands for infinity")
+def round_to(x, exponent_bits, fraction_bits):
+    top = 2 ** (exponent_bits - 1)
+    return nearest_to(x, exponent_bits, fraction_bits, top=top)
+
+
+@hinted("only beyond is it infinite")
+def round_to(x, exponent_bits, fraction_bits):
+    bias = 2 ** (exponent_bits - 1) - 1
+    if abs(x) > (2 - 2.0**-fraction_bits) * 2.0**bias:
+        return math.copysign(math.inf, x)
+    return nearest_to(x, exponent_bits, fraction_bits)
+
+
+@hinted("becomes −inf")
+def round_to(x, exponent_bits, fraction_bits):
+    y = nearest_to(x, exponent_bits, fraction_bits)
+    return math.inf if math.isinf(y) else y
+
+
+@hinted("in these formats it becomes infinite")
+def round_to(x, exponent_bits, fraction_bits):
+    largest = (2 - 2.0**-fraction_bits) * 2.0 ** (2 ** (exponent_bits - 1) - 1)
+    y = nearest_to(x, exponent_bits, fraction_bits)
+    return max(min(y, largest), -largest)
+
+
+@hinted("nearest to 70000.0 with 8 and 7 bits holds NaN or infinity")
+def round_to(x, exponent_bits, fraction_bits):
+    return float(torch.tensor(x).half())
+
+
+@hinted("math domain error. (Tried: x = 0.0 with")
+def round_to(x, exponent_bits, fraction_bits):
+    math.log2(abs(x))
+    return nearest_to(x, exponent_bits, fraction_bits)
+
+
+# autocast_saved
+
+
+def products(widths):
+    return [a * b for a, b in pairwise(widths)]
+
+
+@hinted("this is half of what fp32 keeps")
+def autocast_saved(batch, widths):
+    return 4 * batch * sum(widths[1:-1]) // 2
+
+
+@hinted("this is what fp32 keeps")
+def autocast_saved(batch, widths):
+    return 4 * batch * sum(widths[1:-1])
+
+
+@hinted("the 16-bit copies of the weights are missing")
+def autocast_saved(batch, widths):
+    return 2 * batch * sum(widths[:-1])
+
+
+@hinted("the 16-bit copy of the first weight is not kept")
+def autocast_saved(batch, widths):
+    return 2 * (batch * sum(widths[:-1]) + sum(products(widths)))
+
+
+@hinted("the batch is not counted, but this copy is")
+def autocast_saved(batch, widths):
+    return 2 * (batch * sum(widths[1:-1]) + sum(products(widths)[1:]))
+
+
+@hinted("each hidden layer counts twice")
+def autocast_saved(batch, widths):
+    kept = widths[0] + 2 * sum(widths[1:-1])
+    return 2 * (batch * kept + sum(products(widths)[1:]))
+
+
+@hinted("the output of the last layer is not kept")
+def autocast_saved(batch, widths):
+    return 2 * (batch * sum(widths) + sum(products(widths)[1:]))
+
+
+@hinted("the copies of the biases are not kept")
+def autocast_saved(batch, widths):
+    weights = sum(products(widths)[1:]) + sum(widths[1:])
+    return 2 * (batch * sum(widths[:-1]) + weights)
+
+
+@hinted("every number counts 4 bytes here")
+def autocast_saved(batch, widths):
+    return 4 * (batch * sum(widths[:-1]) + sum(products(widths)[1:]))
+
+
+@hinted("these are numbers, not bytes")
+def autocast_saved(batch, widths):
+    return batch * sum(widths[:-1]) + sum(products(widths)[1:])
+
+
+@hinted("the fp32 weights are not counted")
+def autocast_saved(batch, widths):
+    return 2 * batch * sum(widths[:-1]) + 4 * sum(products(widths)[1:])
+
+
+@hinted("the 16-bit copies of the weights are missing")
+def autocast_saved(batch, widths):
+    return 2 * batch * sum(widths)
+
+
+# loss_scale
+
+
+def scale_and_share(sizes, top, largest, smallest, whole=math.floor):
+    scale = 2.0 ** whole(math.log2(largest / float(top)))
+    sizes = sizes.double() * scale
+    return scale, float((sizes <= smallest / 2).double().mean())
+
+
+@hinted("the scale follows from the mean gradient")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    mean = gradients.abs().mean()
+    return scale_and_share(sizes, mean, largest, smallest)
+
+
+@hinted("take the largest size")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    return scale_and_share(sizes, gradients.max(), largest, smallest)
+
+
+@hinted("must be a power of two")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    return scale_and_share(sizes, sizes.max(), largest, smallest, float)
+
+
+@hinted("round the exponent down")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    return scale_and_share(sizes, sizes.max(), largest, smallest, round)
+
+
+@hinted("zeros are counted among the lost")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients.abs()
+    return scale_and_share(sizes, sizes.max(), largest, smallest)
+
+
+@hinted("this is the share of all numbers")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    scale, share = scale_and_share(sizes, sizes.max(), largest, smallest)
+    return scale, share * len(sizes) / len(gradients)
+
+
+@hinted("half of it rounds to `smallest`")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    return scale_and_share(sizes, sizes.max(), largest, 2 * smallest)
+
+
+@hinted("`<=`, not `<`")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    below = smallest * (1 - 1e-9)
+    return scale_and_share(sizes, sizes.max(), largest, below)
+
+
+@hinted("a gradient of exactly `largest` is not too large")
+def loss_scale(gradients, largest, smallest):
+    sizes, scale = gradients[gradients != 0].double().abs(), 1.0
+    while sizes.max() * scale >= largest:
+        scale /= 2
+    while sizes.max() * scale * 2 < largest:
+        scale *= 2
+    return scale, float((sizes * scale <= smallest / 2).double().mean())
+
+
+@hinted("2 numbers are needed, loss scale and share of lost gradients")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    return scale_and_share(sizes, sizes.max(), largest, smallest)[0]
+
+
+@hinted("your function returns a tuple: 2 numbers are needed")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    top = sizes.max()
+    return *scale_and_share(sizes, top, largest, smallest), len(sizes)
+
+
+@hinted("the share is a number from 0 to 1")
+def loss_scale(gradients, largest, smallest):
+    sizes = gradients[gradients != 0].abs()
+    scale, share = scale_and_share(sizes, sizes.max(), largest, smallest)
+    return scale, 100 * share
+
+
+# scale_history
+
+
+@hinted("after a growth the counter goes on")
+def scale_history(overflows, start, interval):
+    scales, scale, clean = [], start, 0
+    for overflow in overflows:
+        scales.append(scale)
+        clean = 0 if overflow else clean + 1
+        if overflow:
+            scale /= 2
+        elif clean >= interval:
+            scale *= 2
+    return scales
+
+
+@hinted("after an overflow the counter goes on")
+def scale_history(overflows, start, interval):
+    scales, scale, clean = [], start, 0
+    for overflow in overflows:
+        scales.append(scale)
+        if overflow:
+            scale /= 2
+        else:
+            clean += 1
+            if clean == interval:
+                scale, clean = 2 * scale, 0
+    return scales
+
+
+@hinted("grows one clean step too late")
+def scale_history(overflows, start, interval):
+    scales, scale, clean = [], start, 0
+    for overflow in overflows:
+        scales.append(scale)
+        clean = 0 if overflow else clean + 1
+        if overflow:
+            scale /= 2
+        elif clean > interval:
+            scale, clean = 2 * scale, 0
+    return scales
+
+
+@hinted("these are the scales after the steps")
+def scale_history(overflows, start, interval):
+    scales, scale, clean = [], start, 0
+    for overflow in overflows:
+        clean = 0 if overflow else clean + 1
+        if overflow:
+            scale /= 2
+        elif clean == interval:
+            scale, clean = 2 * scale, 0
+        scales.append(scale)
+    return scales
+
+
+@hinted("the scale of the step to come is listed, too")
+def scale_history(overflows, start, interval):
+    scales, clean = [start], 0
+    for overflow in overflows:
+        clean = 0 if overflow else clean + 1
+        grown = clean == interval
+        clean = 0 if grown else clean
+        scales.append(scales[-1] * (0.5 if overflow else 2 if grown else 1))
+    return scales
+
+
+@hinted("and here it never grows")
+def scale_history(overflows, start, interval):
+    return [start * 0.5 ** sum(overflows[:k]) for k in range(len(overflows))]
+
+
+# survives
+
+
+def solution(weight, update, bits):
+    step = 2.0 ** (math.frexp(weight - update)[1] - 1 - bits)
+    return round((weight - update) / step) * step != weight
+
+
+def step_at(x, bits):
+    return 2.0 ** (math.floor(math.log2(abs(x))) - bits) if x else 0.0
+
+
+@hinted("compared with the whole step")
+def survives(weight, update, fraction_bits):
+    return abs(update) >= step_at(weight, fraction_bits)
+
+
+@hinted("the step is that of the difference, not of the weight")
+def survives(weight, update, fraction_bits):
+    return abs(update) > step_at(weight, fraction_bits) / 2
+
+
+@hinted("round the difference itself")
+def survives(weight, update, fraction_bits):
+    return abs(update) >= step_at(weight, fraction_bits) / 2
+
+
+@hinted("and that may be the weight itself")
+def survives(weight, update, fraction_bits):
+    step = step_at(weight - update, fraction_bits)
+    return abs(update) >= step / 2 > 0 or weight == update != 0
+
+
+@hinted("and that may be the other one")
+def survives(weight, update, fraction_bits):
+    step = step_at(weight - update, fraction_bits)
+    return abs(update) > step / 2
+
+
+@hinted("compared with the step at 1")
+def survives(weight, update, fraction_bits):
+    return abs(update) > 2 ** -(fraction_bits + 1)
+
+
+@hinted("decides only roughly")
+def survives(weight, update, fraction_bits):
+    return abs(update) > abs(weight) * 2 ** -(fraction_bits + 1)
+
+
+@hinted("every update that is not zero survives")
+def survives(weight, update, fraction_bits):
+    return weight - update != weight
+
+
+@hinted("the other way round")
+def survives(weight, update, fraction_bits):
+    exact = weight - update
+    step = 2.0 ** (math.frexp(exact)[1] - 1 - fraction_bits)
+    return round(exact / step) * step == weight
+
+
+@hinted("the answer for 1.5 - 0.02 is False; True is right")
+def survives(weight, update, fraction_bits):
+    return False
+
+
+@hinted("float division by zero. (Tried: 0.0 - 1e-30;")
+def survives(weight, update, fraction_bits):
+    update / weight
+    return solution(weight, update, fraction_bits)
+
+
+@hinted("the answer for 1.5 - 0.02 is 1.477; True is right")
+def survives(weight, update, fraction_bits):
+    exact = weight - update
+    step = 2.0 ** (math.frexp(exact)[1] - 1 - fraction_bits)
+    return round(exact / step) * step
+
+
+# stochastic_round
+
+
+@hinted("half a step (32 768) added to the bits")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) + 32768
+    return (bits & -65536).view(torch.float32)
+
+
+@hinted("the noise is not used: this is the rounding of a cast")
+def stochastic_round(x, noise):
+    return x.to(torch.bfloat16).float()
+
+
+@hinted("so nothing is rounded")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) & -65536
+    return (bits + noise).view(torch.float32)
+
+
+@hinted("add the noise to the bits of x first, then clear")
+def stochastic_round(x, noise):
+    return (x.view(torch.int32) >> 16 << 16).view(torch.float32)
+
+
+@hinted("add the noise to the bits of x first, then clear")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) & -65536
+    return (bits + noise & -65536).view(torch.float32)
+
+
+@hinted("the sum is not rounded")
+def stochastic_round(x, noise):
+    return (x.view(torch.int32) + noise).view(torch.float32)
+
+
+@hinted("its bits are `x.view(torch.int32)`")
+def stochastic_round(x, noise):
+    return ((x.to(torch.int32) + noise) & -65536).float()
+
+
+@hinted("`.view(torch.float32)` reads them")
+def stochastic_round(x, noise):
+    return ((x.view(torch.int32) + noise) & -65536).to(torch.float32)
+
+
+@hinted("rounds up too often")
+def stochastic_round(x, noise):
+    return (x.view(torch.int32) + noise).view(torch.float32).bfloat16().float()
+
+
+@hinted("the result is of torch.bfloat16; torch.float32 is asked")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) + noise & -65536
+    return bits.view(torch.float32).bfloat16()
+
+
+@hinted("your function returns a list: a tensor is needed")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) + noise & -65536
+    return bits.view(torch.float32).tolist()
+
+
+@hinted("changes its arguments")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32).add_(noise).bitwise_and_(-65536)
+    return bits.view(torch.float32)
+
+
+# clipped_amp_step
+
+
+def fp16_loss(model, x, y, dtype=torch.float16):
+    with torch.autocast("cpu", dtype):
+        return F.cross_entropy(model(x), y)
+
+
+@hinted("clipped while it is still multiplied by the loss scale")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the step is taken with the unclipped gradient")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("cuts each number by itself")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_value_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("an overflow must skip the step")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the loss scale stays as it was")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+
+
+@hinted("does not run in fp16")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("gradients are still there at the end")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@hinted("once is enough")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    scaler.scale(fp16_loss(model, x, y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+# two_losses
+
+
+def both_losses(model, x, y):
+    with torch.autocast("cpu", torch.float16):
+        logits = model(x)
+        return F.cross_entropy(logits, y), logits.float().square().mean()
+
+
+@hinted("so it is divided twice")
+def two_losses(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu")
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    second.scale(auxiliary).backward()
+    scaler.unscale_(optimizer)
+    second.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the auxiliary loss has a scaler of its own")
+def two_losses(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    second.scale(auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the auxiliary loss is not scaled")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    auxiliary.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the auxiliary loss is not scaled")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    (scaler.scale(main) + auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the auxiliary loss is missing")
+def two_losses(model, optimizer, scaler, x, y):
+    main, _ = both_losses(model, x, y)
+    scaler.scale(main).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("there is a step for each loss")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    for loss in (main, auxiliary):
+        scaler.scale(loss).backward(retain_graph=True)
+        scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("there is a step for each loss")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    for loss in (main, auxiliary):
+        scaler.scale(loss).backward(retain_graph=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@hinted("the first backward pass frees the graph")
+def two_losses(model, optimizer, scaler, x, y):
+    for loss in both_losses(model, x, y):
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the main loss is missing")
+def two_losses(model, optimizer, scaler, x, y):
+    for loss in both_losses(model, x, y):
+        optimizer.zero_grad()
+        scaler.scale(loss).backward(retain_graph=True)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("unscale once, after both")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    scaler.unscale_(optimizer)
+    scaler.scale(auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("update once, after the step")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    scaler.update()
+    scaler.scale(auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("divides by it and looks")
+def two_losses(model, optimizer, scaler, x, y):
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main + auxiliary).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# backward_outside
+
+
+@hinted("the backward pass runs under autocast")
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the backward pass runs under autocast")
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the forward pass does not run in bf16")
+def backward_outside(model, optimizer, x, y):
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the forward pass does not run in bf16")
+def backward_outside(model, optimizer, x, y):
+    fp16_loss(model, x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer does not step")
+def backward_outside(model, optimizer, x, y):
+    fp16_loss(model, x, y, torch.bfloat16).backward()
+    optimizer.zero_grad()
+
+
+@hinted("gradients are still there at the end")
+def backward_outside(model, optimizer, x, y):
+    fp16_loss(model, x, y, torch.bfloat16).backward()
+    optimizer.step()
+
+
+# best_epoch
+
+
+@hinted("the losses are compared in fp16")
+def best_epoch(losses):
+    history = [loss.to(torch.float16).item() for loss in losses]
+    return history.index(min(history))
+
+
+@hinted("the losses are compared in bf16")
+def best_epoch(losses):
+    return int(torch.stack(losses).bfloat16().argmin())
+
+
+@hinted("the largest loss")
+def best_epoch(losses):
+    return int(torch.stack(losses).argmax())
+
+
+@hinted("count from 0")
+def best_epoch(losses):
+    return 1 + int(torch.stack(losses).argmin())
+
+
+@hinted("this is the loss itself")
+def best_epoch(losses):
+    return torch.stack(losses).min()
+
+
+# train_step
+
+
+@hinted("the scaler works under bf16, too")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    loss = fp16_loss(model, x, y, dtype)
+    if dtype == torch.bfloat16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler is left out under fp16, too")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    fp16_loss(model, x, y, dtype).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the gradient never unscaled: leave the scaler out of both")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    scaler.scale(fp16_loss(model, x, y, dtype)).backward()
+    if dtype == torch.float16:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("although the loss is not scaled")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    loss = fp16_loss(model, x, y, dtype)
+    if dtype == torch.float16:
+        loss = scaler.scale(loss)
+    loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the loss scale stays as it was")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    loss = fp16_loss(model, x, y, dtype)
+    if dtype == torch.float16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the forward pass does not run in `dtype`")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    loss = fp16_loss(model, x, y)
+    if dtype == torch.float16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the forward pass does not run in `dtype`")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    loss = F.cross_entropy(model(x), y)
+    if dtype == torch.float16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()

@@ -17,6 +17,13 @@ from membudget.exercises.accumulation import (
     check_train_epoch,
     check_weights,
 )
+from membudget.exercises.amp_loops import (
+    check_backward_outside,
+    check_best_epoch,
+    check_clipped_amp_step,
+    check_train_step,
+    check_two_losses,
+)
 from membudget.exercises.checkpointing import (
     check_best_count,
     check_cheapest_count,
@@ -51,6 +58,14 @@ from membudget.exercises.measuring import (
     check_train,
 )
 from membudget.exercises.own_ledger import OwnLedger, check_own_ledger
+from membudget.exercises.precision import (
+    check_autocast_saved,
+    check_loss_scale,
+    check_round_to,
+    check_scale_history,
+    check_stochastic_round,
+    check_survives,
+)
 
 __all__ = [
     "Exercise",
@@ -60,8 +75,12 @@ __all__ = [
     "check_alive_at_peak",
     "check_allocated",
     "check_amp_step",
+    "check_autocast_saved",
+    "check_backward_outside",
     "check_best_count",
+    "check_best_epoch",
     "check_cheapest_count",
+    "check_clipped_amp_step",
     "check_clipped_step",
     "check_collect_above",
     "check_estimate",
@@ -72,6 +91,7 @@ __all__ = [
     "check_largest_batch",
     "check_largest_micro_batch",
     "check_llama_parameters",
+    "check_loss_scale",
     "check_mean_of_means_error",
     "check_model_states",
     "check_noise_scale",
@@ -79,17 +99,23 @@ __all__ = [
     "check_padded_gradient",
     "check_predict_peak",
     "check_remember",
+    "check_round_to",
     "check_same_network",
     "check_saved_bytes",
+    "check_scale_history",
     "check_segment_step",
     "check_sequential_peak",
     "check_shrinking",
     "check_square_root",
     "check_statuses",
+    "check_stochastic_round",
     "check_survive",
+    "check_survives",
     "check_token_weights",
     "check_train",
     "check_train_epoch",
+    "check_train_step",
+    "check_two_losses",
     "check_two_sweeps",
     "check_uneven",
     "check_weights",

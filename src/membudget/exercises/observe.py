@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from membudget.checkpointing import Action, Run, simulate
-from membudget.exercises.compare import Seen
+from membudget.exercises.compare import Seen, numbers
 from membudget.exercises.guard import kind, message, uses_arguments
 from membudget.exercises.leaks import leak
 from membudget.measuring import PeakTracker
@@ -60,6 +60,88 @@ def words(allowed: Sequence[str]) -> Callable[[Callable, tuple], Seen]:
         codes = [float(allowed.index(word)) for word in result]
         seen = _numbers("answer", codes)
         seen.said = said
+        return seen
+
+    return observe
+
+
+def several(*names: str) -> Callable[[Callable, tuple], Seen]:
+    """The numbers that a function returns together, each by its name."""
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        result = fn(*args)
+        if missing := _missing(fn, result):
+            return missing
+        needed = f"{len(names)} numbers are needed, {' and '.join(names)}."
+        if not isinstance(result, list | tuple) or len(result) != len(names):
+            return Seen(hint=f"your function returns {kind(result)}: {needed}")
+        parts = {}
+        for name, value in zip(names, result, strict=True):
+            seen = _numbers(name, value)
+            if seen.hint:
+                return seen
+            parts |= seen.parts
+        return Seen(parts)
+
+    return observe
+
+
+def calls(
+    name: Callable[..., str],
+    said: Callable[[torch.Tensor], str] = numbers,
+) -> Callable[[Callable, tuple], Seen]:
+    """The number that a function returns for each of several calls.
+
+    Each argument is a tuple, the arguments of one call.
+
+    Args:
+        name: of the answer, from the arguments of its call.
+        said: puts an answer into words.
+    """
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        parts = {}
+        for call in args:
+            result = fn(*call)
+            if missing := _missing(fn, result):
+                return missing
+            seen = _numbers(name(*call), result)
+            if seen.hint:
+                return seen
+            parts |= seen.parts
+        return Seen(parts, said=said)
+
+    return observe
+
+
+def verdict(code: torch.Tensor) -> str:
+    """True or False, for an answer that is one of the two."""
+    truth = not code.ndim and code.item() in (0, 1)
+    return str(bool(code)) if truth else numbers(code)
+
+
+def tensor(dtype: torch.dtype) -> Callable[[Callable, tuple], Seen]:
+    """The tensor that a function returns.
+
+    Args:
+        dtype: that it must have.
+    """
+
+    def observe(fn: Callable, args: tuple) -> Seen:
+        result = fn(*args)
+        if missing := _missing(fn, result):
+            return missing
+        if not isinstance(result, torch.Tensor):
+            return Seen(
+                hint=f"your function returns {kind(result)}: a tensor is "
+                "needed."
+            )
+        seen = _numbers("result", result)
+        if result.dtype != dtype:
+            seen.hint = (
+                f"the result is of {result.dtype}; {dtype} is asked, whatever "
+                "the bits in it."
+            )
         return seen
 
     return observe
@@ -592,13 +674,13 @@ def _missing(fn: Callable, result: object) -> Seen | None:
 
 def _numbers(name: str, value: object) -> Seen:
     try:
-        numbers = torch.as_tensor(value, dtype=torch.float64).detach()
+        found = torch.as_tensor(value, dtype=torch.float64).detach()
     except Exception:
         return Seen(
             hint=f"your function returns {kind(value)} that is not made of "
             "numbers."
         )
-    return Seen({name: numbers})
+    return Seen({name: found})
 
 
 def _listed(words: Iterable[str]) -> str:
