@@ -65,8 +65,9 @@ widest of theirs. Operators that are in no list run on what they are given:
 PyTorch's own promotion makes fp32 of fp32 and 16 bits. From PyTorch's
 ``aten/src/ATen/autocast_mode.cpp`` (version 2.13); left out are linear
 algebra and Fourier transforms, complex numbers, upsampling, padding, pooling
-in three dimensions, unpooling and fake quantisation. ``cross_entropy`` stands
-for the log-softmax in it. CUDA's autocast refuses ``binary_cross_entropy``.
+in three dimensions or by fractions, unpooling and fake quantisation.
+``cross_entropy`` stands for the log-softmax in it. CUDA's autocast refuses
+``binary_cross_entropy``.
 """
 
 _ALIASES = {
@@ -142,6 +143,8 @@ class Autocast(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if self._active[-1] is not self:
+            return func(*args, **kwargs)
         if name == "binary_cross_entropy" and self.device == "cuda":
             raise RuntimeError(
                 "CUDA's autocast refuses binary_cross_entropy, whose "
@@ -149,8 +152,7 @@ class Autocast(TorchFunctionMode):
                 "binary_cross_entropy_with_logits"
             )
         rule = list_of(name, self.device)
-        inner = self._active[-1] is self
-        if rule and inner and not _explicit(name, kwargs):
+        if rule and not _explicit(name, kwargs):
             target = self._target(rule, (args, kwargs))
             # the last argument first, as PyTorch's C++ does
             kwargs = tree_map(lambda item: self._cast(item, target), kwargs)

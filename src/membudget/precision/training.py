@@ -44,7 +44,7 @@ class MixedPrecision:
     nothing: a recomputation runs under the autocast of its forward pass.
 
     Args:
-        optimizer: of fp32 parameters.
+        optimizer: of fp32 parameters; its ``step`` needs no closure.
         format: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
         max_norm: clip the unscaled gradient to this norm.
         scaler: for fp16 alone; by default a new ``torch.amp.GradScaler``.
@@ -59,7 +59,7 @@ class MixedPrecision:
         ValueError: an unknown format or one that cannot train, a format that
             the device does not have, a scaler under bf16 or fp32, a
             ``max_norm`` that is not above zero, parameters that are not in
-            fp32, or an optimizer without parameters.
+            fp32, or an optimizer without parameters or that needs a closure.
 
     Example:
         >>> precision = MixedPrecision(optimizer, "fp16", max_norm=1.0)
@@ -85,6 +85,11 @@ class MixedPrecision:
             raise ValueError(
                 "the optimizer has no parameters: "
                 "give it those of the model that are to be trained"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS evaluates the loss again inside its step and cannot "
+                "use a scaled gradient: use another optimizer"
             )
         self.format = _trainable(format)
         self.device = parameters[0].device
@@ -190,8 +195,8 @@ class MixedPrecision:
             self.unscale()
         norm = nn.utils.get_total_norm(self._gradients()).item()
         limit = self.max_norm or inf
-        clipped = isfinite(norm) and norm > limit
-        if clipped:
+        above = norm > limit
+        if above:
             nn.utils.clip_grads_with_norm_(
                 self.parameters(), limit, torch.tensor(norm)
             )
@@ -212,7 +217,7 @@ class MixedPrecision:
                 "are as before. Lower the learning rate, or look for the "
                 "operator that overflows"
             )
-        return ScaledStep(norm, scale, clipped, stepped)
+        return ScaledStep(norm, scale, above and stepped, stepped)
 
     def _gradients(self) -> list[torch.Tensor]:
         if not self._micro_batches:
