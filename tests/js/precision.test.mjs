@@ -1,0 +1,210 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import widget, {
+  bitsLayout,
+  describe,
+  limits,
+  numberText,
+  parse,
+  recipesLayout,
+  scaleLayout,
+  sentences,
+  stored,
+} from "../../src/membudget/widgets/precision.mjs";
+
+const GRID = process.env.MB_GRID; // tests/widgets/test_javascript.py writes it
+const read = (name) => JSON.parse(readFileSync(`${GRID}/${name}`, "utf8"));
+const { grid, cases, borders } = read("precision.json");
+const some = cases.filter((_, i) => i % 9 === 0);
+const numbered = (formats) =>
+  Object.fromEntries(
+    Object.entries(formats).map(([name, { value, bits, error, kind }]) => [
+      name,
+      { bits, value: Number(value), error, kind },
+    ]),
+  );
+
+test("every format keeps what Python's keeps, to the bit", () => {
+  assert.ok(grid.length >= 1500);
+  for (const { number, formats } of grid) {
+    const expected = numbered(formats);
+    for (const name of Object.keys(formats)) {
+      assert.deepEqual(stored(Number(number), name), expected[name], number);
+    }
+  }
+});
+
+test("the grid holds what it has to", () => {
+  const names = Object.keys(grid[0].formats);
+  assert.equal(names.length, 6);
+  for (const name of names) {
+    const all = grid.map(({ formats }) => formats[name]);
+    const count = (kind) => all.filter((of) => of.kind === kind).length;
+    for (const kind of ["subnormal", "underflow", "overflow"]) {
+      assert.ok(count(kind) >= 20, `${name} ${kind}`);
+    }
+    assert.ok(all.some(({ bits }) => bits.startsWith("1 ")));
+  }
+  assert.ok(cases.length >= 500);
+  assert.ok(cases.some(({ numbers }) => numbers.best < 0));
+  assert.ok(cases.some(({ numbers }) => numbers.best > 24));
+  assert.ok(cases.some(({ state }) => state.histogram.merged));
+  const fits = new Set(
+    cases.flatMap(({ numbers }) =>
+      Object.values(numbers.recipes).map((of) => of.fits),
+    ),
+  );
+  assert.deepEqual(fits, new Set([true, false, null]));
+});
+
+test("a format ends where Python's ends", () => {
+  for (const [name, expected] of Object.entries(borders)) {
+    assert.deepEqual(limits(name), expected, name);
+  }
+});
+
+test("numbers are written as Python writes them", () => {
+  for (const { number, formats, texts } of grid) {
+    const x = Number(number);
+    assert.deepEqual([numberText(x), numberText(x, 2)], texts, number);
+    for (const { value, text } of Object.values(formats)) {
+      assert.equal(numberText(Number(value), 9), text);
+    }
+  }
+});
+
+test("describe gives Python's numbers on every state", () => {
+  for (const { state, numbers } of cases) {
+    const expected = { ...numbers, formats: numbered(numbers.formats) };
+    assert.deepEqual(describe(state), expected);
+  }
+});
+
+test("the sentences are Python's, to the letter", () => {
+  for (const { state, sentences: expected } of cases) {
+    assert.deepEqual(sentences(state), expected);
+  }
+});
+
+test("a text is a number, or it is not", () => {
+  const good = {
+    "0.1": 0.1,
+    " -3e-5 ": -3e-5,
+    "−2.": -2,
+    "+.5E2": 50,
+    "2^-24": 2 ** -24,
+    "-2**10": -1024,
+    inf: Infinity,
+    "-Infinity": -Infinity,
+    "∞": Infinity,
+    "1e999": Infinity,
+    "-0": -0,
+  };
+  for (const [text, value] of Object.entries(good)) {
+    assert.ok(Object.is(parse(text), value), text);
+  }
+  for (const text of ["", " ", "x", "1,5", "1e", ".", "nan", "1 2", "0x10", "3^2"]) {
+    assert.equal(parse(text), null, text);
+  }
+  for (const { number } of grid) {
+    assert.ok(Object.is(parse(number), Number(number)), number);
+  }
+});
+
+test("cells of bits stand in order and inside, at every width", () => {
+  for (const { state } of some) {
+    const { formats } = describe(state);
+    for (const width of [288, 358, 760]) {
+      const { rows, cell, height } = bitsLayout(formats, width);
+      assert.equal(rows.length, 6);
+      for (const { cells, top, bits } of rows) {
+        assert.equal(cells.map(({ bit }) => bit).join(""), bits.replaceAll(" ", ""));
+        cells.slice(1).forEach(({ x }, i) => {
+          assert.ok(x - cells[i].x >= cell - 1e-9);
+        });
+        assert.ok(cells.at(-1).x + cell <= width + 1 && top + 20 <= height);
+      }
+    }
+  }
+});
+
+test("bars move with the scale; lines and axis stay", () => {
+  for (const { state } of some) {
+    for (const width of [288, 760]) {
+      const plan = scaleLayout(state, width);
+      const { plot, edges, unscaled, heights, marks, ticks } = plan;
+      const one = scaleLayout({ ...state, scale: 1 }, width);
+      const two = scaleLayout({ ...state, scale: 2 }, width);
+      const last = scaleLayout({ ...state, scale: 2 ** 24 }, width);
+      const each = two.edges[0] - one.edges[0];
+      assert.deepEqual(one.edges, unscaled);
+      assert.deepEqual([one.marks, one.ticks], [marks, ticks]);
+      edges.forEach((x, i) => {
+        const moved = x - unscaled[i];
+        assert.ok(Math.abs(moved - each * Math.log2(state.scale)) < 1e-6);
+      });
+      assert.ok(unscaled[0] >= plot.left - 1e-6);
+      assert.ok(last.edges.at(-1) <= plot.right + 1e-6);
+      assert.equal(heights.length, edges.length - 1);
+      assert.ok(heights.every((y) => y >= plot.top && y <= plot.bottom));
+      for (const { x } of [...marks, ...ticks]) {
+        assert.ok(x >= plot.left - 1e-6 && x <= plot.right + 1e-6);
+      }
+      // a line is where a bar of that size begins
+      const { start } = state.histogram;
+      for (const { e, x, beyond } of marks) {
+        const at = unscaled[0] + (e - start) * each;
+        assert.ok(beyond || Math.abs(at - x) < 1e-6);
+      }
+    }
+  }
+});
+
+test("heights are shares of the gradients", () => {
+  for (const { state } of some) {
+    const { plot, heights } = scaleLayout(state, 640);
+    const { counts, gradients } = state.histogram;
+    assert.equal(counts.reduce((a, b) => a + b), gradients);
+    const most = Math.max(...counts);
+    heights.forEach((y, i) => {
+      const share = ((plot.bottom - y) / (plot.bottom - plot.top)) * 1.04;
+      assert.ok(Math.abs(share - counts[i] / most) < 1e-9);
+    });
+  }
+});
+
+test("bars of recipes are as long as what is alive, category by category", () => {
+  for (const { state, numbers } of some) {
+    const { recipes } = numbers;
+    const { plot, bars, budget } = recipesLayout(recipes, state.budget, 640);
+    const all = Object.values(recipes).map(({ bytes }) => bytes);
+    const longest = bars[all.indexOf(Math.max(...all))].parts.at(-1);
+    const each = (longest.x + longest.width - plot.left) / Math.max(...all);
+    for (const { recipe, parts } of bars) {
+      let x = plot.left;
+      for (const part of parts) {
+        assert.ok(Math.abs(part.x - x) < 1e-6);
+        const size = recipes[recipe].split[part.category] * each;
+        assert.ok(Math.abs(part.width - size) < 1e-6);
+        x += part.width;
+      }
+      assert.ok(x <= plot.right + 1e-6);
+      assert.ok(Math.abs(x - plot.left - recipes[recipe].bytes * each) < 1e-6);
+    }
+    assert.equal(budget === null, state.budget === null);
+    if (budget && !budget.beyond) {
+      assert.ok(Math.abs(budget.x - plot.left - state.budget * each) < 1e-6);
+    }
+  }
+});
+
+test("the composed module is the same module", async () => {
+  const composed = await import(pathToFileURL(`${GRID}/precision.mjs`));
+  const { state } = cases[0];
+  assert.deepEqual(composed.sentences(state), sentences(state));
+  assert.equal(typeof composed.default.render, "function");
+  assert.equal(typeof widget.render, "function");
+});
