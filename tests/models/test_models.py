@@ -11,10 +11,12 @@ from membudget.models import (
     Block,
     Llama,
     LlamaBlock,
+    MLPBlock,
     attention,
     chain,
     convnet,
     mlp,
+    mlp_blocks,
     rotary,
     rotate,
 )
@@ -43,6 +45,7 @@ def test_mlp_of_one_layer_is_refused(depth):
 
 
 def test_a_chain_is_of_equal_stages_with_an_activation_each():
+    torch.manual_seed(0)
     model = chain(width=5, depth=3)
     assert len(model) == 3
     for stage in model:
@@ -77,6 +80,55 @@ def test_the_sizes_of_chains():
 def test_a_chain_without_stages_is_refused(depth):
     with pytest.raises(ValueError, match=rf"depth is {depth}: use at least 1"):
         chain(depth=depth)
+
+
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_an_mlp_block_adds_to_its_input(ratio):
+    torch.manual_seed(0)
+    block = MLPBlock(6, ratio)
+    x = torch.randn(2, 3, 6)
+    normed = F.layer_norm(x, (6,), block.norm.weight, block.norm.bias)
+    up = normed @ block.up.weight.T + block.up.bias
+    down = F.gelu(up) @ block.down.weight.T + block.down.bias
+    torch.testing.assert_close(block(x), x + down)
+    assert up.shape == (2, 3, 6 * ratio)
+    names = [name for name, _ in block.named_children()]
+    assert names == ["norm", "up", "gelu", "down"]  # in the order they run
+    assert block(x[0]).shape == (3, 6)
+    nn.init.zeros_(block.down.weight)
+    nn.init.zeros_(block.down.bias)
+    assert torch.equal(block(x), x)
+
+
+def test_mlp_blocks_are_blocks_and_a_head():
+    model = mlp_blocks(width=6, depth=3, outputs=2)
+    assert type(model) is nn.Sequential
+    assert [type(m) for m in model] == [MLPBlock] * 3 + [nn.Linear]
+    parameters = list(model.parameters())
+    assert len({p.data_ptr() for p in parameters}) == len(parameters) == 20
+    x = torch.randn(5, 6)
+    expected = x
+    for layer in model:
+        expected = layer(expected)
+    assert torch.equal(model(x), expected)
+    assert model(x).shape == (5, 2)
+
+
+def test_the_sizes_of_mlp_blocks():
+    assert len(mlp_blocks()) == 5
+    assert mlp_blocks()(torch.zeros(2, 64)).shape == (2, 10)
+    assert [type(m) for m in mlp_blocks(8, 1)] == [MLPBlock, nn.Linear]
+    with torch.device("meta"):
+        deep = mlp_blocks(1024, 32)  # of the lab
+    of_block = 2 * 1024 + 8 * 1024**2 + 4096 + 1024
+    total = sum(p.numel() for p in deep.parameters())
+    assert total == 32 * of_block + 10 * 1025
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_mlp_blocks_without_a_block_are_refused(depth):
+    with pytest.raises(ValueError, match=rf"depth is {depth}: use at least 1"):
+        mlp_blocks(depth=depth)
 
 
 def test_a_block_is_attention_and_mlp_around_a_residual():

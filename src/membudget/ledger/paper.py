@@ -131,7 +131,7 @@ class Paper:
     _casts: dict[int, PaperTensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        one_of(self.lists, LISTS, "lists of operators for")
+        one_of(self.lists, LISTS, "list of operators for")
 
     def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
         """A tensor of the batch: there before the step, not trained.

@@ -1,7 +1,7 @@
 """Autocast by hand: which operator takes which precision, and its bytes."""
 
+import threading
 from types import TracebackType
-from typing import ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -95,6 +95,16 @@ def list_of(operator: str, device: str = "cuda") -> str:
     return next((key for key, names in lists.items() if name in names), "")
 
 
+class _Blocks(threading.local):
+    """The blocks that are open in a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Autocast] = []
+
+
+_BLOCKS = _Blocks()
+
+
 class Autocast(TorchFunctionMode):
     """``torch.autocast``, written out: with the lists of either device.
 
@@ -104,6 +114,9 @@ class Autocast(TorchFunctionMode):
     PyTorch's are. The innermost block counts. What runs inside a function
     is not seen: attention in ``nn.MultiheadAttention``, the products in a
     recurrent layer, on the CPU's lists those in ``einsum`` and ``tensordot``.
+    A recomputation under ``torch.utils.checkpoint`` does not run in the
+    block: hand another one to its ``context_fn``. And CUDA's softmax and sum
+    read 16 bits and write fp32 at once, where this makes a copy in between.
 
     Args:
         device: whose lists, ``"cpu"`` or ``"cuda"``.
@@ -118,8 +131,6 @@ class Autocast(TorchFunctionMode):
         >>> with Autocast("cuda"):
         ...     loss = model(x)
     """
-
-    _active: ClassVar[list["Autocast"]] = []
 
     def __init__(
         self,
@@ -137,13 +148,13 @@ class Autocast(TorchFunctionMode):
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> "Autocast":
-        self._active.append(self)
+        _BLOCKS.open.append(self)
         return super().__enter__()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if self._active[-1] is not self:
+        if _BLOCKS.open[-1] is not self:
             return func(*args, **kwargs)
         if name == "binary_cross_entropy" and self.device == "cuda":
             raise RuntimeError(
@@ -168,7 +179,7 @@ class Autocast(TorchFunctionMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._active.pop()
+        _BLOCKS.open.pop()
         self._copies.clear()
         super().__exit__(kind, error, traceback)
 

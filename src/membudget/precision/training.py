@@ -48,6 +48,7 @@ class MixedPrecision:
         format: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
         max_norm: clip the unscaled gradient to this norm.
         scaler: for fp16 alone; by default a new ``torch.amp.GradScaler``.
+            One that is switched off trains without a loss scale.
         emulated: whether a format that the device only emulates will do
             (:func:`membudget.precision.support`): for learning, not for
             speed.
@@ -128,7 +129,7 @@ class MixedPrecision:
         """Scale the loss and add its gradient.
 
         Args:
-            loss: scalar, in fp32, the mean over the micro-batch. Reading
+            loss: scalar, in fp32 or fp64, the mean over the micro-batch. Reading
                 whether it is finite waits for the device.
             share: of this micro-batch in the step, n_k / N; the shares of a
                 step add up to 1.

@@ -1,0 +1,771 @@
+"""Autocast by hand, against PyTorch's own and its lists of operators."""
+
+import math
+import re
+from contextlib import ExitStack
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision_helpers import begins, equal, pytorch_lists, says
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget.measuring import SavedBytes, trace_step
+from membudget.models import GPT, Llama, convnet, mlp, mlp_blocks
+from membudget.precision import LISTS, Autocast, list_of
+
+DTYPES = [torch.bfloat16, torch.float16]
+KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+# The lists ---------------------------------------------------------------
+
+INSIDE = (
+    r"_.*|convolution|cudnn_.*|mkldnn_.*|native_.*|.*_forward"
+    r"|nll_loss2d|grid_sampler_[23]d"
+)
+"""What no loop calls: the operators inside those that are listed."""
+LEFT_OUT = {
+    "linear algebra": r"linalg_.*|(lu|cholesky|triangular)_(solve|inverse)"
+    r"|cholesky|geqrf|p?inverse|orgqr|ormqr|qr|svd|frobenius_norm"
+    r"|nuclear_norm",
+    "Fourier transforms": r"fft_.*|stft",
+    "complex numbers": r"polar|view_as_complex",
+    "upsampling": r"upsample_.*",
+    "padding": r"(reflection|replication)_pad[123]d",
+    "pooling\nin three dimensions": r"(adaptive_)?(avg|max)_pool3d"
+    r"|fractional_max_pool[23]d",
+    "unpooling": r"max_unpool[23]d",
+    "fake quantisation": r"fake_quantize_.*",
+}
+"""The families that the docstring of LISTS names."""
+OF = {"cross_entropy": "cross_entropy_loss"}
+"""The operators whose name is another one than the function's."""
+
+
+def registered(device):
+    """Operators with a kernel of autocast in this PyTorch."""
+    return {
+        name.removeprefix("aten::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, KEYS[device])
+    }
+
+
+def listed(device):
+    return {n for names in LISTS[device].values() for n in names}
+
+
+@pytest.mark.parametrize("device", LISTS)
+def test_every_operator_of_the_dispatcher_is_listed_or_left_out(device):
+    ours = {OF.get(name, name) for name in listed(device)}
+    families = "|".join([INSIDE, *LEFT_OUT.values()])
+    if device == "cuda":
+        families += "|binary_cross_entropy"  # refused
+    missing = registered(device) - ours
+    assert {n for n in missing if not re.fullmatch(families, n)} == set()
+
+
+@pytest.mark.parametrize("device", LISTS)
+def test_every_listed_operator_has_a_kernel(device):
+    """But the cross entropy of CUDA: its log-softmax and nll_loss have."""
+    ours = {OF.get(name, name) for name in listed(device)}
+    without = {"cross_entropy_loss"} if device == "cuda" else set()
+    assert ours - registered(device) == without
+    assert {"log_softmax", "nll_loss"} <= LISTS["cuda"]["fp32"]
+
+
+@pytest.mark.parametrize("family", LEFT_OUT)
+def test_a_family_that_is_left_out_is_there_to_be_left_out(family):
+    both = registered("cpu") | registered("cuda")
+    assert any(re.fullmatch(LEFT_OUT[family], name) for name in both)
+
+
+@pytest.mark.parametrize("device", LISTS)
+def test_no_operator_is_in_two_lists(device):
+    lists = LISTS[device]
+    assert lists.keys() == {"16 bits", "fp32", "widest"}
+    assert sum(map(len, lists.values())) == len(listed(device))
+
+
+THEIRS = pytorch_lists()
+POLICIES = {
+    "torch_16": "16 bits",
+    "nn_16": "16 bits",
+    "torch_fp16": "16 bits",
+    "nn_fp16": "16 bits",
+    "linalg_fp16": "16 bits",
+    "methods_fp16": "16 bits",
+    "torch_fp32": "fp32",
+    "nn_fp32": "fp32",
+    "methods_fp32": "fp32",
+    "torch_need_autocast_promote": "widest",
+    "torch_expect_builtin_promote": "",
+    "methods_expect_builtin_promote": "",
+}
+"""Names of PyTorch's lists, and the policy."""
+
+
+def cases(device):
+    """What PyTorch's tests of autocast call: policy, name, call."""
+    for group, items in vars(THEIRS[device]).items():
+        for name, arguments, *rest in items if group in POLICIES else ():
+            options = rest[0] if rest and isinstance(rest[0], dict) else {}
+            yield POLICIES[group], name, _call(group, name), arguments, options
+
+
+def _call(group, name):
+    home = {"nn": torch._C._nn, "linalg": torch._C._linalg}
+    if group.startswith("methods"):
+        return lambda x, *args: getattr(x, name)(*args)
+    # looked up later: a name may be missing in other versions
+    return lambda *args, **options: getattr(
+        home.get(group.split("_")[0], torch), name
+    )(*args, **options)
+
+
+@pytest.mark.parametrize("device", LISTS)
+def test_policies_are_those_of_pytorchs_tests(device):
+    seen = set()
+    for policy, name, *_ in cases(device):
+        if name in ("cat", "stack") and device == "cuda":
+            assert list_of(name, device) == ""
+        elif not re.fullmatch("|".join([INSIDE, LEFT_OUT["padding"]]), name):
+            seen.add(name)
+            found = list_of(name, device)
+            aliases = {"__matmul__": "matmul", "__pow__": "pow"}
+            if policy or name not in aliases:
+                assert found == policy, name
+    assert len(seen) > (30 if device == "cpu" else 70)
+
+
+UNTESTED = {
+    "cuda": {
+        "cross_entropy": "fp32",  # its parts are
+        "huber_loss": "fp32",
+        "scaled_dot_product_attention": "16 bits",
+    },
+    "cpu": {
+        "cdist": "fp32",
+        "cross_entropy": "fp32",
+        "ctc_loss": "fp32",
+        "grid_sampler": "fp32",
+        "index_copy": "widest",
+        "kl_div": "fp32",
+        "linalg_vecdot": "16 bits",
+        "nanquantile": "fp32",
+        "prod": "fp32",
+        "quantile": "fp32",
+        "scaled_dot_product_attention": "16 bits",
+        "trace": "fp32",
+    },
+}
+"""Listed operators that PyTorch's tests do not call: for the CPU
+:data:`ALONE` calls them."""
+
+
+@pytest.mark.parametrize("device", LISTS)
+def test_what_pytorchs_tests_leave_out(device):
+    tested = {name.strip("_") for _, name, *_ in cases(device)}
+    rest = listed(device) - tested
+    assert {name: list_of(name, device) for name in rest} == UNTESTED[device]
+
+
+def test_lists_by_name():
+    assert list_of("linear") == list_of("linear", "cpu") == "16 bits"
+    assert (list_of("softmax"), list_of("softmax", "cpu")) == ("fp32", "")
+    assert (list_of("layer_norm"), list_of("layer_norm", "cpu")) == (
+        "fp32",
+        "",
+    )
+    assert (list_of("cat"), list_of("cat", "cpu")) == ("", "widest")
+    assert list_of("concat", "cpu") == "widest"
+    assert list_of("__matmul__") == list_of("__rmatmul__") == "16 bits"
+    assert list_of("__pow__") == list_of("__rpow__") == "fp32"
+    assert list_of("grid_sample") == "widest"
+    assert list_of("relu") == list_of("") == list_of("no such") == ""
+
+
+@pytest.mark.parametrize("bad", ["gpu", "cuda:0", None, "CPU"])
+def test_lists_of_an_unknown_device(bad):
+    message = (
+        f"there is no list of operators for {bad!r}: use one of cpu, cuda"
+    )
+    with pytest.raises(ValueError, match=says(message)):
+        list_of("linear", bad)
+    with pytest.raises(ValueError, match=says(message)):
+        Autocast(bad)
+
+
+@pytest.mark.parametrize("bad", [torch.float32, torch.float64, "bf16", None])
+def test_a_dtype_that_autocast_does_not_take(bad):
+    message = f"dtype is {bad}: use torch.bfloat16 or torch.float16"
+    with pytest.raises(ValueError, match=says(message)):
+        Autocast("cpu", bad)
+
+
+def test_defaults():
+    cast = Autocast()
+    assert (cast.device, cast.dtype, cast.cache) == (
+        "cuda",
+        torch.bfloat16,
+        True,
+    )
+
+
+# Operator by operator ----------------------------------------------------
+
+
+def result(call, context):
+    """What a call returns, or its kind of error."""
+    torch.manual_seed(0)
+    try:
+        with context:
+            return call()
+    except (RuntimeError, ValueError) as error:
+        return type(error).__name__
+
+
+def test_the_cpus_operators_bit_by_bit():
+    """Whatever PyTorch's tests call, on the arguments they use."""
+    compared = 0
+    for policy, name, call, arguments, options in cases("cpu"):
+        if policy and not list_of(name, "cpu"):
+            continue
+
+        def run(call=call, arguments=arguments, options=options):
+            return call(*arguments, **options)
+
+        theirs = result(run, torch.autocast("cpu", torch.bfloat16))
+        ours = result(run, Autocast("cpu", torch.bfloat16))
+        assert isinstance(theirs, torch.Tensor), name
+        assert equal(ours, theirs), name
+        compared += 1
+    assert compared > 50
+
+
+def numbers(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+X, W, V = numbers(4, 8), numbers(8, 8, seed=1), numbers(8, seed=2)
+H, H8 = X.bfloat16(), W.bfloat16()
+CUBE = numbers(2, 3, 3)
+ZEROS = torch.zeros(4, dtype=torch.long)
+ALONE = {
+    "cdist": lambda: torch.cdist(H, H),
+    "cross_entropy": lambda: F.cross_entropy(H, ZEROS),
+    "cross_entropy, weights": lambda: F.cross_entropy(
+        H, ZEROS, V.abs().bfloat16(), label_smoothing=0.1
+    ),
+    "ctc_loss": lambda: F.ctc_loss(
+        numbers(4, 1, 8, dtype=torch.bfloat16).log_softmax(-1),
+        torch.ones(1, 2, dtype=torch.long),
+        (4,),
+        (2,),
+    ),
+    "grid_sampler": lambda: F.grid_sample(
+        numbers(1, 1, 4, 4, dtype=torch.bfloat16),
+        numbers(1, 2, 2, 2, dtype=torch.bfloat16),
+        align_corners=False,
+    ),
+    "index_copy": lambda: torch.index_copy(X, 0, ZEROS[:1], H[1:2]),
+    "kl_div": lambda: F.kl_div(H, H.exp(), reduction="batchmean"),
+    "linalg_vecdot": lambda: torch.linalg.vecdot(X, X),
+    "nanquantile": lambda: torch.nanquantile(H, 0.5),
+    "prod": lambda: H.prod(),
+    "prod, dim": lambda: torch.prod(H, 0),
+    "prod, dtype": lambda: torch.prod(H, dtype=torch.float64),
+    "prod, 16 bits": lambda: torch.prod(H, dtype=torch.bfloat16),
+    "quantile": lambda: torch.quantile(H, 0.25),
+    "scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(
+        CUBE, CUBE, CUBE.bfloat16(), attn_mask=CUBE
+    ),
+    "trace": lambda: H8.trace(),
+    "matmul, @": lambda: X @ W,
+    "matmul, reflected": lambda: W.__rmatmul__(X),
+    "linear, keywords": lambda: F.linear(input=X, weight=W, bias=V),
+    "conv2d, module": lambda: torch.conv2d(X[None, None], W[None, None]),
+    "mse_loss": lambda: F.mse_loss(H, X),
+    "binary_cross_entropy": lambda: F.binary_cross_entropy(
+        H.sigmoid(), (X > 0).bfloat16()
+    ),
+    "cat": lambda: torch.cat([H, X, H]),
+    "cat of 16 bits": lambda: torch.cat([H, H]),
+    "cat, concat": lambda: torch.concat([H, X]),
+    "cat of nothing": lambda: torch.cat([]),
+    "stack": lambda: torch.stack((X, H)),
+    "hstack": lambda: torch.hstack([H, X]),
+    # fp64 stays as it is
+    "matmul of fp64": lambda: X.double() @ W.double(),
+    "fp64 and fp32": lambda: X.double() @ W,
+    "linear of fp64": lambda: F.linear(X.double(), W.double(), V.double()),
+    "loss of fp64": lambda: F.mse_loss(X.double(), X.double() + 1),
+    "loss of fp64 and 16 bits": lambda: F.mse_loss(X.double(), H),
+    "cat of fp64": lambda: torch.cat([X.double(), H]),
+    "stack of fp64": lambda: torch.stack([X.double(), H, X]),
+    "whole numbers": lambda: ZEROS[None] @ ZEROS[:, None],
+    "cat of whole numbers": lambda: torch.cat([ZEROS, ZEROS]),
+    # no list
+    "relu": lambda: F.relu(H),
+    "softmax": lambda: F.softmax(H, -1),
+    "layer_norm": lambda: F.layer_norm(H, (8,)),
+    "layer_norm, weights": lambda: F.layer_norm(X, (8,), V, V),
+    "sum": lambda: H.sum(),
+    "mean": lambda: H.mean(),
+    "add": lambda: H + X,
+    "mv": lambda: torch.mv(X, V),
+    "embedding": lambda: F.embedding(ZEROS, W),
+    "interpolate": lambda: F.interpolate(H[None], size=9),
+    # what says its dtype itself: in place, out=
+    "addmm_": lambda: torch.zeros(4, 8).addmm_(X, W),
+    "addmm_ of two dtypes": lambda: torch.zeros(4, 8).addmm_(H, W),
+    "addmm_ of 16 bits": lambda: torch.zeros(4, 8).bfloat16().addmm_(H, H8),
+    "baddbmm_": lambda: torch.zeros(2, 3, 3).baddbmm_(CUBE, CUBE),
+    "mm, out": lambda: torch.mm(X, W, out=torch.zeros(4, 8)),
+    "matmul, out": lambda: torch.matmul(X, W, out=torch.zeros(4, 8)),
+    "cat, out": lambda: torch.cat([X, X], out=torch.zeros(8, 8)),
+    "out of another dtype": lambda: torch.mm(
+        X, W, out=torch.zeros(4, 8).half()
+    ),
+    "index_copy_": lambda: X.clone().index_copy_(0, ZEROS[:1], X[1:2]),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_calls_on_the_cpu_bit_by_bit(name):
+    theirs = result(ALONE[name], torch.autocast("cpu", torch.bfloat16))
+    ours = result(ALONE[name], Autocast("cpu", torch.bfloat16))
+    assert equal(ours, theirs)
+
+
+def test_what_pytorchs_tests_leave_out_is_called_alone():
+    assert UNTESTED["cpu"].keys() <= ALONE.keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*(chain_matmul|cross)")
+def test_dtypes_of_cudas_operators():
+    """On the CPU's tensors, the operators of PyTorch's tests for CUDA."""
+    expected = {"16 bits": torch.float16, "fp32": torch.float32}
+    compared = 0
+    for policy, name, call, arguments, options in cases("cuda"):
+        if name == "einsum" or (policy and not list_of(name)):
+            continue  # einsum: below; the others are inside of these
+
+        def run(call=call, arguments=arguments, options=options):
+            return call(*arguments, **options)
+
+        found = result(run, Autocast("cuda", torch.float16))
+        found = found[0] if isinstance(found, tuple) else found
+        if policy == "widest" or policy in expected:
+            dtype = expected.get(policy, torch.float32)
+            assert found.dtype == dtype, name
+        else:
+            with Autocast("cuda", torch.float16), torch.no_grad():
+                inside = run()
+            assert equal(found, inside) and equal(found, run()), name
+        compared += 1
+    assert compared > 90
+
+
+A = numbers(4, 4)
+A16 = A.half()
+CUDA = {
+    "linear": (lambda a, h: F.linear(a, a), torch.float16),
+    "einsum": (lambda a, h: torch.einsum("ij,jk->ik", a, a), torch.float16),
+    "attention": (
+        lambda a, h: F.scaled_dot_product_attention(a[None], a[None], a[None]),
+        torch.float16,
+    ),
+    "softmax": (lambda a, h: F.softmax(h, -1), torch.float32),
+    "softmax, dtype": (
+        lambda a, h: F.softmax(h, -1, dtype=torch.float16),
+        torch.float16,
+    ),
+    "sum, dtype": (lambda a, h: h.sum(dtype=torch.float64), torch.float64),
+    "log_softmax": (lambda a, h: h.log_softmax(-1), torch.float32),
+    "layer_norm": (lambda a, h: F.layer_norm(h, (4,)), torch.float32),
+    "layer_norm, module": (lambda a, h: nn.LayerNorm(4)(h), torch.float32),
+    "rms_norm": (lambda a, h: nn.RMSNorm(4)(h), torch.float32),
+    "group_norm": (lambda a, h: F.group_norm(h, 2), torch.float32),
+    "batch_norm": (lambda a, h: nn.BatchNorm1d(4)(h), torch.float16),
+    "exp": (lambda a, h: h.exp(), torch.float32),
+    "power": (lambda a, h: h**2, torch.float32),
+    "reflected power": (lambda a, h: 2**h, torch.float32),
+    "exp in place": (lambda a, h: h.clone().exp_(), torch.float16),
+    "sum": (lambda a, h: h.sum(), torch.float32),
+    "mean": (lambda a, h: h.mean(), torch.float16),
+    "cross_entropy": (
+        lambda a, h: F.cross_entropy(h, h.argmax(-1)),
+        torch.float32,
+    ),
+    "mse_loss": (lambda a, h: F.mse_loss(h, h), torch.float32),
+    "softplus": (lambda a, h: F.softplus(h), torch.float32),
+    "gelu": (lambda a, h: F.gelu(h), torch.float16),
+    "add": (lambda a, h: h + a, torch.float32),
+    "add of 16 bits": (lambda a, h: h + h, torch.float16),
+    "cat": (lambda a, h: torch.cat([h, a]), torch.float32),
+    "atan2": (lambda a, h: torch.atan2(h, a), torch.float32),
+    "atan2 of 16 bits": (lambda a, h: torch.atan2(h, h), torch.float16),
+    "dot": (lambda a, h: torch.dot(h[0], a[0]), torch.float32),
+    "fp64": (lambda a, h: a.double() @ a.double(), torch.float64),
+    "exp of fp64": (lambda a, h: a.double().exp(), torch.float64),
+    "whole numbers": (lambda a, h: h[0].long().sum(), torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_dtypes_under_cudas_lists(name):
+    run, dtype = CUDA[name]
+    with Autocast("cuda", torch.float16):
+        assert run(A, A16).dtype == dtype
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", CUDA)
+def test_dtypes_on_a_gpu(name):
+    run, dtype = CUDA[name]
+    with torch.device("cuda"), torch.autocast("cuda", torch.float16):
+        assert run(A.cuda(), A16.cuda()).dtype == dtype
+
+
+def test_binary_cross_entropy_is_refused_on_cuda_alone():
+    def run():
+        return F.binary_cross_entropy(A16.sigmoid(), A16.sigmoid())
+
+    with (
+        pytest.raises(RuntimeError, match=begins("CUDA's autocast refuses")),
+        Autocast("cuda"),
+    ):
+        run()
+    with Autocast("cpu"):
+        assert run().dtype == torch.float32
+    with Autocast("cuda"), Autocast("cpu"):
+        assert run().dtype == torch.float32
+    with Autocast("cuda"):
+        F.binary_cross_entropy_with_logits(A16, A16.sigmoid())
+
+
+# Whole networks ----------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """A weight that is used three times, a frozen one, and a loss in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(8, 8)
+        self.two = nn.Linear(8, 8)
+        self.two.weight.requires_grad_(False)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.one(self.one(x)) + self.two(x)
+        return torch.stack([self.norm(x), F.linear(x, self.one.weight)]).sum(0)
+
+
+def pictures(channels, side):
+    return lambda: (
+        numbers(4, channels, side, side, seed=3),
+        torch.arange(4) % 10,
+    )
+
+
+def vectors(width):
+    return lambda: (numbers(6, width, seed=3), torch.arange(6) % 8)
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(40, (2, 13), generator=generator)
+    return ids[:, :-1], ids[:, 1:]
+
+
+NETS = {
+    "mlp": (lambda: mlp(12, 16, 3, 10), vectors(12)),
+    "mlp blocks": (lambda: mlp_blocks(12, 2), vectors(12)),
+    "shared": (Shared, vectors(8)),
+    "convnet": (lambda: convnet((4, 8)), pictures(3, 8)),
+    "gpt": (lambda: GPT(40, 16, 16, 2, 2), tokens),
+    "gpt, not fused": (lambda: GPT(40, 16, 16, 2, 2, fused=False), tokens),
+    "gpt, dropout": (
+        lambda: GPT(40, 16, 16, 1, 2, fused=False, dropout=0.2, tied=True),
+        tokens,
+    ),
+    "llama": (lambda: Llama(40, 16, 2, 4, 2, 24), tokens),
+}
+
+
+def loss_under(context):
+    """A loss whose forward pass runs under a new context."""
+
+    def loss(model, x, y):
+        with context():
+            output = model(x)
+            return F.cross_entropy(output.flatten(0, -2), y.flatten())
+
+    return loss
+
+
+def measured(net, context):
+    """Loss, gradients, bytes saved, and the peak of a step."""
+    make, batch = NETS[net]
+    torch.manual_seed(0)
+    model = make()
+    x, y = batch()
+    loss = loss_under(context)
+    torch.manual_seed(1)
+    with SavedBytes(model, x, y) as saved:
+        value = loss(model, x, y)
+    value.backward()
+    found = [value.detach(), [p.grad for p in model.parameters()]]
+    tracker = trace_step(model, loss, x, y)
+    return found, saved.total, tracker.peak, tracker.timeline
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("net", NETS)
+def test_a_step_is_autocasts(net, dtype, cache):
+    """Bit by bit, and byte by byte at every moment."""
+    theirs = measured(
+        net, lambda: torch.autocast("cpu", dtype, cache_enabled=cache)
+    )
+    ours = measured(net, lambda: Autocast("cpu", dtype, cache))
+    assert equal(ours[0], theirs[0])
+    assert ours[1:3] == theirs[1:3]
+    assert max(ours[3]) == max(theirs[3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_two_dtypes_differ(dtype):
+    """The test above sees a cast that is not made."""
+    plain = measured("mlp", lambda: torch.autocast("cpu", enabled=False))
+    cast = measured("mlp", lambda: Autocast("cpu", dtype))
+    other = measured("mlp", lambda: Autocast("cpu", *set(DTYPES) - {dtype}))
+    assert not equal(cast[0], plain[0]) and not equal(cast[0], other[0])
+
+
+def test_cudas_lists_keep_more_in_fp32():
+    for net, more in (("gpt, not fused", True), ("mlp blocks", False)):
+        cpu = measured(net, lambda: Autocast("cpu"))
+        cuda = measured(net, lambda: Autocast("cuda"))
+        assert (cuda[1] > cpu[1]) == more  # softmax; norms read fp32 anyway
+
+
+def test_a_step_of_fp64():
+    """Nothing is cast, nothing is copied."""
+    torch.manual_seed(0)
+    model = mlp(12, 16, 3, 10).double()
+    x, y = vectors(12)()
+    x = x.double()
+    found = []
+    for context in (torch.no_grad, Autocast):
+        with torch.enable_grad(), ExitStack() as stack:
+            if context is Autocast:
+                stack.enter_context(Autocast("cuda"))
+            with SavedBytes(model, x, y) as saved:
+                value = F.cross_entropy(model(x), y)
+        found.append((value.item(), saved.total))
+    assert found[0] == found[1]
+
+
+# The cache ---------------------------------------------------------------
+
+
+def saved_by_two(context, leaf):
+    """Bytes of all that two products with one weight save."""
+    seen = {}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        seen[storage.data_ptr()] = t, storage.nbytes()
+        return t
+
+    x = X.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), context:
+        F.linear(F.linear(x, leaf), leaf)
+    return sum(size for _, size in seen.values())
+
+
+LEAVES = {
+    "parameter": lambda: nn.Parameter(W.clone()),
+    "tensor": lambda: W.clone().requires_grad_(),
+    "view": lambda: torch.stack([W, W])[0].requires_grad_(),
+    "parameter of a view": lambda: nn.Parameter(torch.stack([W, W])[0]),
+    "no leaf": lambda: W.clone().requires_grad_() * 1,
+    "frozen": lambda: W.clone(),
+    "fp16": lambda: W.half().requires_grad_(),
+    "bf16": lambda: W.bfloat16().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_which_copies_are_kept(leaf, cache):
+    theirs = saved_by_two(
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=cache),
+        LEAVES[leaf](),
+    )
+    context = Autocast("cpu", torch.bfloat16, cache)
+    assert saved_by_two(context, LEAVES[leaf]()) == theirs
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_copies_without_a_graph_are_not_used_with_one(mode):
+    found = []
+    for context in (torch.autocast("cpu", torch.bfloat16), Autocast("cpu")):
+        weight = nn.Parameter(W.clone())
+        with context:
+            with mode():
+                without = X @ weight
+            with_graph = X @ weight
+        assert not without.requires_grad
+        with_graph.float().sum().backward()
+        found.append(weight.grad)
+    assert equal(*found)
+
+
+def test_a_weight_that_changes_in_the_block():
+    """PyTorch keeps the copy, too."""
+    found = []
+    for context in (torch.autocast("cpu", torch.bfloat16), Autocast("cpu")):
+        weight = torch.ones(2, 2, requires_grad=True)
+        with context:
+            before = torch.ones(2, 2) @ weight
+            with torch.no_grad():
+                weight.mul_(2)
+            after = torch.ones(2, 2) @ weight
+        found.append([before.detach(), after.detach()])
+    assert equal(*found)
+
+
+def kept(cast):
+    return len(cast._copies)
+
+
+def test_the_cache_is_emptied_at_exit():
+    cast, weight = Autocast("cpu"), nn.Parameter(W.clone())
+    with cast:
+        X @ weight
+        assert kept(cast) == 1
+    assert kept(cast) == 0
+    with pytest.raises(KeyError), cast:
+        X @ weight
+        assert kept(cast) == 1
+        raise KeyError
+    assert kept(cast) == 0
+    assert (X @ weight).dtype == torch.float32
+    with Autocast("cpu", cache=False) as off:
+        X @ weight
+        assert kept(off) == 0
+
+
+def test_a_new_block_makes_a_new_copy():
+    cast, weight = Autocast("cpu"), nn.Parameter(W.clone())
+    with cast:
+        before = X @ weight
+    with torch.no_grad():
+        weight.mul_(2)
+    with cast:
+        after = X @ weight
+    assert torch.equal(2 * before, after)
+
+
+def test_an_error_of_an_operator_leaves_the_block_usable():
+    with Autocast("cpu"):
+        with pytest.raises(RuntimeError):
+            X @ X
+        assert (X @ W).dtype == torch.bfloat16
+    assert (X @ W).dtype == torch.float32
+
+
+# One block in another ----------------------------------------------------
+
+
+@pytest.mark.parametrize("outer", DTYPES)
+@pytest.mark.parametrize("inner", DTYPES)
+def test_the_innermost_block_counts(outer, inner):
+
+    def run(make, weight):
+        with make("cpu", outer):
+            before = X @ weight
+            with make("cpu", inner):
+                inside = X @ weight
+                loss = F.mse_loss(inside, H)
+            after = X @ weight
+        return [t.detach() for t in (before, inside, loss, after)]
+
+    found = run(Autocast, W)
+    assert equal(found, run(torch.autocast, W))
+    dtypes = [t.dtype for t in found]
+    assert dtypes == [outer, inner, torch.float32, outer]
+    # a cached weight, too: PyTorch's own takes the outer block's copy
+    assert equal(found, run(Autocast, nn.Parameter(W.clone())))
+    if outer != inner:
+        with pytest.raises(RuntimeError, match="to have the same dtype"):
+            run(torch.autocast, nn.Parameter(W.clone()))
+
+
+def test_the_innermost_lists_count():
+    with Autocast("cuda"):
+        with Autocast("cpu"):
+            assert H.softmax(-1).dtype == torch.bfloat16
+        assert H.softmax(-1).dtype == torch.float32
+    with Autocast("cpu"):
+        with Autocast("cuda"):
+            assert H.softmax(-1).dtype == torch.float32
+        assert H.softmax(-1).dtype == torch.bfloat16
+
+
+def test_an_error_in_the_inner_block():
+    with Autocast("cpu", torch.float16):
+        with pytest.raises(KeyError), Autocast("cpu", torch.bfloat16):
+            raise KeyError
+        assert (X @ W).dtype == torch.float16
+    assert (X @ W).dtype == torch.float32
+
+
+def test_one_block_twice():
+    cast, weight = Autocast("cpu"), nn.Parameter(W.clone())
+    with cast:
+        with cast:
+            assert (X @ weight).dtype == torch.bfloat16
+        assert (X @ weight).dtype == torch.bfloat16
+    assert kept(cast) == 0
+    assert (X @ weight).dtype == torch.float32
+
+
+# What it is not ----------------------------------------------------------
+
+
+def test_what_runs_inside_a_function_is_not_seen():
+    """As the docstring says; PyTorch's own sees through these."""
+    torch.manual_seed(0)
+    recurrent = nn.LSTM(8, 8)
+    for run in (
+        lambda: nn.MultiheadAttention(8, 2)(X[None], X[None], X[None])[0],
+        lambda: recurrent(X[None])[0],
+        lambda: torch.einsum("ij,jk->ik", X, W),
+        lambda: torch.tensordot(X, W, 1),
+    ):
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = run()
+        with Autocast("cpu"):
+            ours = run()
+        assert theirs.dtype == torch.bfloat16
+        assert ours.dtype == torch.float32
+
+
+def test_a_recomputation_does_not_run_under_it():
+    """PyTorch's checkpoint restores its own autocast, not this one."""
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    with Autocast("cpu"):
+        loss = checkpoint(layer, X, use_reentrant=False).float().sum()
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        loss.backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = checkpoint(layer, X, use_reentrant=False).float().sum()
+    loss.backward()
+    assert all(math.isfinite(p.grad.sum()) for p in layer.parameters())

@@ -1,0 +1,390 @@
+"""Formats from their bits, held against PyTorch's tensors and fractions."""
+
+import math
+from fractions import Fraction
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from precision_helpers import same, says
+
+from membudget.precision import FORMATS, Format, format_of
+
+STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
+SMALL = [name for name in STORED if name != "fp32"]
+WHOLE = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
+
+def split(kind, pattern):
+    """Sign, exponent field and fraction field of a bit pattern."""
+    fraction = pattern & (2**kind.fraction_bits - 1)
+    exponent = pattern >> kind.fraction_bits & (2**kind.exponent_bits - 1)
+    return pattern >> (kind.bits - 1), exponent, fraction
+
+
+def patterns(kind, numbers):
+    """The bit patterns of fp32 numbers after PyTorch cast them."""
+    cast = torch.tensor(numbers).to(kind.dtype)
+    return cast.view(WHOLE[kind.bytes]).to(torch.int64).tolist()
+
+
+@cache
+def fp32_numbers():
+    """fp32 numbers of all sizes, random ones and those on borders."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (3000,), generator=generator)
+    found = bits.to(torch.int32).view(torch.float32).tolist()
+    size = torch.randint(-30, 30, (2000,), generator=generator)
+    near = torch.randn(2000, generator=generator) * 2.0**size
+    found += near.tolist()
+    return [x for x in found if not math.isnan(x)]
+
+
+def as_fp32(x):
+    return torch.tensor(x, dtype=torch.float64).float().item()
+
+
+def neighbours(x):
+    """The fp32 numbers just below x, x itself and just above."""
+    t = torch.tensor(x)
+    return [
+        torch.nextafter(t, torch.tensor(-math.inf)).item(),
+        t.item(),
+        torch.nextafter(t, torch.tensor(math.inf)).item(),
+    ]
+
+
+def ties(kind):
+    """Half-way between two neighbours of a format, in fp32, and beside."""
+    found = []
+    fields = [0, 1, 2, 2**kind.fraction_bits - 2, 2**kind.fraction_bits - 1]
+    for exponent in range(2**kind.exponent_bits - 1):
+        for fraction in fields:
+            low = kind.value(0, exponent, fraction)
+            half = low + kind.spacing(low) / 2 if low else kind.smallest / 2
+            if as_fp32(half) == half:
+                found += neighbours(half)
+    return found
+
+
+# Against PyTorch ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_bit_pattern(name):
+    kind = FORMATS[name]
+    raw = torch.arange(2**kind.bits)
+    theirs = raw.to(WHOLE[kind.bytes]).view(kind.dtype).double().tolist()
+    for pattern, x in enumerate(theirs):
+        fields = split(kind, pattern)
+        assert same(kind.value(*fields), x), fields
+        assert same(kind.round(x), x), fields
+        if not math.isnan(x):
+            assert kind.encode(x) == fields
+
+
+def test_random_bit_patterns_of_fp32():
+    kind = FORMATS["fp32"]
+    for x in fp32_numbers():
+        (pattern,) = patterns(kind, [x])
+        fields = split(kind, pattern)
+        assert same(kind.value(*fields), x)
+        assert kind.encode(x) == fields
+        assert same(kind.round(x), x)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rounding_is_pytorchs(name):
+    kind = FORMATS[name]
+    numbers = fp32_numbers() + ties(kind)
+    numbers += [0.0, math.inf, *neighbours(as_fp32(kind.largest))]
+    numbers += [*neighbours(kind.overflow), *neighbours(kind.underflow)]
+    numbers += [-x for x in numbers]
+    theirs = torch.tensor(numbers).to(kind.dtype).double().tolist()
+    encoded = patterns(kind, numbers)
+    for x, y, pattern in zip(numbers, theirs, encoded, strict=True):
+        assert same(kind.round(x), y), x
+        assert kind.encode(x) == split(kind, pattern), x
+
+
+def test_rounding_fp64_to_fp32_is_pytorchs():
+    kind = FORMATS["fp32"]
+    generator = torch.Generator().manual_seed(1)
+    size = torch.randint(-152, 130, (2000,), generator=generator)
+    x = torch.randn(2000, generator=generator, dtype=torch.float64)
+    x = (x * 2.0 ** size.double()).tolist()
+    x += [kind.overflow, kind.largest, kind.smallest, kind.underflow]
+    x += [math.nextafter(kind.overflow, 0), 2.0**200, 5e-324, 0.0, math.inf]
+    x += [1.5 * kind.smallest, 1 + 2.0**-24, 1 + 3 * 2.0**-24]
+    x += [-number for number in x]
+    theirs = torch.tensor(x, dtype=torch.float64).float().double().tolist()
+    for number, y in zip(x, theirs, strict=True):
+        assert same(kind.round(number), y), number
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nan_stays_nan(name):
+    kind = FORMATS[name]
+    assert math.isnan(kind.round(math.nan))
+    assert math.isnan(kind.value(*kind.encode(math.nan)))
+    if kind.dtype is not None:
+        cast = torch.tensor([math.nan]).to(kind.dtype).double()
+        assert math.isnan(cast.item())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_extremes_are_pytorchs(name):
+    kind = FORMATS[name]
+    info = torch.finfo(kind.dtype)
+    assert kind.largest == info.max == -info.min
+    assert kind.smallest_normal == info.smallest_normal
+    assert kind.epsilon == info.eps
+    assert kind.bits == info.bits == 8 * kind.bytes
+    assert kind.bytes == torch.empty(0, dtype=kind.dtype).element_size()
+
+
+def test_the_extremes_that_everybody_quotes():
+    fp16, bf16 = FORMATS["fp16"], FORMATS["bf16"]
+    assert (fp16.largest, fp16.overflow) == (65504, 65520)
+    assert (fp16.smallest_normal, fp16.smallest) == (2.0**-14, 2.0**-24)
+    assert fp16.underflow == 2.0**-25
+    assert fp16.epsilon == 2.0**-10 == FORMATS["tf32"].epsilon
+    assert bf16.epsilon == 2.0**-7
+    assert bf16.smallest_normal == FORMATS["fp32"].smallest_normal == 2**-126
+    assert FORMATS["fp8-e4m3"].largest == 448
+    assert FORMATS["fp8-e5m2"].largest == 57344
+    widths = {name: (f.bias, f.bits, f.bytes) for name, f in FORMATS.items()}
+    assert widths == {
+        "fp32": (127, 32, 4),
+        "tf32": (127, 19, 4),
+        "bf16": (127, 16, 2),
+        "fp16": (15, 16, 2),
+        "fp8-e4m3": (7, 8, 1),
+        "fp8-e5m2": (15, 8, 1),
+    }
+
+
+# Thresholds, from both sides ---------------------------------------------
+
+
+def from_which(kind):
+    """PyTorch casts fp64 to fp32 first, and so rounds twice."""
+    return torch.float64 if kind.name == "fp32" else torch.float32
+
+
+def above_in(kind, x):
+    """The next number above x in which PyTorch casts."""
+    x = torch.tensor(x, dtype=from_which(kind))
+    return torch.nextafter(x, torch.full_like(x, math.inf)).item()
+
+
+def cast_exactly(kind, numbers):
+    tensor = torch.tensor(numbers, dtype=from_which(kind))
+    assert tensor.double().tolist() == numbers
+    return tensor.to(kind.dtype).double().tolist()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_number_that_becomes_zero(name):
+    kind = FORMATS[name]
+    edge = kind.underflow
+    assert kind.round(edge) == 0 == kind.round(-edge)
+    above = math.nextafter(edge, 1)
+    assert kind.round(above) == kind.smallest == -kind.round(-above)
+    if kind.dtype is not None:
+        cast = cast_exactly(kind, [edge, above_in(kind, edge)])
+        assert cast == [0, kind.smallest]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_smallest_number_that_is_too_large(name):
+    kind = FORMATS[name]
+    edge = kind.overflow
+    below = math.nextafter(edge, 0)
+    assert kind.round(below) == kind.largest == -kind.round(-below)
+    top = math.inf if kind.infinite else kind.largest
+    for x in (edge, 2 * edge, math.inf):
+        assert kind.round(x) == top == -kind.round(-x)
+    if kind.dtype is not None:
+        cast = cast_exactly(kind, [-above_in(kind, -edge), edge])
+        assert cast == [kind.largest, top]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_spacing_is_the_distance_of_neighbours(name):
+    kind = FORMATS[name]
+    last = 2**kind.exponent_bits - 2
+    for exponent in (0, 1, 2, kind.bias - 1, kind.bias, kind.bias + 1, last):
+        low = kind.value(0, exponent, 1)
+        high = kind.value(0, exponent, 2)
+        for x in (low, (low + high) / 2, kind.value(0, exponent, 0)):
+            assert kind.spacing(x) == high - low == kind.spacing(-x)
+    assert kind.spacing(0.0) == kind.smallest == kind.spacing(kind.smallest)
+
+
+# Against a reference of its own ------------------------------------------
+
+
+def nearest(x, exponent_bits, fraction_bits, infinite=True):
+    """Round with fractions: the candidates, their distance, the even one."""
+    bias = 2 ** (exponent_bits - 1) - 1
+    x, sign = Fraction(abs(x)), math.copysign(1, x)
+    exponent = 1 - bias
+    while x >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    step = Fraction(2) ** (exponent - fraction_bits)
+    low = x // step
+    below, above = x - low * step, (low + 1) * step - x
+    up = above < below or (above == below and low % 2)
+    found = (low + 1 if up else low) * step
+    if infinite and found >= Fraction(2) ** (bias + 1):
+        return sign * math.inf
+    return sign * float(found)
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp32", "bf16", "fp16", "fp8-e5m2"])
+def test_rounding_by_fractions(name):
+    kind = FORMATS[name]
+    step, one = kind.epsilon, 1.0
+    numbers = [one + k * step / 4 for k in range(17)]
+    numbers += [kind.smallest * k / 4 for k in range(17)]
+    numbers += [
+        kind.largest - kind.spacing(kind.largest) / 2 * k / 4
+        for k in range(-9, 9)
+    ]
+    numbers += [2 - step / 4, 2 - step / 2, 1 - step / 4, 1 - step / 8]
+    numbers += fp32_numbers()[:200] + fp32_numbers()[-300:]
+    numbers += [0.1, 1 / 3, math.pi, 65519.99, 1e-7]
+    for x in numbers:
+        if not math.isfinite(x):
+            continue
+        for value in (x, -x):
+            y = nearest(value, kind.exponent_bits, kind.fraction_bits)
+            assert same(kind.round(value), y), value
+
+
+@given(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from(sorted(FORMATS)),
+)
+def test_what_rounding_has_to_be(x, name):
+    kind = FORMATS[name]
+    y = kind.round(x)
+    assert same(kind.round(y), y)
+    assert same(kind.round(-x), -y)
+    assert math.copysign(1, y) == math.copysign(1, x)
+    if abs(x) < kind.overflow:
+        assert abs(x - y) <= kind.spacing(x) / 2
+    if math.isfinite(y):
+        assert same(kind.value(*kind.encode(x)), y)
+
+
+@given(
+    st.floats(width=32, allow_nan=False),
+    st.floats(width=32, allow_nan=False),
+    st.sampled_from(sorted(FORMATS)),
+)
+def test_rounding_keeps_the_order(x, y, name):
+    low, high = sorted((x, y))
+    assert FORMATS[name].round(low) <= FORMATS[name].round(high)
+
+
+def test_any_format_can_be_made():
+    """fp4 (e2m1) has no infinity and no NaN in use, e3m2 has both."""
+    e3m2 = Format("fp6", 3, 2, 1, None)
+    found = sorted({e3m2.value(0, e, f) for e in range(7) for f in range(4)})
+    assert found[:6] == [0, 0.0625, 0.125, 0.1875, 0.25, 0.3125]
+    assert e3m2.largest == found[-1] == 14
+    assert (e3m2.smallest, e3m2.smallest_normal) == (0.0625, 0.25)
+    assert (e3m2.underflow, e3m2.overflow) == (0.03125, 15)
+
+
+# Text --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "text"),
+    [
+        ("fp16", 1.0, "0 01111 0000000000"),
+        ("fp16", -0.0, "1 00000 0000000000"),
+        ("fp16", 65520.0, "0 11111 0000000000"),
+        ("fp16", 2.0**-24, "0 00000 0000000001"),
+        ("bf16", 0.1, "0 01111011 1001101"),
+        ("bf16", -3.0, "1 10000000 1000000"),
+        ("fp8-e4m3", 448.0, "0 1111 110"),
+        ("fp8-e4m3", math.inf, "0 1111 110"),
+        ("fp8-e4m3", math.nan, "0 1111 111"),
+        ("fp8-e5m2", -math.inf, "1 11111 00"),
+        ("tf32", 1 + 2.0**-10, "0 01111111 0000000001"),
+        ("fp32", 0.1, "0 01111011 10011001100110011001101"),
+    ],
+)
+def test_the_bits_as_text(name, x, text):
+    assert FORMATS[name].text(x) == text
+
+
+# Errors ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["half", "FP16", "float16", "", None, 16])
+def test_an_unknown_format(bad):
+    message = (
+        f"there is no format {bad!r}: use one of fp32, tf32, bf16, fp16, "
+        "fp8-e4m3, fp8-e5m2"
+    )
+    with pytest.raises(ValueError, match=says(message)):
+        format_of(bad)
+
+
+def test_formats_by_name():
+    for name, kind in FORMATS.items():
+        assert format_of(name) is kind
+        assert kind.name == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            (2, 0, 0),
+            "the sign field of fp16 is 2: use 0 to 1, which fit its 1 bits",
+        ),
+        (
+            (-1, 0, 0),
+            "the sign field of fp16 is -1: use 0 to 1, which fit its 1 bits",
+        ),
+        (
+            (0, 32, 0),
+            "the exponent field of fp16 is 32: use 0 to 31, which "
+            "fit its 5 bits",
+        ),
+        (
+            (0, -1, 0),
+            "the exponent field of fp16 is -1: use 0 to 31, which "
+            "fit its 5 bits",
+        ),
+        (
+            (0, 0, 1024),
+            "the fraction field of fp16 is 1024: use 0 to 1023, "
+            "which fit its 10 bits",
+        ),
+        (
+            (0, 0, -1),
+            "the fraction field of fp16 is -1: use 0 to 1023, which "
+            "fit its 10 bits",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit(fields, message):
+    with pytest.raises(ValueError, match=says(message)):
+        FORMATS["fp16"].value(*fields)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_the_spacing_of_what_is_not_finite(bad):
+    with pytest.raises(
+        ValueError, match=says(f"x is {bad}: use a finite number")
+    ):
+        FORMATS["bf16"].spacing(bad)

@@ -1,0 +1,499 @@
+"""What a loss scale saves, how it is found, and what traces it."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision_helpers import begins, classifier, samples, says
+
+from membudget.precision import (
+    FORMATS,
+    DynamicScale,
+    ScaleTrace,
+    best_scale,
+    binades,
+    lost,
+)
+
+STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
+SCALES = [1.0, 2.0**-10, 1024.0, 65536.0, 2.0**24]
+
+
+def gradients_of_all_sizes(seed=0, count=4000):
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.randint(-40, 20, (count,), generator=generator)
+    numbers = torch.randn(count, generator=generator) * 2.0**size
+    numbers[::50] = 0
+    return numbers
+
+
+def by_casting(numbers, kind, scale):
+    """The shares, from a cast of the scaled numbers."""
+    scaled = numbers.double() * scale
+    wide = torch.float64 if kind.name == "fp32" else torch.float32
+    cast = scaled.to(wide).to(kind.dtype).double().abs()
+    there = numbers != 0
+    count = max(there.sum().item(), 1)
+    top = math.inf if kind.infinite else kind.largest
+    above = (cast == top) & (scaled.abs() > kind.largest)
+    if not kind.infinite:  # what is rounded down to the largest is not lost
+        above &= scaled.abs() >= kind.overflow
+    shares = (
+        cast == 0,
+        (cast > 0) & (cast < kind.smallest_normal),
+        above,
+    )
+    return [(part & there).sum().item() / count for part in shares]
+
+
+# Lost --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("scale", SCALES)
+def test_lost_is_what_casting_loses(name, scale):
+    kind = FORMATS[name]
+    numbers = gradients_of_all_sizes()
+    found = lost(numbers, name, scale)
+    assert found.numbers == (numbers != 0).sum().item() < numbers.numel()
+    shares = [found.below, found.subnormal, found.above]
+    assert shares == by_casting(numbers, kind, scale)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_there_is_something_to_lose(scale):
+    """The test above compares more than zeros."""
+    found = lost(gradients_of_all_sizes(), "fp16", scale)
+    assert found.below + found.above > 0.1 and found.subnormal > 0.05
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
+def test_lost_on_the_borders(name, scale):
+    kind = FORMATS[name]
+    wide = torch.float64 if name == "fp32" else torch.float32
+    normal = kind.smallest_normal
+    edges = [
+        kind.underflow,
+        kind.smallest,
+        normal - kind.smallest / 2,
+        normal - kind.smallest,
+        normal,
+        kind.largest,
+        kind.overflow,
+    ]
+    edges = torch.tensor(edges, dtype=wide)
+    down = torch.nextafter(edges, torch.zeros_like(edges))
+    up = torch.nextafter(edges, torch.full_like(edges, math.inf))
+    for edge in torch.cat([edges, down, up]).double():
+        for sign in (1, -1):
+            number = sign * edge[None] / scale
+            found = lost(number, name, scale)
+            shares = [found.below, found.subnormal, found.above]
+            assert shares == by_casting(number, kind, scale), edge.item()
+            assert sum(shares) <= 1 == found.numbers
+
+
+def test_lost_in_tf32():
+    """Its range is that of fp32; only the subnormals are fewer."""
+    numbers = torch.tensor([2.0**-138, 2.0**-137, 2.0**-136, 2.0**-126, 3e38])
+    found = lost(numbers.double(), "tf32")
+    assert (found.numbers, found.below) == (5, 2 / 5)
+    assert (found.subnormal, found.above) == (1 / 5, 0)
+    found = lost(numbers.double(), "tf32", 2.0)
+    assert (found.below, found.subnormal) == (1 / 5, 2 / 5)
+    assert found.above == 1 / 5
+
+
+def test_lost_takes_many_tensors_of_any_shape():
+    numbers = gradients_of_all_sizes()
+    parts = [numbers[:7], numbers[7:1007].view(10, 100), numbers[1007:]]
+    assert lost(parts) == lost(numbers) == lost(iter(parts))
+    model = classifier()
+    F.cross_entropy(model(samples(8)[0]), samples(8)[1]).backward()
+    total = sum(p.numel() for p in model.parameters())
+    assert lost(p.grad for p in model.parameters()).numbers == total
+    assert lost(list(model.parameters())).numbers <= total
+
+
+@pytest.mark.parametrize("nothing", [[], torch.zeros(3), torch.empty(0)])
+def test_nothing_cannot_be_lost(nothing):
+    found = lost(nothing)
+    assert (found.numbers, found.below, found.subnormal) == (0, 0, 0)
+    assert found.above == 0
+    assert binades(nothing) == {}
+
+
+def test_fp16_is_the_default():
+    numbers = torch.tensor([2.0**-25, 1.0])
+    assert lost(numbers) == lost(numbers, "fp16", 1.0)
+    assert best_scale(numbers) == best_scale(numbers, "fp16")
+    assert lost(numbers).below == 0.5
+
+
+# The best scale ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_twice_the_best_scale_overflows(name):
+    kind = FORMATS[name]
+    generator = torch.Generator().manual_seed(2)
+    for exponent in range(-60, 60, 7):
+        numbers = torch.randn(5, generator=generator) * 2.0**exponent
+        scale = best_scale(numbers, name)
+        assert math.frexp(scale)[0] == 0.5  # a power of two
+        assert lost(numbers, name, scale).above == 0
+        assert lost(numbers, name, 2 * scale).above > 0
+        largest = numbers.abs().max().item()
+        if kind.infinite:
+            assert math.isfinite(kind.round(scale * largest))
+            assert math.isinf(kind.round(2 * scale * largest))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("exponent", [-40, 0, 40])
+def test_the_best_scale_on_a_border(name, exponent):
+    """The number times the scale is just below the overflow, or on it."""
+    edge = FORMATS[name].overflow * 2.0**-exponent
+    edge = torch.tensor(edge, dtype=torch.float64)
+    below = torch.nextafter(edge, torch.zeros_like(edge))
+    assert best_scale(below, name) == 2.0**exponent
+    assert best_scale(edge, name) == 2.0 ** (exponent - 1)
+    assert best_scale([-below, 0 * edge, edge / 4], name) == 2.0**exponent
+
+
+def test_the_best_scale_of_the_smallest_fp64_numbers():
+    assert best_scale(torch.tensor([1e-290], dtype=torch.float64)) == (
+        2.0 ** math.floor(math.log2(65519) - math.log2(1e-290))
+    )
+
+
+def test_all_zeros_have_no_best_scale():
+    message = (
+        "all numbers are zero, so every scale will do: hand over the "
+        "gradients of a backward pass"
+    )
+    for nothing in ([], torch.zeros(4), [torch.zeros(2), torch.zeros(())]):
+        with pytest.raises(ValueError, match=says(message)):
+            best_scale(nothing)
+
+
+# Binades -----------------------------------------------------------------
+
+
+def test_binades_by_hand():
+    numbers = [1.0, 1.5, -1.999, 2.0, -4.0, 0.0, -0.0, 0.75, 0.5, 0.49]
+    found = binades(torch.tensor(numbers))
+    assert found == {-2: 1, -1: 2, 0: 3, 1: 1, 2: 1}
+    assert list(found) == sorted(found)
+
+
+def test_binades_hold_every_number():
+    numbers = gradients_of_all_sizes()
+    found = binades([numbers[:99], numbers[99:]])
+    assert sum(found.values()) == lost(numbers).numbers
+    for exponent, count in found.items():
+        size = numbers.abs().double()
+        inside = (size >= 2.0**exponent) & (size < 2.0 ** (exponent + 1))
+        assert inside.sum() == count > 0
+
+
+def test_binades_of_subnormals_of_fp32():
+    assert binades(torch.tensor([2.0**-149, 2.0**-127])) == {-149: 1, -127: 1}
+
+
+# Numbers that cannot be --------------------------------------------------
+
+MEASURES = [lost, best_scale, binades]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_numbers_that_are_not_finite(measure, bad):
+    message = (
+        "some numbers are infinite or NaN: measure gradients in fp32, "
+        "without a loss scale"
+    )
+    with pytest.raises(ValueError, match=says(message)):
+        measure([torch.ones(3), torch.tensor([1.0, bad])])
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (torch.ones(2, dtype=torch.int64), "torch.int64"),
+        (torch.ones(2, dtype=torch.bool), "torch.bool"),
+        (torch.ones(2, dtype=torch.complex64), "torch.complex64"),
+        ([torch.ones(2), None], "NoneType"),
+        ([0.5], "float"),
+    ],
+)
+def test_what_is_no_tensor_of_numbers(measure, bad, kind):
+    message = (
+        f"{kind} is no tensor of numbers with a fraction: hand over gradients"
+    )
+    with pytest.raises(TypeError, match=says(message)):
+        measure(bad)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, math.inf, math.nan])
+def test_a_scale_that_is_not_above_zero(bad):
+    message = f"scale is {bad}: use a number above zero"
+    with pytest.raises(ValueError, match=says(message)):
+        lost(torch.ones(2), "fp16", bad)
+
+
+def test_an_unknown_format():
+    for measure in (lost, best_scale):
+        with pytest.raises(ValueError, match=begins("there is no format")):
+            measure(torch.ones(2), "float16")
+
+
+# The rule of the dynamic scale -------------------------------------------
+
+
+def driven(rule, overflows):
+    """The scales of PyTorch's scaler that meets these overflows."""
+    scaler = torch.amp.GradScaler(
+        "cpu",
+        init_scale=rule.start,
+        growth_factor=rule.growth,
+        backoff_factor=rule.backoff,
+        growth_interval=rule.interval,
+    )
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    found = [scaler.get_scale()]
+    for overflow in overflows:
+        scaler.scale(torch.zeros(()))  # makes its tensors the first time
+        parameter.grad = torch.tensor([math.inf if overflow else 0.0])
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(scaler.get_scale())
+    return found
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize(("growth", "backoff"), [(2.0, 0.5), (4.0, 0.25)])
+def test_scales_are_the_scalers(interval, share, growth, backoff):
+    rng = random.Random(f"{interval} {share} {growth}")
+    rule = DynamicScale(2.0**10, growth, backoff, interval)
+    overflows = [rng.random() < share for _ in range(40)]
+    assert rule.scales(overflows) == driven(rule, overflows)
+
+
+def test_factors_that_fp32_rounds():
+    """PyTorch multiplies in fp32."""
+    rule = DynamicScale(1000.0, growth=1.3, backoff=0.7, interval=2)
+    overflows = [i % 5 == 0 for i in range(40)]
+    ours = rule.scales(overflows)
+    assert ours == pytest.approx(driven(rule, overflows), rel=1e-5)
+
+
+def test_the_defaults_are_pytorchs():
+    rule, scaler = DynamicScale(), torch.amp.GradScaler("cpu")
+    assert rule.start == scaler.get_scale() == 65536
+    assert rule.growth == scaler.get_growth_factor() == 2
+    assert rule.backoff == scaler.get_backoff_factor() == 0.5
+    assert rule.interval == scaler.get_growth_interval() == 2000
+
+
+def test_two_thousand_clean_steps():
+    rule = DynamicScale()
+    overflows = [True] + [False] * 1999 + [True] + [False] * 2001
+    found = rule.scales(overflows)
+    assert found == driven(rule, overflows)
+    assert found[2000] == 2.0**15  # 1999 clean steps were not enough
+    assert found[2001] == found[4000] == 2.0**14
+    assert found[4001] == found[-1] == 2.0**15
+    assert rule.scales([]) == [65536.0]
+
+
+@pytest.mark.parametrize("limit", [100.0, 1024.0, 70000.0, 0.3])
+@pytest.mark.parametrize("start", [1.0, 65536.0])
+def test_a_run_that_overflows_above_a_limit(limit, start):
+    rule = DynamicScale(start, interval=3)
+    found = rule.settle(limit, 80)
+    overflows = [scale > limit for scale in found[:-1]]
+    assert found == rule.scales(overflows) == driven(rule, overflows)
+    assert len(found) == 81
+    top = 2.0 ** math.floor(math.log2(limit))
+    assert set(found[-8:]) == {top, 2 * top}  # it tries again and again
+
+
+def test_the_scale_stays_a_number_of_fp32():
+    """PyTorch's does not grow to infinity."""
+    rule = DynamicScale(2.0**126, interval=1)
+    assert rule.scales([False] * 4) == driven(rule, [False] * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 0}, "start is 0: use a number above zero"),
+        ({"start": math.inf}, "start is inf: use a number above zero"),
+        ({"start": math.nan}, "start is nan: use a number above zero"),
+        ({"growth": 1.0}, "growth is 1.0: use more than 1"),
+        ({"growth": math.nan}, "growth is nan: use more than 1"),
+        ({"growth": math.inf}, "growth is inf: use more than 1"),
+        ({"backoff": 1.0}, "backoff is 1.0: use a number between 0 and 1"),
+        ({"backoff": 0}, "backoff is 0: use a number between 0 and 1"),
+        (
+            {"backoff": math.nan},
+            "backoff is nan: use a number between 0 and 1",
+        ),
+        ({"interval": 0}, "interval is 0: use a whole number of at least 1"),
+        (
+            {"interval": 2.0},
+            "interval is 2.0: use a whole number of at least 1",
+        ),
+        (
+            {"interval": True},
+            "interval is True: use a whole number of at least 1",
+        ),
+    ],
+)
+def test_rules_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=says(message)):
+        DynamicScale(**options)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, "3"])
+def test_a_run_without_steps(bad):
+    message = f"steps is {bad!r}: use a whole number of at least 1"
+    with pytest.raises(ValueError, match=says(message)):
+        DynamicScale().settle(1.0, bad)
+
+
+# Tracing a loop ----------------------------------------------------------
+
+
+class Loop:
+    """fp16 numbers in fp32: a gradient that overflows above a limit."""
+
+    def __init__(self, start=2.0**18, interval=4):
+        self.model = classifier()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=start, growth_interval=interval
+        )
+        self.x, self.y = samples(8)
+
+    def step(self, new_scale=None):
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(self.model(self.x * 64), self.y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update(new_scale)
+
+
+def test_a_trace_of_a_loop():
+    loop, plain = Loop(), Loop()
+    with ScaleTrace(loop.scaler) as trace:
+        for _ in range(24):
+            loop.step()
+    scales = []
+    for _ in range(24):
+        scales.append(plain.scaler.get_scale())
+        plain.step()
+    assert trace.scales == scales
+    assert 2 <= sum(trace.overflows) < 20
+    rule = DynamicScale(2.0**18, interval=4)
+    found = rule.scales(trace.overflows)
+    assert found == [*trace.scales, loop.scaler.get_scale()]
+    assert loop.scaler.state_dict() == plain.scaler.state_dict()
+    for ours, theirs in zip(
+        loop.model.parameters(), plain.model.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_after_the_trace_the_scaler_is_as_before():
+    loop = Loop()
+    before = dict(vars(loop.scaler))
+    with ScaleTrace(loop.scaler) as trace:
+        assert vars(loop.scaler).keys() != before.keys()
+    assert vars(loop.scaler) == before and trace.scales == []
+    loop.step()
+    assert trace.scales == []
+    with ScaleTrace(loop.scaler) as again:
+        loop.step()
+    assert len(again.scales) == 1
+
+
+def test_an_error_ends_the_trace():
+    loop = Loop()
+    trace = ScaleTrace(loop.scaler)
+    with pytest.raises(KeyError), trace:
+        loop.step()
+        raise KeyError
+    assert "update" not in vars(loop.scaler)
+    assert len(trace.scales) == 1
+    loop.step()
+    assert len(trace.scales) == 1
+
+
+def test_a_trace_that_is_entered_again_goes_on():
+    loop = Loop()
+    trace = ScaleTrace(loop.scaler)
+    for _ in range(2):
+        with trace:
+            loop.step()
+    assert len(trace.scales) == len(trace.overflows) == 2
+
+
+def test_a_scale_that_is_set_is_no_overflow():
+    loop = Loop(start=2.0**5)
+    with ScaleTrace(loop.scaler) as trace:
+        loop.step(4.0)
+        loop.step(torch.tensor(2.0))
+        loop.step()
+    assert trace.scales == [32, 4, 2]
+    assert trace.overflows == [False] * 3
+
+
+def test_an_update_that_fails_is_not_written_down():
+    loop = Loop()
+    with ScaleTrace(loop.scaler) as trace:
+        with pytest.raises((AssertionError, RuntimeError)):
+            loop.scaler.update()  # no scaled loss before
+        assert trace.scales == trace.overflows == []
+
+
+def test_two_traces_at_once():
+    loop = Loop()
+    message = "the scaler is traced already: use one trace at a time"
+    with ScaleTrace(loop.scaler) as trace:
+        with (
+            pytest.raises(ValueError, match=says(message)),
+            ScaleTrace(loop.scaler),
+        ):
+            pytest.fail("entered twice")
+        loop.step()
+        assert len(trace.scales) == 1  # the first one goes on
+    assert "update" not in vars(loop.scaler)
+
+
+def test_no_scaler():
+    loop = Loop()
+    for bad in (loop.optimizer, None, 65536.0):
+        message = (
+            f"{type(bad).__name__} is no torch.amp.GradScaler: hand over "
+            "the loop's scaler"
+        )
+        with pytest.raises(TypeError, match=says(message)):
+            ScaleTrace(bad)
+
+
+def test_a_scaler_that_is_switched_off():
+    message = (
+        "the scaler is switched off (enabled=False) and has no scale: trace "
+        "one that is enabled, for fp16"
+    )
+    with pytest.raises(ValueError, match=says(message)):
+        ScaleTrace(torch.amp.GradScaler("cpu", enabled=False))
