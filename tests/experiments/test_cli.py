@@ -123,7 +123,8 @@ def test_an_unknown_experiment(tmp_path, capsys):
     )
     assert last == (
         "membudget.experiments: no experiment is named 'x': use one of "
-        "allocator, largest_batch, micro_batch, recoveries, segments_gpt, "
+        "allocator, bf16_accumulation, largest_batch, matmul_rate, "
+        "micro_batch, mixed_precision, recoveries, segments_gpt, "
         "segments_mlp, step_peaks, synchronisation"
     )
     assert not out.exists()

@@ -405,7 +405,8 @@ def test_an_unknown_experiment(tmp_path):
     (found,) = records.check(path)
     assert found == (
         "no experiment is named unknown: allowed are allocator, "
-        "largest_batch, micro_batch, recoveries, segments_gpt, segments_mlp, "
+        "bf16_accumulation, largest_batch, matmul_rate, micro_batch, "
+        "mixed_precision, recoveries, segments_gpt, segments_mlp, "
         "step_peaks, synchronisation"
     )
 
@@ -516,7 +517,7 @@ def test_load(several):
 
 
 def test_load_of_what_is_unknown(several):
-    with pytest.raises(ValueError, match="'x': use one of allocator, largest"):
+    with pytest.raises(ValueError, match="'x': use one of allocator, bf16"):
         records.load("x", folder=several)
     with pytest.raises(ValueError, match="'huge': use tiny, t4, large"):
         records.load(NAME, "huge", folder=several)

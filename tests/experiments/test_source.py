@@ -18,8 +18,11 @@ def test_the_catalogue_agrees_with_the_modules():
     found = records.catalogue()
     assert list(found) == [
         "allocator",
+        "bf16_accumulation",
         "largest_batch",
+        "matmul_rate",
         "micro_batch",
+        "mixed_precision",
         "recoveries",
         "segments_gpt",
         "segments_mlp",
@@ -45,6 +48,7 @@ def test_every_declared_experiment_is_in_the_catalogue():
     import membudget.experiments.checkpointing
     import membudget.experiments.ledger
     import membudget.experiments.measuring
+    import membudget.experiments.precision
 
     declared = {
         name
@@ -53,6 +57,7 @@ def test_every_declared_experiment_is_in_the_catalogue():
             membudget.experiments.checkpointing,
             membudget.experiments.ledger,
             membudget.experiments.measuring,
+            membudget.experiments.precision,
         )
         for name, value in vars(module).items()
         if hasattr(value, "sizes") and value.__module__ == module.__name__

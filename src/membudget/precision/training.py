@@ -129,8 +129,8 @@ class MixedPrecision:
         """Scale the loss and add its gradient.
 
         Args:
-            loss: scalar, in fp32 or fp64, the mean over the micro-batch. Reading
-                whether it is finite waits for the device.
+            loss: scalar, in fp32 or fp64, the mean over the micro-batch.
+                Reading whether it is finite waits for the device.
             share: of this micro-batch in the step, n_k / N; the shares of a
                 step add up to 1.
 

@@ -1,0 +1,952 @@
+"""The experiments on precision, small, on a CPU; and with a GPU's part played
+by stand-ins."""
+
+import gc
+import weakref
+from contextlib import contextmanager
+from math import log
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from experiments_helpers import good
+
+from membudget import experiments, models
+from membudget.experiments import precision as subject
+from membudget.experiments.ledger import Recomputed
+from membudget.experiments.precision import (
+    SCENARIOS,
+    Case,
+    bf16_accumulation,
+    distance,
+    equal_terms,
+    matmul_rate,
+    mixed_precision,
+    rates,
+    rounding_law,
+    scenarios,
+    start,
+    train,
+)
+from membudget.ledger import predict
+from membudget.measuring import PeakTracker, trace_step
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
+META = torch.device("meta")
+NETWORKS = {
+    "mlp": {"model": "mlp_blocks", "width": 16, "depth": 2, "batch": 64},
+    "gpt": {
+        "model": "gpt",
+        "vocabulary": 40,
+        "width": 16,
+        "depth": 2,
+        "heads": 2,
+        "context": 12,
+        "batch": 4,
+    },
+}
+PAIRS = (
+    ("plain", "fp32"),
+    ("plain", "tf32"),
+    ("autocast", "bf16"),
+    ("autocast", "fp16"),
+    ("checkpointed", "fp32"),
+    ("checkpointed", "tf32"),
+    ("both", "bf16"),
+    ("both", "fp16"),
+)
+RUNS = [[name, *pair] for name in NETWORKS for pair in PAIRS]
+GIVEN = {
+    "networks": NETWORKS,
+    "steps": 3,
+    "rate": 0.01,
+    "warm_up": 0,
+    "repeats": 2,
+}
+KEYS = ("network", "scenario", "format")
+SCALED_LOSS = 4
+EVERY = pytest.mark.parametrize("name", NETWORKS)
+
+
+def case(name, scenario="plain", format="fp32"):
+    return Case(name, NETWORKS[name], scenario, format)
+
+
+def keys(rows, names=KEYS):
+    return [[row[name] for name in names] for row in rows]
+
+
+# The four scenarios, on a CPU ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The prediction and the samples of every run."""
+    prediction, *samples = mixed_precision(CPU, runs=RUNS, **GIVEN)
+    return prediction["runs"], samples
+
+
+def both(measured, format):
+    """Predictions and samples of the runs in a format."""
+    pairs = zip(*measured, strict=True)
+    return [pair for pair in pairs if pair[0]["format"] == format]
+
+
+def test_every_run_is_predicted_and_sampled(measured):
+    rows, samples = measured
+    assert keys(rows) == keys(samples) == RUNS
+    for sample in samples:
+        assert sample.keys() == mixed_precision.units.keys()
+        assert sample["allocated"] is sample["live_before"] is None
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
+def test_peak_and_saved_bytes_are_right_to_the_byte(measured, format):
+    for row, sample in both(measured, format):
+        more = SCALED_LOSS if format == "fp16" else 0
+        assert row["ledger"] == row["dry_run"]
+        assert row["dry_run"] == sample["requested"] - more
+        assert row["ledger_saved"] == row["saved"] == sample["saved"]
+
+
+def test_the_scenarios_differ(measured):
+    for row in (0, 8):
+        found = [measured[0][row + i] for i in (0, 2, 4, 6)]
+        assert len({r["dry_run"] for r in found}) == 4
+        assert len({r["saved"] for r in found}) == 4
+        assert {r["phase"] for r in found} <= {
+            "forward",
+            "backward",
+            "optimizer",
+        }
+
+
+def test_tf32_saves_no_byte_and_a_cpu_has_it_not(measured):
+    for (row, sample), (same, _) in zip(
+        both(measured, "tf32"), both(measured, "fp32"), strict=True
+    ):
+        assert {**row, "format": "fp32"} == same
+        assert sample["support"] == "absent"
+        rest = {*sample} - {*KEYS, "support"}
+        assert {sample[name] for name in rest} == {None}
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
+def test_what_a_training_tells(measured, format):
+    for _, sample in both(measured, format):
+        supported = subject.support(format, CPU)
+        assert sample["support"] == supported in ("native", "emulated")
+        assert len(sample["seconds"]) == 2 and min(sample["seconds"]) > 0
+        assert len(sample["losses"]) == 3
+        assert sample["loss"] < sample["losses"][-1] < sample["losses"][0]
+        scaled = [65536.0, 0] if format == "fp16" else [None, None]
+        assert [sample["scale"], sample["skipped"]] == scaled
+
+
+@EVERY
+def test_losses_are_the_same_with_and_without_checkpoints(measured, name):
+    found = {
+        (s["scenario"], s["format"]): s["losses"] + [s["loss"]]
+        for s in measured[1]
+        if s["network"] == name and s["support"] != "absent"
+    }
+    assert found["plain", "fp32"] == found["checkpointed", "fp32"]
+    for format in ("bf16", "fp16"):
+        assert found["autocast", format] == found["both", format]
+        assert found["autocast", format] != found["plain", "fp32"]
+        assert found["autocast", format] == pytest.approx(
+            found["plain", "fp32"], rel=0.02
+        )
+
+
+@EVERY
+def test_the_losses_are_those_of_adam(measured, name):
+    work = case(name)
+    with subject.seeded(CPU):
+        network, (x, y) = work.build(CPU), work.data(CPU)
+    optimizer = torch.optim.Adam(network.parameters(), lr=GIVEN["rate"])
+    losses = []
+    for _ in range(GIVEN["steps"] + 1):
+        optimizer.zero_grad()
+        value = F.cross_entropy(network(x).flatten(0, -2), y.flatten())
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    (sample, *_) = (s for s in measured[1] if s["network"] == name)
+    assert sample["losses"] + [sample["loss"]] == pytest.approx(losses)
+
+
+@EVERY
+@pytest.mark.parametrize(("scenario", "format"), PAIRS[::2] + PAIRS[7:])
+def test_the_step_is_that_of_trace_step(name, scenario, format):
+    work = case(name, scenario, format)
+    training = start(work, CPU, 0.01)
+    network, _, scaler, *batch = training
+    peak = trace_step(
+        network,
+        work.loss,
+        *batch,
+        optimizer=subject._adam(network, 0.01),
+    ).peak
+    train(work, training)
+    more = SCALED_LOSS if scaler else 0
+    assert subject._tracked(work, training) == peak + more
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_flops_are_six_for_a_weight_and_more_for_a_recomputation():
+    shape = NETWORKS["mlp"]
+    rows, width, depth = shape["batch"], shape["width"], shape["depth"]
+    block = 8 * width**2
+    weights = depth * block + 10 * width
+    found = {
+        pair: subject._flops(case("mlp", *pair), CPU) for pair in PAIRS[::2]
+    }
+    assert found["plain", "fp32"] == 6 * rows * weights
+    assert found["autocast", "bf16"] == found["plain", "fp32"]
+    # nothing behind the first product of a block is needed again
+    again = 2 * rows * depth * block // 2
+    assert found["checkpointed", "fp32"] == 6 * rows * weights + again
+    assert found["both", "bf16"] == found["checkpointed", "fp32"]
+
+
+@EVERY
+def test_flops_of_a_gpu_need_none(name):
+    plain, checkpointed = (
+        subject._flops(case(name, scenario), CUDA)
+        for scenario in ("plain", "checkpointed")
+    )
+    assert 0 < plain < checkpointed < 4 / 3 * plain
+
+
+def test_random_numbers_go_on_as_before():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, other = (start(case("gpt"), CPU, 0.1) for _ in range(2))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.network.head.weight, other.network.head.weight)
+    assert not torch.equal(one.x[0], one.x[1])
+
+
+def test_overflows_are_counted():
+    work = case("mlp", "autocast", "fp16")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    training = start(work, CPU, 0.01)._replace(scaler=scaler)
+    learned = subject._learn(work, training, 4)
+    assert (learned["skipped"], learned["scale"]) == (4, 2.0**36)
+    assert len(set(learned["losses"])) == 1  # nothing was learned
+
+
+def test_losses_end_before_one_that_is_not_finite():
+    work = case("mlp")
+    training = start(work, CPU, float("inf"))
+    learned = subject._learn(work, training, 3)
+    assert len(learned["losses"]) == 1
+    assert learned["loss"] is None
+    with torch.no_grad():
+        training.network[0].up.weight.fill_(float("nan"))
+    assert subject._learn(work, training, 2)["losses"] is None
+
+
+# What is trained -----------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_block_is_checkpointed_or_none(name, scenario):
+    format = "bf16" if scenario in ("autocast", "both") else "fp32"
+    work = case(name, scenario, format)
+    network = work.build(CPU)
+    inside = [m.inside for m in network.modules() if isinstance(m, Recomputed)]
+    kinds = {"mlp": models.MLPBlock, "gpt": models.Block}
+    depth = NETWORKS[name]["depth"]
+    assert len(inside) == depth * (scenario in ("checkpointed", "both"))
+    assert {type(m) for m in inside} <= {kinds[name]}
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("scenario", "format"), PAIRS)
+def test_autocast_takes_the_format(scenario, format):
+    work, seen = case("mlp", scenario, format), []
+    network = work.build(CPU)
+    network.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    assert work.loss(network, *work.data(CPU)).dtype == torch.float32
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    assert seen == [dtypes.get(format, torch.float32)]
+    scaler = start(work, CPU, 0.1).scaler
+    assert (scaler is not None) == (format == "fp16")
+
+
+def test_the_targets_can_be_learned():
+    x, y = case("mlp").data(CPU)
+    assert (x.shape, y.shape) == ((64, 16), (64,))
+    assert all(row[:10].max() == row[c] for row, c in zip(x, y, strict=True))
+    x, y = case("gpt").data(CPU)
+    assert x.shape == y.shape == (4, 12)
+    assert torch.equal(y[:, 1:], x[:, :-1])
+    assert 30 < x.max() < 40
+
+
+@pytest.mark.parametrize(
+    ("scenario", "format", "words"),
+    [
+        ("amp", "fp32", "no scenario is 'amp': use one of plain, autocast"),
+        ("autocast", "fp32", "autocast in fp32: use bf16 or fp16"),
+        ("both", "tf32", "both in tf32: use bf16 or fp16"),
+        ("plain", "bf16", "plain in bf16: use fp32 or tf32"),
+        ("checkpointed", "half", "in half: use fp32 or tf32"),
+    ],
+)
+def test_cases_that_are_none(scenario, format, words):
+    with pytest.raises(ValueError, match=words):
+        case("mlp", scenario, format)
+
+
+# Too little memory ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_run_without_memory_is_none_and_the_others_go_on(monkeypatch, error):
+    held = []
+    real = subject._learn
+
+    def learn(case, training, steps):
+        if not held:
+            held.append(weakref.ref(training.network))
+            raise error
+        gc.collect()
+        assert held[0]() is None
+        return real(case, training, steps)
+
+    monkeypatch.setattr(subject, "_learn", learn)
+    runs = [["mlp", "plain", "fp32"], ["mlp", "checkpointed", "fp32"]]
+    _, first, second = mixed_precision(CPU, runs=runs, **GIVEN)
+    names = {*mixed_precision.units} - {*KEYS, "support"}
+    assert {first[name] for name in names} == {None}
+    assert first["support"] == "native"
+    assert second["requested"] > 0
+
+
+def test_other_errors_are_passed_on(monkeypatch):
+    def learn(*args):
+        raise RuntimeError("shapes")
+
+    monkeypatch.setattr(subject, "_learn", learn)
+    steps = mixed_precision(CPU, runs=[["mlp", "plain", "fp32"]], **GIVEN)
+    next(steps)
+    with pytest.raises(RuntimeError, match="shapes"):
+        next(steps)
+
+
+# On a GPU ------------------------------------------------------------------
+
+WORKSPACE, ROUNDING = 1000, 7
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU played by the CPU; what was done, in order.
+
+    Its libraries take a workspace in the first step. Its counters tell what
+    the tracker counts, and that workspace.
+    """
+    done, alive, asked, on = [], [], [], []
+    plain, data, real = Case.build, Case.data, train
+
+    def workspace():
+        return WORKSPACE if "train" in done else 0
+
+    def read(device):
+        assert device == CUDA
+        assert not any(r() is not None for r in alive)  # of former models
+        done.append("read")
+        return SimpleNamespace(
+            requested=workspace(), allocated=2 * workspace()
+        )
+
+    def build(self, device):
+        assert device in (CUDA, META)
+        network = plain(self, CPU if device == CUDA else device)
+        if device == CUDA:
+            alive.append(weakref.ref(network))
+            done.append("build")
+        return network
+
+    def step(work, training, *rest):
+        done.append(f"train{' in tf32' * len(on)}")
+        real(work, training, *rest)
+
+    def peak(call, device):
+        assert device == CUDA
+        with PeakTracker() as run:
+            call()
+        done.append("peak")
+        bytes_ = workspace() + run.peak
+        return {
+            "requested": bytes_,
+            "allocated": workspace() + bytes_ + ROUNDING,
+            "reserved": 1 << 30,
+        }
+
+    def seconds(call, device, warm_up, repeats):
+        assert (device, warm_up) == (CUDA, GIVEN["warm_up"] + 1)
+        call()
+        done.append("time")
+        return [2.0] * repeats
+
+    def dry(network, loss, *batch, **options):
+        loss(
+            network.to_empty(device=CPU),
+            *(torch.zeros_like(t, device=CPU) for t in batch),
+        )
+        asked.append(options)
+        return SimpleNamespace(peak=5)
+
+    @contextmanager
+    def tf32(device):
+        assert device == CUDA
+        on.append(device)
+        yield
+        on.pop()
+
+    @contextmanager
+    def seeded(device):
+        assert device == CUDA
+        yield
+
+    def note(name):
+        return lambda *args: done.append(name)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", note("empty"))
+    monkeypatch.setattr(torch.cuda, "synchronize", note("wait"))
+    monkeypatch.setattr(torch.amp, "GradScaler", no_scaler)
+    monkeypatch.setattr(Case, "build", build)
+    monkeypatch.setattr(
+        Case, "data", lambda self, d: data(self, CPU if d == CUDA else d)
+    )
+    monkeypatch.setattr(subject, "support", lambda format, device: "native")
+    for stand_in in (read, peak, step, seconds, dry, tf32, seeded):
+        names = {
+            "read": "read_memory",
+            "peak": "peak_bytes",
+            "step": "train",
+            "dry": "dry_run",
+        }
+        name = stand_in.__name__
+        monkeypatch.setattr(subject, names.get(name, name), stand_in)
+    return SimpleNamespace(done=done, asked=asked)
+
+
+def no_scaler(kind):
+    assert kind == "cuda"
+
+
+GPU_GIVEN = {**GIVEN, "warm_up": 1}
+
+
+def test_a_gpu_is_asked_for_its_own_operators(gpu, monkeypatch):
+    lists = []
+
+    def noted(*args, **options):
+        lists.append(options["lists"])
+        return predict(*args, **options)
+
+    monkeypatch.setattr(subject, "predict", noted)
+    runs = [["gpt", "autocast", "bf16"]]
+    (row,) = next(mixed_precision(CUDA, runs=runs, **GPU_GIVEN))["runs"]
+    (asked,) = gpu.asked
+    assert row["dry_run"] == 5
+    assert asked["on"] == asked["device"] == CUDA
+    (group,) = asked["optimizer"].param_groups
+    assert group["foreach"] is True
+    # the ledger's rules are a CPU's, but for the lists of autocast
+    wanted = {"recipe": "autocast", "lists": "cuda", "foreach": True}
+    assert lists == ["cuda"]
+    paper = predict(case("gpt").paper, 4, 12, **wanted)
+    assert row["ledger"] == paper.peak
+    assert row["ledger_saved"] == paper.saved - 4
+    assert gpu.done == []  # nothing is built there before it is on disk
+
+
+def test_what_was_there_before_is_not_the_models(gpu):
+    runs = [["gpt", "plain", "fp32"], ["mlp", "checkpointed", "tf32"]]
+    _, *samples = mixed_precision(CUDA, runs=runs, **GPU_GIVEN)
+    done = gpu.done[:]
+    for sample, (name, *rest) in zip(samples, runs, strict=True):
+        work = case(name, *rest)
+        fresh = fresh_bytes(work)
+        assert sample["live_before"] == WORKSPACE
+        assert sample["requested"] == fresh
+        assert sample["allocated"] == fresh + ROUNDING
+        assert sample["seconds"] == [2.0] * GIVEN["repeats"]
+        assert sample["saved"] > 0
+    clear = ["wait", "empty"]
+    for run, word in ((done[:15], "train"), (done[15:], "train in tf32")):
+        assert run == [
+            *clear,
+            "build",
+            word,
+            *clear,
+            "read",
+            "build",
+            *[word] * GIVEN["steps"],
+            *[word, "peak"],
+            *[word, "time"],
+        ]
+
+
+def fresh_bytes(work):
+    """The peak of what a step makes on top of what is there."""
+    training = start(work, CUDA, 0.01)
+    subject.train(work, training)
+    with PeakTracker() as run:
+        subject.train(work, training)
+    return run.peak
+
+
+# The sizes -----------------------------------------------------------------
+
+ROOM = {
+    "tiny": (2 << 20, 32 << 20),
+    "t4": (4 << 30, 9 << 30),
+    "large": (5 << 30, 40 << 30),
+}
+
+
+@pytest.mark.parametrize("size", ROOM)
+def test_the_runs_of_a_size(size):
+    given = mixed_precision.sizes[size]
+    assert given["runs"] == RUNS
+    least, most = ROOM[size]
+    for name, scenario, format in given["runs"]:
+        if (scenario, format) in (PAIRS[0], PAIRS[6]):
+            work = Case(name, given["networks"][name], scenario, format)
+            assert least <= ledger(work).peak <= most
+
+
+def ledger(work):
+    return predict(
+        work.paper,
+        work.shape["batch"],
+        *work.tokens,
+        recipe="autocast" if work.autocast else "fp32",
+        lists="cuda",
+        checkpointed=work.checkpointed,
+        foreach=True,
+    )
+
+
+def test_the_arithmetic_of_the_docstring():
+    large, t4, tiny = (
+        mixed_precision.sizes[size]["networks"]["mlp"]
+        for size in ("large", "t4", "tiny")
+    )
+    assert (large["width"], large["depth"]) == (1024, 32)
+    assert large["batch"] == 16 * 1024 == 4 * t4["batch"]
+    assert tiny["batch"] / tiny["width"] == large["batch"] / large["width"]
+    row = 32 * 10 * 1024 * 4
+    assert row == 1.25 * 2**20
+    work = Case("mlp", large, "plain", "fp32")
+    weights = sum(p.numel() for p in work.build(META).parameters())
+    assert round(weights / 1e6, 1) == 268.7
+    assert ledger(work).saved == pytest.approx(row * 16384, rel=0.001)
+    assert row * 16384 == 20 << 30
+    less = ledger(Case("mlp", t4, "plain", "fp32"))
+    assert round(12 * weights / 2**30, 1) == 3.0
+    assert round(less.peak / 2**30, 1) == 8.1
+
+
+def test_the_gpt_of_a_gpu_is_gpt_2s_with_a_head_of_its_own():
+    for size in ("t4", "large"):
+        shape = mixed_precision.sizes[size]["networks"]["gpt"]
+        paper = Case("gpt", shape, "plain", "fp32").paper
+        assert paper.parameters == 124_439_808 + 50257 * 768
+
+
+# Matrix products -----------------------------------------------------------
+
+
+def test_products_on_a_cpu():
+    runs = [["fp32", 8], ["tf32", 8], ["bf16", 16], ["fp16", 8]]
+    prediction, *samples = matmul_rate(CPU, runs=runs, warm_up=1, repeats=3)
+    assert prediction == {
+        "growth_per_doubling": 8,
+        "rate": None,
+        "products": [
+            product("fp32", 8, 1024, 768),
+            product("tf32", 8, 1024, 768),
+            product("bf16", 16, 8192, 1536),
+            product("fp16", 8, 1024, 384),
+        ],
+    }
+    assert keys(samples, ("format", "side")) == runs
+    for sample in samples:
+        assert sample.keys() == matmul_rate.units.keys()
+        if sample["format"] == "tf32":
+            assert (sample["support"], sample["seconds"]) == ("absent", None)
+        else:
+            assert sample["support"] in ("native", "emulated")
+            assert len(sample["seconds"]) == 3
+            assert min(sample["seconds"]) > 0
+
+
+def product(format, side, flops, bytes_):
+    return {
+        "format": format,
+        "side": side,
+        "flops": flops,
+        "bytes": bytes_,
+        "intensity": round(flops / bytes_, 3),
+    }
+
+
+def test_what_is_multiplied(monkeypatch):
+    on, seen = [], []
+
+    def seconds(call, device, warm_up, repeats):
+        out = call()
+        assert out.isfinite().all() and out.std() > 1
+        seen.append((out.dtype, tuple(out.shape), len(on), warm_up, repeats))
+        return [1.0]
+
+    @contextmanager
+    def tf32(device):
+        on.append(device)
+        yield
+        on.pop()
+
+    monkeypatch.setattr(subject, "seconds", seconds)
+    monkeypatch.setattr(subject, "tf32", tf32)
+    monkeypatch.setattr(subject, "support", lambda *args: "emulated")
+    runs = [[name, 16] for name in ("fp32", "tf32", "bf16", "fp16")]
+    _, *samples = matmul_rate(CPU, runs=runs, warm_up=3, repeats=5)
+    assert {sample["support"] for sample in samples} == {"emulated"}
+    assert seen == [
+        (torch.float32, (16, 16), 0, 3, 5),
+        (torch.float32, (16, 16), 1, 3, 5),
+        (torch.bfloat16, (16, 16), 0, 3, 5),
+        (torch.float16, (16, 16), 0, 3, 5),
+    ]
+
+
+@pytest.mark.parametrize("size", ROOM)
+def test_the_products_of_a_size(size):
+    runs = matmul_rate.sizes[size]["runs"]
+    sides = [side for format, side in runs if format == "fp32"]
+    assert sides == sorted(sides) and len(sides) >= 4
+    assert runs == [
+        [format, side]
+        for format in ("fp32", "tf32", "bf16", "fp16")
+        for side in sides
+    ]
+
+
+# Accumulation in bf16 ------------------------------------------------------
+
+U = 2.0**-8
+COUNTS = (1, 2, 4, 16, 128)
+ACCUMULATED = {
+    "shape": {"width": 16, "depth": 2},
+    "size": 2,
+    "runs": [[kind, k] for kind in ("fresh", "same") for k in COUNTS],
+    "warm_up": 0,
+    "repeats": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def accumulated():
+    prediction, *samples = bf16_accumulation(CPU, **ACCUMULATED)
+    return prediction["accumulated"], samples
+
+
+def of(accumulated, kind):
+    pairs = zip(*accumulated, strict=True)
+    return [pair for pair in pairs if pair[0]["kind"] == kind]
+
+
+def test_every_sum_is_predicted_and_sampled(accumulated):
+    for rows in accumulated:
+        assert keys(rows, ("kind", "micro_batches")) == ACCUMULATED["runs"]
+    for sample in accumulated[1]:
+        assert sample.keys() == bf16_accumulation.units.keys()
+
+
+def test_one_micro_batch_is_not_summed(accumulated):
+    for kind in ("fresh", "same"):
+        law, sample = of(accumulated, kind)[0]
+        assert sample["summing"] == sample["summing_fp32"] == 0
+        assert {*law.values()} - {kind, 1} == {0.0}
+        assert sample["bf16"] == sample["fp32_sum"] > sample["autocast"] > 0
+
+
+def test_fresh_micro_batches_are_near_the_law(accumulated):
+    for law, sample in of(accumulated, "fresh")[1:]:
+        assert law["signal"] / 1.6 < sample["summing"] < 1.6 * law["noise"]
+        assert sample["summing"] < law["bound"]
+
+
+def test_equal_micro_batches_are_at_the_law(accumulated):
+    for law, sample in of(accumulated, "same")[3:]:
+        assert sample["summing"] == pytest.approx(law["equal"], rel=0.3)
+    (*_, before), (_, last) = (
+        of(accumulated, "same")[2:4],
+        (of(accumulated, "same")[-1]),
+    )
+    assert before[1]["summing"] < 0.02 and last["summing"] > 0.05
+
+
+def test_a_sum_in_fp32_is_not_the_trouble(accumulated):
+    for law, sample in zip(*accumulated, strict=True):
+        assert sample["summing_fp32"] <= law["noise_fp32"]
+        first = accumulated[1][0]
+        for way in ("fp32_sum", "autocast"):
+            assert sample[way] <= 1.3 * first[way]
+    _, last = of(accumulated, "fresh")[-1]
+    assert last["bf16"] > 3 * last["fp32_sum"] > 3 * last["autocast"]
+
+
+def test_accumulation_is_the_same_every_time(accumulated):
+    runs = [["fresh", 1], ["fresh", 4], ["same", 4]]
+    _, *samples = bf16_accumulation(CPU, **{**ACCUMULATED, "runs": runs})
+    known = {(s["kind"], s["micro_batches"]): s for s in accumulated[1]}
+    assert samples == [known[tuple(run)] for run in runs]
+
+
+def test_accumulation_by_hand(accumulated):
+    """Every gradient alone, then added by hand."""
+    with subject.seeded(CPU):
+        half = models.mlp_blocks(16, 2).bfloat16()
+        generator = torch.Generator().manual_seed(subject.SEED)
+    exact = models.mlp_blocks(16, 2).double()
+    exact.load_state_dict(half.state_dict())
+    terms, reference = [], []
+    for _ in range(4):
+        x = torch.randn(2, 16, generator=generator)
+        y = x[:, :10].argmax(1)
+        x = x.bfloat16()
+        value = F.cross_entropy(half(x).float(), y)
+        terms.append(flat(torch.autograd.grad(value, half.parameters())))
+        value = F.cross_entropy(exact(x.double()), y)
+        reference.append(flat(torch.autograd.grad(value, exact.parameters())))
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    assert total.dtype == torch.bfloat16
+    total, own = total.double(), sum(term.double() for term in terms)
+    truth = sum(reference)
+    _, sample = of(accumulated, "fresh")[2]
+    assert sample["micro_batches"] == 4
+    assert sample["summing"] == pytest.approx(relative(total, own))
+    assert sample["bf16"] == pytest.approx(relative(total, truth))
+    assert sample["fp32_sum"] == pytest.approx(relative(own, truth))
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def test_a_distance_is_of_all_tensors_together():
+    ours = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    theirs = [torch.tensor([0.0, 0.0]), torch.tensor([[10.0]])]
+    assert distance(ours, theirs) == pytest.approx(0.45**0.5)
+    assert distance(theirs, theirs) == 0
+
+
+def test_the_law_in_closed_form():
+    c = U / (8 * log(2)) ** 0.5
+    assert rounding_law(1) == rounding_law(1, noise=False) == 0
+    assert rounding_law(2) == pytest.approx(c)
+    assert rounding_law(4) == pytest.approx(c * (9 / 4) ** 0.5)
+    assert rounding_law(4, noise=False) == pytest.approx(c * 29**0.5 / 4)
+    assert rounding_law(10**4) == pytest.approx(c * 5000**0.5, rel=1e-3)
+    assert rounding_law(10**4, noise=False) == pytest.approx(
+        c * (10**4 / 3) ** 0.5, rel=1e-3
+    )
+    assert rounding_law(9, "fp32") == pytest.approx(rounding_law(9) / 2**16)
+
+
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize("count", [16, 64])
+def test_the_law_holds_for_random_sums(noise, count):
+    """Of all scales; without noise they vary by a half."""
+    generator = torch.Generator().manual_seed(0)
+    shape = count, 40_000
+    terms = torch.randn(shape, generator=generator)
+    if not noise:
+        terms = 1 + torch.rand(shape, generator=generator)
+    terms = terms * 2 ** torch.rand(shape[1], generator=generator)
+    terms = terms.bfloat16()
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    found = relative(total.double(), terms.double().sum(0))
+    assert found == pytest.approx(rounding_law(count, noise=noise), rel=0.15)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+@pytest.mark.parametrize("format", ["bf16", "fp16"])
+def test_equal_terms_are_pytorchs(count, format):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[format]
+    step = torch.finfo(dtype).eps
+    terms = torch.arange(1, 2, step, dtype=torch.float64)
+    total = terms.to(dtype)
+    for _ in range(count - 1):
+        total = total + terms.to(dtype)
+    errors = total.double() / (count * terms) - 1
+    mean = (errors**2 / terms).sum() / (1 / terms).sum()
+    assert equal_terms(count, format) == pytest.approx(mean.sqrt().item())
+
+
+def test_a_sum_of_ones_stands_still_at_256():
+    ones = torch.ones(300, dtype=torch.bfloat16)
+    total = ones[0].clone()
+    for one in ones[1:]:
+        total += one
+    assert total == 256
+    assert equal_terms(256) < 0.1 < 0.3 < equal_terms(512)
+
+
+@pytest.mark.parametrize("size", ROOM)
+def test_the_sums_of_a_size(size):
+    doubled = [2**i for i in range(11)]
+    assert bf16_accumulation.sizes[size]["runs"] == [
+        *(["fresh", k] for k in doubled[:9]),
+        *(["same", k] for k in doubled),
+    ]
+
+
+# Reading the records -------------------------------------------------------
+
+
+def record(*rows, experiment="mixed_precision"):
+    """From network, scenario, format, ledger, dry run, requested, seconds."""
+    samples, runs = [], []
+    for *names, ledger, dry, requested, seconds in rows:
+        names = dict(zip(KEYS, names, strict=True))
+        runs.append(
+            {
+                **names,
+                "ledger": ledger,
+                "dry_run": dry,
+                "ledger_saved": ledger // 2,
+                "saved": dry // 2,
+                "flops": 7,
+            }
+        )
+        there = requested is not None
+        samples.append(
+            {
+                **names,
+                "support": "native" if there else "absent",
+                "requested": requested,
+                "saved": 50 if there else None,
+                "seconds": seconds,
+                "loss": 1.5 if there else None,
+                "scale": 8.0 if names["format"] == "fp16" else None,
+                "skipped": 2 if names["format"] == "fp16" else None,
+            }
+        )
+    values = {"utc": "2026-03-01T10:00:00Z", "values": {"runs": runs}}
+    return good(experiment=experiment, prediction=values, samples=samples)
+
+
+ROWS = (
+    ("mlp", "plain", "fp32", 101, 100, 100, [5.0, 4.0, 3.0]),
+    ("mlp", "plain", "tf32", 101, 100, None, None),
+    ("mlp", "both", "fp16", 60, 45, 50, [1.0, 2.0, 9.0]),
+    ("gpt", "autocast", "bf16", 80, 80, 80, [1.0]),
+)
+
+
+def test_the_rows_of_a_page():
+    first, absent, half, alone = scenarios(record(*ROWS))
+    assert first._asdict() == {
+        "network": "mlp",
+        "scenario": "plain",
+        "format": "fp32",
+        "support": "native",
+        "predicted": 100,
+        "measured": 100,
+        "error": 0,
+        "saved_predicted": 50,
+        "saved": 50,
+        "flops": 7,
+        "seconds": 4.0,
+        "faster": 1.0,
+        "loss": 1.5,
+        "scale": None,
+        "skipped": None,
+    }
+    assert absent[3:] == (
+        *("absent", 100, None, None, 50, None, 7),
+        *(None, None, None, None, None),
+    )
+    assert (half.error, half.seconds, half.faster) == (-10, 2.0, 2.0)
+    assert (half.scale, half.skipped) == (8.0, 2)
+    assert (alone.seconds, alone.faster) == (1.0, None)
+
+
+def test_the_rows_by_the_ledger():
+    rows = scenarios(record(*ROWS), "ledger")
+    assert [row.predicted for row in rows] == [101, 101, 60, 80]
+    assert [row.saved_predicted for row in rows] == [50, 50, 30, 40]
+    assert rows[2].error == pytest.approx(20)
+
+
+def test_predictions_are_found_by_their_names():
+    shuffled = record(*ROWS)
+    shuffled["samples"].reverse()
+    assert [r.predicted for r in scenarios(shuffled)] == [80, 45, 100, 100]
+    del shuffled["samples"][1:]
+    assert len(scenarios(shuffled)) == 1
+
+
+def test_rates_are_of_the_median():
+    samples = [
+        {"format": "fp32", "side": 10, "support": "native", "seconds": s}
+        for s in ([1.0, 2.0, 9.0], None)
+    ]
+    found = rates(good(experiment="matmul_rate", samples=samples))
+    assert [tuple(rate) for rate in found] == [
+        ("fp32", 10, "native", 1000),
+        ("fp32", 10, "native", None),
+    ]
+
+
+def test_records_of_other_experiments():
+    with pytest.raises(ValueError, match="is of rate: use one of mixed_prec"):
+        scenarios(record(*ROWS, experiment="rate"))
+    with pytest.raises(ValueError, match="mixed_precision: use one of matmul"):
+        rates(record(*ROWS))
+    with pytest.raises(ValueError, match="'saved': use one of ledger, dry_r"):
+        scenarios(record(*ROWS), "saved")
+
+
+def test_the_committed_cpu_records_bear_the_predictions_out():
+    for found in experiments.load("mixed_precision", "tiny", "cpu"):
+        for by in ("ledger", "dry_run"):
+            for row in scenarios(found, by):
+                if row.support != "absent":
+                    scaled = SCALED_LOSS * (row.format == "fp16")
+                    assert row.measured == row.predicted + scaled
+                    assert row.saved == row.saved_predicted
+    for found in experiments.load("bf16_accumulation", "tiny", "cpu"):
+        laws = found["prediction"]["values"]["accumulated"]
+        for law, sample in zip(laws, found["samples"], strict=True):
+            if law["kind"] == "same" and law["micro_batches"] >= 8:
+                assert sample["summing"] == pytest.approx(
+                    law["equal"], rel=0.2
+                )
