@@ -1,5 +1,7 @@
 """What tests of several rooms share."""
 
+import gc
+
 import browser as browsers
 import project
 import pytest
@@ -8,6 +10,15 @@ from hypothesis import settings
 # How long an example takes depends on what else the machine does.
 settings.register_profile("timeless", deadline=None)
 settings.load_profile("timeless")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_is_not_searched_for_garbage():
+    """PyTorch and its company are half a million objects, and much of what is
+    tested collects garbage: let it look at what the module makes only.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

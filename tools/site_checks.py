@@ -26,7 +26,13 @@ TIMEOUT = 15_000  # ms; only waited for when something is wrong
 
 def soup(site, page):
     """The parsed page."""
-    return BeautifulSoup((site / f"{page}.html").read_bytes(), "html.parser")
+    return parsed((site / f"{page}.html").read_bytes())
+
+
+@functools.cache
+def parsed(content):
+    """A page, parsed once for all checks: they only read it."""
+    return BeautifulSoup(content, "html.parser")
 
 
 # Without a browser ---------------------------------------------------------
@@ -76,7 +82,7 @@ def check_links(site, page):
 @functools.cache
 def anchors(path):
     """All the ids of a page."""
-    page = BeautifulSoup(path.read_bytes(), "html.parser")
+    page = parsed(path.read_bytes())
     return {tag["id"] for tag in page.find_all(id=True)}
 
 
@@ -143,52 +149,73 @@ def serve(site):
         server.shutdown()
 
 
+LOCAL = r"(file|data|blob):|\w+://(127\.0\.0\.1|localhost)(:\d+)?(/|$)"
+FOREIGN = re.compile(rf"^(?!{LOCAL})")
+FORGET = """try { localStorage.clear(); sessionStorage.clear(); }
+catch { /* this document may not store anything */ }"""
+
+
 def is_foreign(address):
     """Whether a request would leave this machine."""
-    parts = urlsplit(address)
-    local = parts.hostname in ("127.0.0.1", "localhost")
-    return parts.scheme not in ("file", "data", "blob") and not local
+    return bool(FOREIGN.match(address))
 
 
-def check_live(browser, address, viewport=DESKTOP):
-    """Open a page: quiet console, no foreign request, all of it alive.
+@contextlib.contextmanager
+def visitor(browser, viewport=DESKTOP, **settings):
+    """A window for many pages, one after the other: a new one costs more than
+    the page. Each finds nothing stored, and no request leaves the machine.
 
     Args:
         browser: a running Playwright browser.
-        address: where the page is, `file:` or `http:`.
         viewport: the size of the window.
+        settings: others of Playwright's `new_context`.
+    """
+    with browser.new_context(viewport=viewport, **settings) as context:
+        context.route(FOREIGN, lambda route: route.abort())
+        context.add_init_script(FORGET)
+        yield context.new_page()
+
+
+def check_live(page, address):
+    """Open a page: quiet console, no foreign request, all of it alive.
+
+    Args:
+        page: a `visitor`.
+        address: where the page is, `file:` or `http:`.
     """
     problems = []
-    with browser.new_context(viewport=viewport) as context:
 
-        def see(request):
-            if is_foreign(request.url):
-                problems.append(f"requests {request.url}")
+    def see_request(request):
+        if is_foreign(request.url):
+            problems.append(f"requests {request.url}")
 
-        def route(route):
-            abroad = is_foreign(route.request.url)
-            return route.abort() if abroad else route.continue_()
+    def see_error(error):
+        problems.append(f"error: {error}")
 
-        page = context.new_page()
-        context.route("**/*", route)
-        page.on("request", see)
-        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.on(
-            "console",
-            lambda message: (
-                message.type == "error"
-                and problems.append(f"console: {message.text}")
-            ),
+    def see_message(message):
+        if message.type == "error":
+            problems.append(f"console: {message.text}")
+
+    seen = {
+        "request": see_request,
+        "pageerror": see_error,
+        "console": see_message,
+    }
+    for event, see in seen.items():
+        page.on(event, see)
+    page.goto(address)
+    for what, script in READY.items():
+        if not ready(page, script):
+            problems.append(what)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    if width > page.viewport_size["width"]:
+        problems.append(
+            f"is {width} px wide in a window of "
+            f"{page.viewport_size['width']} px"
         )
-        page.goto(address)
-        for what, script in READY.items():
-            if not ready(page, script):
-                problems.append(what)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        if width > viewport["width"]:
-            problems.append(
-                f"is {width} px wide in a window of {viewport['width']} px"
-            )
+    page.evaluate("window.stop()")  # nothing goes on into the next page
+    for event, see in seen.items():
+        page.remove_listener(event, see)
     name = urlsplit(address).path.rsplit("/", 2)
     return [f"{'/'.join(name[-2:])}: {text}" for text in problems]
 
@@ -215,16 +242,19 @@ def ready(page, script):
     return True
 
 
-def check_without_javascript(browser, address):
-    """With JavaScript off, every widget shows its static picture."""
-    with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(address)
-        return [
-            f"widget {number} shows no static picture"
-            for number, widget in enumerate(page.locator(".mb-widget").all())
-            if not widget.locator(".mb-fallback svg").first.is_visible()
-        ]
+def check_without_javascript(page, address):
+    """With JavaScript off, every widget shows its static picture.
+
+    Args:
+        page: a `visitor` with `java_script_enabled=False`.
+        address: where the page is.
+    """
+    page.goto(address)
+    return [
+        f"widget {number} shows no static picture"
+        for number, widget in enumerate(page.locator(".mb-widget").all())
+        if not widget.locator(".mb-fallback svg").first.is_visible()
+    ]
 
 
 DARK = """() => [...document.querySelectorAll(".mb-widget")].map((widget) => {
@@ -236,16 +266,19 @@ DARK = """() => [...document.querySelectorAll(".mb-widget")].map((widget) => {
 })"""
 
 
-def check_dark(browser, address):
-    """In dark mode every widget stands on a dark ground."""
-    with browser.new_context(color_scheme="dark") as context:
-        page = context.new_page()
-        page.goto(address)
-        return [
-            f"widget {number} stands on {color} in dark mode"
-            for number, color in enumerate(page.evaluate(DARK))
-            if sum(map(int, re.findall(r"\d+", color)[:3])) > 3 * 100
-        ]
+def check_dark(page, address):
+    """In dark mode every widget stands on a dark ground.
+
+    Args:
+        page: a `visitor` with `color_scheme="dark"`.
+        address: where the page is.
+    """
+    page.goto(address)
+    return [
+        f"widget {number} stands on {color} in dark mode"
+        for number, color in enumerate(page.evaluate(DARK))
+        if sum(map(int, re.findall(r"\d+", color)[:3])) > 3 * 100
+    ]
 
 
 if __name__ == "__main__":

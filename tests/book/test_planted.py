@@ -41,11 +41,11 @@ def plant(copy, page, pattern, text):
     return path.as_uri()
 
 
-def test_nothing_planted(browser, copy, page):
+def test_nothing_planted(window, copy, page):
     assert checks.missing_pages(copy) == []
     assert [p for check in checks.STATIC for p in check(copy, page)] == []
     address = (copy / f"{page}.html").as_uri()
-    assert checks.check_live(browser, address) == []
+    assert checks.check_live(window("desktop"), address) == []
 
 
 def test_a_missing_page(copy, page):
@@ -84,25 +84,25 @@ def test_a_button_that_leads_elsewhere(copy, page):
         ('<span class="math">x</span></article>', "formula"),
     ],
 )
-def test_a_live_fault(browser, copy, page, planted, problem):
+def test_a_live_fault(window, copy, page, planted, problem):
     address = plant(copy, page, "</article>", planted)
-    assert problem in "\n".join(checks.check_live(browser, address))
+    assert problem in "\n".join(checks.check_live(window("desktop"), address))
 
 
-def test_a_dead_widget(browser, copy, page):
+def test_a_dead_widget(window, copy, page):
     module = r'(?<=type="text/x-esm">)'
     address = plant(copy, page, module, "throw Error('planted');")
-    problems = "\n".join(checks.check_live(browser, address))
+    problems = "\n".join(checks.check_live(window("desktop"), address))
     assert "not live" in problems
     assert "planted" in problems
 
 
-def test_a_widget_without_a_static_picture(browser, copy, page):
+def test_a_widget_without_a_static_picture(window, copy, page):
     address = plant(copy, page, r'class="mb-fallback"', 'class="lost"')
-    assert checks.check_without_javascript(browser, address)
+    assert checks.check_without_javascript(window("no javascript"), address)
 
 
-def test_a_light_box_in_the_dark(browser, copy, page):
+def test_a_light_box_in_the_dark(window, copy, page):
     light = "<style>.mb-widget { background: white }</style></article>"
     address = plant(copy, page, "</article>", light)
-    assert checks.check_dark(browser, address)
+    assert checks.check_dark(window("dark"), address)

@@ -22,16 +22,22 @@ def test_static(site, page, check):
 
 
 @pytest.mark.parametrize("page", pages())
-@pytest.mark.parametrize("width", ["DESKTOP", "PHONE"])
+@pytest.mark.parametrize("width", ["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_live(browser, server, site, page, width, scheme):
+def test_live(window, server, site, page, width, scheme):
     root = f"{site.as_uri()}/" if scheme == "file" else server
     address = f"{root}{page}.html"
-    assert checks.check_live(browser, address, getattr(checks, width)) == []
+    assert checks.check_live(window(width), address) == []
 
 
 @pytest.mark.parametrize("page", pages())
-def test_without_javascript_and_in_the_dark(browser, site, page):
+def test_without_javascript(window, site, page):
     address = (site / f"{page}.html").as_uri()
-    assert checks.check_without_javascript(browser, address) == []
-    assert checks.check_dark(browser, address) == []
+    shown = checks.check_without_javascript(window("no javascript"), address)
+    assert shown == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_in_the_dark(window, site, page):
+    address = (site / f"{page}.html").as_uri()
+    assert checks.check_dark(window("dark"), address) == []

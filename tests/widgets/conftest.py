@@ -10,26 +10,48 @@ sys.path.insert(0, str(Path(__file__).parent))
 import widget_pages
 
 
+@pytest.fixture(scope="module")
+def windows(browser):
+    """Windows that no test has in use, by their settings.
+
+    They are kept for the next tests: a new one takes longer than a widget.
+    """
+    free = {}
+    yield free
+    for pages in free.values():
+        for page in pages:
+            page.context.close()
+
+
 @pytest.fixture
-def show(browser):
+def show(browser, windows):
     """Shows widgets on a page; the console has to stay quiet."""
-    problems, contexts = [], []
+    problems, used = [], []
+    seen = {
+        "console": lambda message: problems.append(message.text),
+        "pageerror": lambda error: problems.append(str(error)),
+    }
 
     def show(*widgets, width=1000, style="", **settings):
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, **settings
+        free = windows.setdefault(str(settings), [])
+        page = (
+            free.pop() if free else browser.new_context(**settings).new_page()
         )
-        contexts.append(context)
-        page = context.new_page()
+        used.append((free, page))
         page.set_default_timeout(10_000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        for event, see in seen.items():
+            page.on(event, see)
+        page.set_viewport_size({"width": width, "height": 900})
         page.set_content(widget_pages.document(*widgets, style=style))
         if settings.get("java_script_enabled", True):
             page.wait_for_selector(".mb-root svg .mb-axis", state="attached")
         return page
 
     yield show
-    for context in contexts:
-        context.close()
+    for free, page in used:
+        page.goto("about:blank")  # of which nothing stays: a new document
+        page.mouse.move(0, 0)
+        for event, see in seen.items():
+            page.remove_listener(event, see)
+        free.append(page)
     assert problems == []

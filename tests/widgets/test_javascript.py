@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ledger_cases
 import node
+import precision_cases
 import pytest
 import segments_cases
 import timeline_cases
@@ -93,6 +94,15 @@ def grid(tmp_path_factory):
     (folder / "ledger-tables.json").write_text(
         json.dumps(ledger_cases.tables())
     )
+    (folder / "precision.json").write_text(
+        json.dumps(
+            {
+                "grid": list(precision_cases.grid()),
+                "cases": list(precision_cases.cases()),
+                "borders": precision_cases.limits(),
+            }
+        )
+    )
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder
@@ -119,6 +129,7 @@ def test_there_are_javascript_tests():
         "accumulation.test.mjs",
         "base.test.mjs",
         "ledger.test.mjs",
+        "precision.test.mjs",
         "segments.test.mjs",
         "timeline.test.mjs",
     }

@@ -404,32 +404,25 @@ def test_labels_fit(show, width, font):
     """No text overlaps another one or leaves the picture."""
     page = show(Ledger("Llama 3 70B"), width=width, style=font)
     budgets = ("none", "15 GiB (T4)", "140 GiB (H200)")
-    for preset, budget, batch, checkpointed in itertools.product(
+    keys = ("preset", "budget", "batch", "checkpointed")
+    states = itertools.product(
         ("GPT-2 124M", "Llama 3 70B"), budgets, (0, 9, 40), (True, False)
-    ):
-        control(page, "preset").select_option(preset)
-        control(page, "budget").select_option(budget)
-        control(page, "batch").fill(str(batch))
-        control(page, "checkpointed").set_checked(checkpointed)
-        state = preset, budget, batch, checkpointed
-        assert page.evaluate(pages.OVERLAPPING) == [], state
-        assert page.evaluate(pages.OUTSIDE) == [], state
+    )
+    states = [list(zip(keys, state, strict=True)) for state in states]
+    assert len(states) == 36
+    assert pages.misfits(page, states) == []
 
 
 @pytest.mark.parametrize("width", [390, 760])
 def test_nothing_jumps_while_it_is_moved(show, width):
     """The sentence has room for its longest."""
     page = show(Ledger("Llama 3 70B", budget=15 * GIB), width=width)
-    tops = set()
-    for batch, steps, checkpointed in itertools.product(
-        (0, 40), (0, 15), (True, False)
-    ):
-        control(page, "batch").fill(str(batch))
-        control(page, "steps").fill(str(steps))
-        control(page, "checkpointed").set_checked(checkpointed)
-        page.wait_for_timeout(300)
-        tops.add(round(page.get_by_role("img").bounding_box()["y"]))
-    assert len(tops) == 1
+    keys = ("batch", "steps", "checkpointed")
+    moves = [
+        (list(zip(keys, state, strict=True)), None)
+        for state in itertools.product((0, 40), (0, 15), (True, False))
+    ]
+    assert len(pages.places(page, ".mb-picture", moves)) == 1
 
 
 def test_nothing_moves_by_itself(page):

@@ -453,32 +453,29 @@ def test_labels_fit(show, width, font):
         width=width,
         style=font,
     )
-    for many, share in itertools.product((1, 2, 9, 16, 47, 100), (1, 7, 20)):
-        layers(page).fill(str(many))
-        cost(page).fill(str(share))
-        for k in {0, 1, many // 9, many // 2, many}:
-            count(page).first.fill(str(k))
-            state = many, share, k
-            assert page.evaluate(pages.OVERLAPPING) == [], state
-            assert page.evaluate(pages.OUTSIDE) == [], state
-    for k in range(13):
-        count(page).nth(1).fill(str(k))
-        assert page.evaluate(pages.OVERLAPPING) == [], k
-        assert page.evaluate(pages.OUTSIDE) == [], k
+    states = [
+        [("layers", many), ("checkpoint", share), ("segments", k)]
+        for many, share in itertools.product(
+            (1, 2, 9, 16, 47, 100), (1, 7, 20)
+        )
+        for k in sorted({0, 1, many // 9, many // 2, many})
+    ]
+    assert len(states) == 69
+    assert pages.misfits(page, states) == []
+    states = [[("segments", k)] for k in range(13)]
+    assert pages.misfits(page, states, widget=1) == []
 
 
 @pytest.mark.parametrize("width", [360, 760])
 def test_nothing_jumps_while_it_is_moved(show, width):
     """The sentence has room for its longest."""
     page = show(Segments(layers=97, checkpoint=0.35), width=width)
-    tops = set()
+    moves = []
     for split, k in itertools.product(SPLITS, (0, 1, 9, 45, 97)):
-        radio(page, split).check()
-        count(page).fill(str(k))
         widget = Segments(layers=97, checkpoint=0.35, split=split, segments=k)
-        page.get_by_text(widget.sentence(), exact=True).wait_for()
-        tops.add(round(page.get_by_role("img").first.bounding_box()["y"]))
-    assert len(tops) == 1
+        settings = [("split", SPLITS[split]), ("segments", k)]
+        moves.append((settings, widget.sentence()))
+    assert len(pages.places(page, ".mb-picture", moves)) == 1
 
 
 def test_nothing_moves_by_itself(page):

@@ -57,6 +57,47 @@ CLEAN_UP = """async () => {
 """Listeners and elements while a second widget is there, and after it."""
 
 
+ENTER = """([number, settings]) => {
+  const root = document.querySelectorAll(".mb-root")[number];
+  for (const [key, value] of settings) {
+    const fail = (what) => {
+      throw new Error(`${key} = ${value}: ${what}`);
+    };
+    const all = [...root.querySelectorAll(`[data-key="${key}"]`)];
+    const input = all[0]?.type === "radio"
+      ? all.find((one) => one.value === value)
+      : all[0];
+    if (!input) fail("there is no such control");
+    if (input.disabled || input.readOnly) fail("cannot be changed");
+    if (!input.checkVisibility({ visibilityProperty: true }))
+      fail("cannot be seen");
+    input.focus();
+    if (["checkbox", "radio"].includes(input.type)) {
+      const wanted = input.type === "radio" || value;
+      if (input.checked === wanted) continue;
+      input.scrollIntoView({ block: "center" });
+      const box = input.getBoundingClientRect();
+      const hit = document.elementFromPoint(
+        box.x + box.width / 2, box.y + box.height / 2,
+      );
+      if (hit !== input && !input.labels[0].contains(hit)) fail("is covered");
+      input.click();
+      if (input.checked !== wanted) fail("does not take it");
+      continue;
+    }
+    const option = [...(input.options ?? [])]
+      .find((one) => one.text === value || one.value === value);
+    if (input.options && !option) fail("is not offered");
+    const text = option?.value ?? String(value);
+    input.value = text;
+    if (input.value !== text) fail("does not take it");
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+}"""
+"""Enters settings as the reader does, without a way to Python for each."""
+
+
 def document(*widgets, style=""):
     """A page that holds the widgets, as the book does."""
     name = widgets[0].name
@@ -89,4 +130,81 @@ def said(page, slider):
           return said;
         }""",
         slider,
+    )
+
+
+def misfits(page, states, widget=0):
+    """Enters each state; those with texts that overlap or leave a picture.
+
+    Args:
+        page: what `show` gave.
+        states: for each state the pairs of a control's key and its value.
+        widget: the number of the widget on the page.
+    """
+    page.wait_for_function(
+        "[...document.querySelectorAll('.mb-picture')]"
+        ".every((svg) => svg.viewBox.baseVal.width !== 640)"
+    )
+    states = [list(state) for state in states]
+    looked = page.evaluate(
+        f"""async ([number, states]) => {{
+          const [enter, tests] = [{ENTER}, [{OVERLAPPING}, {OUTSIDE}]];
+          const found = [];
+          for (const state of states) {{
+            enter([number, state]);
+            await scheduler.postTask(() => {{}});  // it is drawn by then
+            found.push(tests.flatMap((test) => test()));
+          }}
+          return found;
+        }}""",
+        [widget, states],
+    )
+    assert len(looked) == len(states) > 0
+    return [
+        (state, found)
+        for state, found in zip(states, looked, strict=True)
+        if found
+    ]
+
+
+def places(page, selector, states):
+    """How far down the element stands once a state's sentence is there.
+
+    Args:
+        page: what `show` gave.
+        selector: names the element.
+        states: pairs of settings, as in `misfits`, and the sentence that the
+            page has to say in this state; None: any, but it is said anew.
+    """
+    return set(
+        page.evaluate(
+            f"""async ([selector, states]) => {{
+              const enter = {ENTER};
+              const live = document.querySelector("[aria-live=polite]");
+              const element = document.querySelector(selector);
+              const places = [];
+              for (const [settings, sentence] of states) {{
+                let told = false;
+                const tell = () => (told = sentence === null ||
+                  live.textContent === sentence);
+                const observer = new MutationObserver(tell);
+                observer.observe(live, {{ childList: true }});
+                enter([0, settings]);
+                if (sentence !== null) tell();
+                const end = performance.now() + 10_000;
+                while (!told) {{
+                  if (performance.now() > end)
+                    throw new Error(`${{live.textContent}} / ${{sentence}}`);
+                  await new Promise((done) => setTimeout(done, 10));
+                }}
+                observer.disconnect();
+                const box = live.getBoundingClientRect();
+                if (!box.width || !box.height) throw new Error("not visible");
+                const {{ top }} = element.getBoundingClientRect();
+                places.push(Math.round(top + window.scrollY));
+              }}
+              return places;
+            }}""",
+            [selector, list(states)],
+        )
     )
