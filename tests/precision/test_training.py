@@ -473,8 +473,6 @@ def test_an_unknown_format(bad):
     )
     with pytest.raises(ValueError, match=says(message)):
         MixedPrecision(rig.optimizer, bad)
-    with pytest.raises(ValueError, match=says(message)):
-        MasterWeights(rig.model, torch.optim.AdamW, bad)
 
 
 @pytest.mark.parametrize("bad", ["fp8-e4m3", "fp8-e5m2", "tf32"])
@@ -485,8 +483,6 @@ def test_a_format_that_cannot_train(bad):
         message += ". tf32 is switched on with membudget.precision.tf32"
     with pytest.raises(ValueError, match=says(message)):
         MixedPrecision(rig.optimizer, bad, emulated=True)
-    with pytest.raises(ValueError, match=says(message)):
-        MasterWeights(rig.model, torch.optim.AdamW, bad)
 
 
 @pytest.fixture
@@ -780,11 +776,11 @@ def test_a_loss_of_one_element_is_a_scalar():
 # Master weights ----------------------------------------------------------
 
 
-def masters_by_hand(model, format, make):
+def masters_by_hand(model, make):
     """The copies, their optimizer, and a function that steps."""
     weights = [p for p in model.parameters() if p.requires_grad]
     copies = [p.detach().clone() for p in weights]
-    model.to(DTYPES[format])
+    model.to(torch.bfloat16)
     optimizer = make(copies)
 
     def step():
@@ -811,14 +807,13 @@ def backward(model, x, y):
 
 
 @pytest.mark.parametrize("make", MAKE)
-@pytest.mark.parametrize("format", DTYPES)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_master_weights_are_those_of_a_loop_by_hand(format, make, frozen):
+def test_master_weights_are_those_of_a_loop_by_hand(make, frozen):
     one, two = classifier(), classifier()
     for model in (one, two):
         model[0].weight.requires_grad_(not frozen)
-    master = MasterWeights(one, MAKE[make], format)
-    copies, optimizer, step = masters_by_hand(two, format, MAKE[make])
+    master = MasterWeights(one, MAKE[make])
+    copies, optimizer, step = masters_by_hand(two, MAKE[make])
     assert len(master.copies) == 6 - frozen
     x, y = samples(8)
     for _ in range(6):
@@ -946,16 +941,6 @@ def test_the_state_survives():
         master.step()
     assert equal(first.copies, second.copies)
     assert equal(one.state_dict(), two.state_dict())
-
-
-def test_a_master_of_fp32():
-    model = classifier()
-    message = (
-        "the model would stay in fp32, where it needs no copies: use bf16 or "
-        "fp16"
-    )
-    with pytest.raises(ValueError, match=says(message)):
-        MasterWeights(model, torch.optim.AdamW, "fp32")
 
 
 def test_a_master_of_nothing():

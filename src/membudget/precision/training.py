@@ -236,24 +236,22 @@ class MixedPrecision:
 
 
 class MasterWeights:
-    """A 16-bit model, and the fp32 copies that its optimizer steps.
+    """A bf16 model, and the fp32 copies that its optimizer steps.
 
     The recipe ``"master"`` of :data:`membudget.ledger.RECIPES`
     (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1).
 
     Args:
-        model: in fp32; it is cast to the format, its buffers too.
+        model: in fp32; it is cast to bf16, its buffers too.
         optimizer: makes one from the list of copies.
-        format: ``"bf16"``, or ``"fp16"``, whose gradients a scaler must keep
-            from underflow.
 
     Attributes:
         copies: the fp32 weights, one for each trained parameter.
         optimizer: theirs.
 
     Raises:
-        ValueError: another format, a model that is not in fp32 or without
-            trained parameters.
+        ValueError: a model that is not in fp32 or without trained
+            parameters.
 
     Example:
         >>> master = MasterWeights(model, torch.optim.AdamW)
@@ -265,13 +263,7 @@ class MasterWeights:
         self,
         model: nn.Module,
         optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
-        format: str = "bf16",
     ) -> None:
-        if _trainable(format) == "fp32":
-            raise ValueError(
-                "the model would stay in fp32, where it needs no copies: use "
-                "bf16 or fp16"
-            )
         self.weights = [p for p in model.parameters() if p.requires_grad]
         if not self.weights:
             raise ValueError(
@@ -281,7 +273,7 @@ class MasterWeights:
         _fp32(self.weights)
         self.copies = [p.detach().clone() for p in self.weights]
         self.optimizer = optimizer(self.copies)
-        model.to(FORMATS[format].dtype)
+        model.to(torch.bfloat16)
 
     def step(self) -> None:
         """Step the copies, round them into the model, clear the gradients.
@@ -317,9 +309,7 @@ def _trainable(format: str) -> str:
 
 
 def _allowed(format: str, device: torch.device, emulated: bool) -> None:
-    if device.type == "meta" or support(format, device) == "native":
-        return
-    if not emulated:
+    if support(format, device) != "native" and not emulated:
         raise ValueError(
             f"{device} only emulates {format}: the numbers are right, the "
             "speed is not that of 16 bits. Use another format "
