@@ -334,7 +334,7 @@ def test_the_scale_stays_a_number_of_fp32():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 0}, "start is 0: use a number above zero"),
+        ({"start": 0}, "start is 0.0: use a number above zero"),
         ({"start": math.inf}, "start is inf: use a number above zero"),
         ({"start": math.nan}, "start is nan: use a number above zero"),
         ({"growth": 1.0}, "growth is 1.0: use more than 1"),

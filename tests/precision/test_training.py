@@ -31,6 +31,7 @@ from membudget.precision import (
     ScaledStep,
     ScaleTrace,
     support,
+    training,
 )
 
 FORMATS = ("fp32", "bf16", "fp16")
@@ -515,6 +516,56 @@ def test_a_format_that_is_only_emulated(old_cpu, format):
     assert MixedPrecision(rig.optimizer, "fp32")
 
 
+@pytest.mark.parametrize("emulated", [False, True])
+def test_a_format_that_is_absent(monkeypatch, emulated):
+    monkeypatch.setattr(training, "support", lambda format, device: "absent")
+    message = (
+        "cpu cannot multiply matrices in bf16: use fp16 on a GPU that has no "
+        "bf16, otherwise fp32"
+    )
+    with pytest.raises(ValueError, match=says(message)):
+        MixedPrecision(Rig().optimizer, "bf16", emulated=emulated)
+
+
+class Lost(Exception):
+    """What a device runs out of, say."""
+
+
+def lose(*arguments):
+    raise Lost
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16"])
+def test_an_error_of_the_optimizer_leaves_the_loop_usable(format, monkeypatch):
+    rig, clean = Rig(format, 0.1, (3, 5)), Rig(format, 0.1, (3, 5))
+    precision = rig.precision()
+    monkeypatch.setattr(rig.optimizer, "step", lose)
+    with pytest.raises(Lost):
+        ours(rig, precision)
+    monkeypatch.undo()
+    assert all(p.grad is None for p in rig.model.parameters())
+    assert ours(rig, precision) == ours(clean, clean.precision())
+    assert equal(rig.state(), clean.state())
+
+
+@pytest.mark.parametrize("format", ["fp32", "fp16"])
+def test_an_error_of_the_backward_pass_clears_the_step(format):
+    rig, clean = Rig(format, 0.1, (3, 5)), Rig(format, 0.1, (3, 5))
+    precision = rig.precision()
+    precision.backward(rig.loss(slice(0, 3), precision.autocast()), 3 / 8)
+    loss = rig.loss(slice(3, 8), precision.autocast())
+    rig.model[0].weight.register_hook(lose)
+    hooks = rig.model[0].weight._backward_hooks
+    with pytest.raises(Lost):
+        precision.backward(loss, 5 / 8)
+    hooks.clear()
+    assert all(p.grad is None for p in rig.model.parameters())
+    with pytest.raises(RuntimeError, match=begins("there is no gradient")):
+        precision.step()
+    assert ours(rig, precision) == ours(clean, clean.precision())
+    assert equal(rig.state(), clean.state())
+
+
 def test_a_format_that_is_native(new_cpu):
     for format in FORMATS:
         assert MixedPrecision(Rig().optimizer, format).format == format
@@ -596,9 +647,9 @@ UNDER = (
 
 def sixteen(dtype):
     return (
-        f"the loss is {dtype}: times a loss scale of 65 536 it is beyond "
-        "fp16's largest number, 65 504. Compute it in fp32, from "
-        "output.float()"
+        f"the loss is {dtype}: it has two or three digits, and in fp16 the "
+        "gradient that enters it, a loss scale of 65 536, is infinite. "
+        "Compute it in fp32, from output.float()"
     )
 
 

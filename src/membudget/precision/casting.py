@@ -77,6 +77,7 @@ _ALIASES = {
     "__rpow__": "pow",
     "concat": "cat",
     "grid_sample": "grid_sampler",
+    "square": "pow",
 }
 
 

@@ -18,6 +18,10 @@ SINCE = {
 """The CUDA capability from which on matrix units take a format (NVIDIA, CUDA
 C++ Programming Guide, "Compute Capabilities")."""
 
+EMULATED = {"bf16": (7, 0), "fp16": (5, 3)}
+"""From which on PyTorch takes the format at all: cuBLAS refuses bf16 before
+(pytorch#57773), though ``torch.cuda.is_bf16_supported()`` is true there."""
+
 
 def support(format: str, device: str | torch.device | None = None) -> str:
     """How a device multiplies matrices in a format.
@@ -42,7 +46,8 @@ def support(format: str, device: str | torch.device | None = None) -> str:
     capability = torch.cuda.get_device_capability(device)
     if capability >= SINCE[format]:
         return "native"
-    return "emulated" if FORMATS[format].bytes == 2 else "absent"
+    least = EMULATED.get(format, SINCE[format])
+    return "emulated" if capability >= least else "absent"
 
 
 def _on_cpu(format: str) -> str:

@@ -127,7 +127,7 @@ class DynamicScale:
     interval: int = 2000
 
     def __post_init__(self) -> None:
-        _positive(self.start, "start")
+        _positive(fp32(self.start), "start")
         whole(self.interval, "interval")
         if not 1 < self.growth < math.inf:
             raise ValueError(f"growth is {self.growth}: use more than 1")

@@ -48,7 +48,8 @@ class MixedPrecision:
         format: ``"fp32"``, ``"bf16"`` or ``"fp16"``.
         max_norm: clip the unscaled gradient to this norm.
         scaler: for fp16 alone; by default a new ``torch.amp.GradScaler``.
-            One that is switched off trains without a loss scale.
+            One that is switched off trains without a loss scale. It is
+            this loop's alone: each step updates it.
         emulated: whether a format that the device only emulates will do
             (:func:`membudget.precision.support`): for learning, not for
             speed.
@@ -128,6 +129,9 @@ class MixedPrecision:
     def backward(self, loss: torch.Tensor, share: float = 1.0) -> None:
         """Scale the loss and add its gradient.
 
+        An error of the backward pass itself (out of memory) clears the
+        gradients: begin the step again.
+
         Args:
             loss: scalar, in fp32 or fp64, the mean over the micro-batch.
                 Reading whether it is finite waits for the device.
@@ -158,7 +162,11 @@ class MixedPrecision:
         loss = loss * share
         if self.scaler:
             loss = self.scaler.scale(loss)
-        loss.backward()
+        try:
+            loss.backward()
+        except BaseException:
+            self._clear()
+            raise
         self._micro_batches += 1
 
     def unscale(self) -> float:
@@ -176,41 +184,44 @@ class MixedPrecision:
                 "the gradient is unscaled already, and would be too small by "
                 "the loss scale: call unscale() once, before step()"
             )
-        gradients = self._gradients()
+        self._gradients()
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         self._unscaled = True
-        return nn.utils.get_total_norm(gradients).item()
+        return self._norm()
 
     def step(self) -> ScaledStep:
         """Unscale, clip, step, update the scale, clear the gradients.
 
         After an overflow the parameters stay as they are, the scale falls
-        and the gradients are cleared.
+        and the gradients are cleared. They are cleared after an error in the
+        optimizer, too, which may have updated some parameters.
 
         Raises:
             RuntimeError: no backward pass came before, or the gradient is
                 not finite and there is no scaler.
         """
-        if not self._unscaled:
-            self.unscale()
-        norm = nn.utils.get_total_norm(self._gradients()).item()
+        norm = self._norm() if self._unscaled else self.unscale()
         limit = self.max_norm or inf
-        above = norm > limit
-        if above:
-            nn.utils.clip_grads_with_norm_(
-                self.parameters(), limit, torch.tensor(norm)
-            )
         scale, stepped = 1.0, isfinite(norm)
-        if self.scaler:
-            scale = self.scaler.get_scale()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            stepped = self.scaler.get_scale() >= scale
-        elif stepped:
-            self.optimizer.step()
-        self._micro_batches, self._unscaled = 0, False
-        self.optimizer.zero_grad()
+        try:
+            if norm > limit:
+                nn.utils.clip_grads_with_norm_(
+                    self.parameters(), limit, torch.tensor(norm)
+                )
+            if self.scaler:
+                scale = self.scaler.get_scale()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                stepped = self.scaler.get_scale() >= scale
+            elif stepped:
+                self.optimizer.step()
+        except BaseException:
+            if self.scaler:  # it counts the gradient as unscaled still
+                self.scaler.update(self.scaler.get_scale())
+            raise
+        finally:
+            self._clear()
         if not stepped and not self.scaler:
             raise RuntimeError(
                 f"the gradient has norm {norm}, and without a scaler no step "
@@ -218,7 +229,14 @@ class MixedPrecision:
                 "are as before. Lower the learning rate, or look for the "
                 "operator that overflows"
             )
-        return ScaledStep(norm, scale, above and stepped, stepped)
+        return ScaledStep(norm, scale, stepped and norm > limit, stepped)
+
+    def _clear(self) -> None:
+        self._micro_batches, self._unscaled = 0, False
+        self.optimizer.zero_grad()
+
+    def _norm(self) -> float:
+        return nn.utils.get_total_norm(self._gradients()).item()
 
     def _gradients(self) -> list[torch.Tensor]:
         if not self._micro_batches:
@@ -309,7 +327,13 @@ def _trainable(format: str) -> str:
 
 
 def _allowed(format: str, device: torch.device, emulated: bool) -> None:
-    if support(format, device) != "native" and not emulated:
+    found = support(format, device)
+    if found == "absent":
+        raise ValueError(
+            f"{device} cannot multiply matrices in {format}: use fp16 on a "
+            "GPU that has no bf16, otherwise fp32"
+        )
+    if found == "emulated" and not emulated:
         raise ValueError(
             f"{device} only emulates {format}: the numbers are right, the "
             "speed is not that of 16 bits. Use another format "
@@ -340,9 +364,9 @@ def _checked(loss: torch.Tensor) -> None:
         )
     if loss.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
-            f"the loss is {loss.dtype}: times a loss scale of 65 536 it is "
-            "beyond fp16's largest number, 65 504. Compute it in fp32, from "
-            "output.float()"
+            f"the loss is {loss.dtype}: it has two or three digits, and in "
+            "fp16 the gradient that enters it, a loss scale of 65 536, is "
+            "infinite. Compute it in fp32, from output.float()"
         )
     value = loss.item()
     if not isfinite(value):
