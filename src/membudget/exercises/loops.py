@@ -97,6 +97,7 @@ def run(
     window: Window = (),
     count: Callable[[torch.Tensor], int] = len,
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Add up the gradients of micro-batches.
 
@@ -107,10 +108,14 @@ def run(
         window: those that the counts are taken from, if others.
         count: of one micro-batch's labels.
         backward: called with each weighted loss.
+        dtype: of autocast, which is left before each backward pass; None
+            for none.
     """
     counts = [count(y) for _, y in window or micro_batches]
     for x, y in micro_batches:
-        backward(mean_loss(model, (x, y)) * weigh(count(y), counts))
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = mean_loss(model, (x, y)) * weigh(count(y), counts)
+        backward(loss)
 
 
 def step(
@@ -123,6 +128,7 @@ def step(
     each: str = "",
     end: str = "unscale clip step update wipe",
     dtype: torch.dtype | None = torch.float16,
+    scaled: bool = True,
 ) -> None:
     """Run a window and step.
 
@@ -136,6 +142,7 @@ def step(
         each: actions after every micro-batch.
         end: actions after the last one.
         dtype: of autocast.
+        scaled: whether the losses are.
     """
 
     def normalise() -> None:
@@ -159,12 +166,11 @@ def step(
             actions[name]()
 
     def backward(loss: torch.Tensor) -> None:
-        scaler.scale(loss).backward()
+        (scaler.scale(loss) if scaled else loss).backward()
         do(each)
 
-    fp16 = scaler.is_enabled() and dtype is not None
-    with torch.autocast("cpu", dtype, enabled=fp16):
-        run(model, micro_batches, weigh, backward=backward)
+    cast = dtype if scaler.is_enabled() else None
+    run(model, micro_batches, weigh, backward=backward, dtype=cast)
     do(end)
 
 

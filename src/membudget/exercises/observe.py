@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from math import log2
 from typing import NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from membudget.checkpointing import Action, Run, simulate
 from membudget.exercises.compare import Seen, numbers
@@ -227,37 +228,63 @@ def gradient(limit: Limit) -> Callable[[Callable, tuple], Seen]:
 def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
     """What a function adds to the parameters, and the scaler's new scale.
 
+    The first arguments are a model and its optimizer.
+
     Args:
         limit: most samples that may be alive at once, from the arguments.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        parameters = list(args[0].parameters())
-        before = _flat(parameters)
         with _Graphs(args[0]) as graphs:
-            result = fn(*args)
-        moved = _flat(parameters) - before
-        left = any(
-            p.grad is not None and bool(p.grad.any()) for p in parameters
-        )
-        if graphs.unused and not (left or moved.any()):
-            if _is_empty(result):
-                return Seen(attempted=False)
-            return Seen(hint=f"nothing ran: this returns {kind(result)}.")
-        hint = graphs.hint(limit(*args))
-        if left:
-            hint = (
-                "gradients are still there at the end: call "
-                "`optimizer.zero_grad()`, which sets them to None."
-            )
-        parts = {"update of the parameters": moved}
-        for scaler in args:
-            if isinstance(scaler, torch.amp.GradScaler):
-                scale = torch.tensor(scaler.get_scale(), dtype=torch.float64)
-                parts["new loss scale"] = scale
-        return Seen(parts, hint)
+            seen = _update(fn, args, graphs)
+        if seen.parts:
+            seen.hint = seen.hint or graphs.hint(limit(*args))
+        return seen
 
     return observe
+
+
+def amp_update(fn: Callable, args: tuple) -> Seen:
+    """What one step adds to the parameters, and what it does to the scaler.
+
+    And where autocast was on besides the forward pass, and whether its copies
+    were still there. The first arguments are a model and its optimizer.
+    """
+    with _Graphs(args[0]) as graphs, _Autocast(*args[:2]) as autocast:
+        seen = _update(fn, args, graphs)
+    if seen.parts:
+        seen.hint = seen.hint or autocast.hint()
+        for scaler in _scalers(args):
+            used = torch.tensor(scaler._scale is not None).double()
+            seen.parts = seen.parts | {"number of scalers in use": used}
+    return seen
+
+
+def _scalers(args: tuple) -> list[torch.amp.GradScaler]:
+    return [a for a in args if isinstance(a, torch.amp.GradScaler)]
+
+
+def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
+    parameters = list(args[0].parameters())
+    before = _flat(parameters)
+    result = fn(*args)
+    moved = _flat(parameters) - before
+    left = any(p.grad is not None and bool(p.grad.any()) for p in parameters)
+    if graphs.unused and not (left or moved.any()):
+        if _is_empty(result):
+            return Seen(attempted=False)
+        return Seen(hint=f"nothing ran: this returns {kind(result)}.")
+    parts = {"update of the parameters": moved}
+    for scaler in _scalers(args):
+        scale = torch.tensor(scaler.get_scale(), dtype=torch.float64)
+        parts["new loss scale"] = scale
+    return Seen(parts, GRADIENTS_LEFT if left else "")
+
+
+GRADIENTS_LEFT = (
+    "gradients are still there at the end: call `optimizer.zero_grad()`, "
+    "which sets them to None."
+)
 
 
 def training(fn: Callable, args: tuple) -> Seen:
@@ -648,6 +675,98 @@ class _Graphs(torch.autograd.graph.saved_tensors_hooks):
                 "its activations are freed."
             )
         return ""
+
+
+class _Autocast(TorchDispatchMode):
+    """Watch autocast in the backward pass and in the optimizer's steps.
+
+    Autocast keeps its 16-bit copies of parameters until its outermost block
+    ends. The reader's is made the outermost, although a checker runs in a
+    block of its own. Copies of biases are looked for: no gradient needs one,
+    so none is alive in the backward pass unless the block is open.
+
+    Args:
+        model: with biases.
+        optimizer: of the model.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        super().__init__()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._biases = [p for p in trained if p.ndim == 1]
+        self._copies: list[ref[torch.UntypedStorage]] = []
+        self._in_backward = self._kept = self._in_step = False
+        self._steps = 0
+        for parameter in trained:
+            parameter.register_hook(self._backward)
+        optimizer.register_step_pre_hook(self._step)
+
+    def __enter__(self) -> "_Autocast":
+        torch.clear_autocast_cache()
+        self._depth = _set_nesting(0)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        torch.clear_autocast_cache()
+        _set_nesting(self._depth)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and any(
+            args[0] is bias for bias in self._biases
+        ):
+            self._copies.append(ref(result.untyped_storage()))
+        return result
+
+    def _backward(self, gradient: torch.Tensor) -> None:
+        self._in_backward |= torch.is_autocast_enabled("cpu")
+        self._kept |= any(copy() is not None for copy in self._copies)
+
+    def _step(self, *_: object) -> None:
+        self._in_step |= torch.is_autocast_enabled("cpu")
+        self._steps += 1
+
+    def hint(self) -> str:
+        """What is wrong even if the numbers are right."""
+        if self._steps > 1:
+            return (
+                f"the optimizer steps {self._steps} times: add all gradients "
+                "up, and step once."
+            )
+        if self._in_backward:
+            return (
+                "the backward pass runs under autocast: what an fp32 part of "
+                "a model computes there is in 16 bits, and the 16-bit copies "
+                "of all weights stay alive. Leave the block after the loss."
+            )
+        if self._kept:
+            return (
+                "autocast is off in the backward pass, but a block is still "
+                "open: the 16-bit copies of all weights live until the "
+                "outermost one ends, those too that no gradient needs. Leave "
+                "the block after the loss; `enabled=False` inside it is not "
+                "enough."
+            )
+        if self._in_step:
+            return (
+                "the optimizer steps under autocast: only the forward pass "
+                "and the loss belong in the block."
+            )
+        return ""
+
+
+def _set_nesting(depth: int) -> int:
+    """Say how many autocast blocks are open; returns how many were."""
+    before = torch.autocast_increment_nesting() - 1
+    while torch.autocast_decrement_nesting() > depth:
+        pass
+    for _ in range(depth - before):
+        torch.autocast_increment_nesting()
+    return before
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

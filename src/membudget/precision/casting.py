@@ -78,6 +78,7 @@ _ALIASES = {
     "concat": "cat",
     "grid_sample": "grid_sampler",
     "square": "pow",
+    "linalg_matmul": "matmul",
 }
 
 

@@ -13,7 +13,6 @@ import {
   redraw,
   save,
   slider,
-  stairs,
   svg,
 } from "./base.mjs";
 
@@ -49,6 +48,7 @@ const SHOWN = {
   temporaries: "temporaries",
 };
 const CATEGORIES = Object.keys(SHOWN);
+const MOMENTS = { optimizer: "optimizer step" }; // else as the phase is called
 
 const NOTES = {
   bits:
@@ -61,7 +61,10 @@ const NOTES = {
     "with fewer bits.",
   merged: " The first bar holds what is smaller, too.",
   recipes:
-    "What is alive at the peak of a training step with Adam, predicted. " +
+    "What is alive at the peak of a training step with Adam, predicted. The " +
+    "peak is one moment: what is not alive then, as gradients that are still " +
+    "to come, is not in the bar. Temporaries are mostly gradients on their " +
+    "way back, of the logits above all; in the optimizer step its workspace. " +
     "Bytes per parameter are those of parameters, gradients and optimizer " +
     "states.",
 };
@@ -136,15 +139,20 @@ export function stored(x, name) {
   };
 }
 
-/** The number that a text means, or null. */
+/** The number that a text means, or in words why it means none. */
 export function parse(text) {
   const plain = text.trim().replaceAll("−", "-");
-  const [, sign, power] = /^([+-]?)2(?:\^|\*\*)([+-]?\d+)$/.exec(plain) ?? [];
-  if (power) return (sign === "-" ? -1 : 1) * 2 ** Number(power);
   const infinite = /^([+-]?)(?:inf|infinity|∞)$/i.exec(plain);
   if (infinite) return infinite[1] === "-" ? -Infinity : Infinity;
+  const [, sign, power] = /^([+-]?)2(?:\^|\*\*)([+-]?\d+)$/.exec(plain) ?? [];
   const decimal = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(plain);
-  return decimal ? Number(plain) : null;
+  if (!power && !decimal) return "is no number";
+  const x = power ? (sign === "-" ? -1 : 1) * 2 ** power : Number(plain);
+  if (Math.abs(x) === Infinity)
+    return "is beyond the largest number, 1.8e308";
+  if (!x && /^[^e]*[1-9]/i.test(plain))
+    return "is below the smallest number, 5e-324";
+  return x;
 }
 
 /* As the trait holds it; Python's float() reads it. */
@@ -168,15 +176,16 @@ function sharesOf({ histogram, format, scale }) {
 }
 
 function recipesOf({ account, batch, checkpointed, budget }) {
-  const { batches, peaks, states } = account;
-  const splits = peaks[checkpointed ? 1 : 0][batches.indexOf(batch)];
+  const { batches, peaks, phases, states } = account;
+  const of = (table) => table[checkpointed ? 1 : 0][batches.indexOf(batch)];
+  const [splits, moments] = [of(peaks), of(phases)];
   return Object.fromEntries(
     RECIPES.map((recipe, i) => {
       const bytes = sum(splits[i]);
       const fits = budget === null ? null : bytes <= budget;
       const split = CATEGORIES.map((c, k) => [c, splits[i][k]]);
       const all = { split: Object.fromEntries(split), bytes, fits };
-      return [recipe, { ...all, states: states[i] }];
+      return [recipe, { ...all, phase: moments[i], states: states[i] }];
     }),
   );
 }
@@ -191,7 +200,10 @@ export const describe = (state) => ({
 const superscript = (n) =>
   String(n).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]);
 
-const power = (e) => (e ? `2${superscript(e)} = ${2 ** e}` : "1");
+/* "851 496", with a narrow no-break space. */
+const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+
+const power = (e) => (e ? `2${superscript(e)} = ${grouped(2 ** e)}` : "1");
 
 /** "0.0999755859", "5.96·10⁻⁸", "∞"; all digits without a number of them. */
 export function numberText(x, digits) {
@@ -223,13 +235,14 @@ function bitsSentence({ number }, formats) {
   for (const [name, { kind, value, error }] of Object.entries(formats)) {
     const group = kind === "normal" && value === x ? "exact" : kind;
     kinds[group] = [...(kinds[group] ?? []), name];
-    const kept = group === "normal" || group === "subnormal";
-    if (kept && error > (worst?.error ?? 0)) worst = { name, error };
+    if (group === "normal" && error > (worst?.error ?? 0))
+      worst = { name, error };
   }
   const all = kinds.exact.length === Object.keys(FORMATS).length;
   const exact = all ? "every format" : and(kinds.exact) || "no format";
   const { subnormal, underflow, overflow } = kinds;
-  const elsewhere = underflow || overflow ? "elsewhere " : "";
+  const elsewhere =
+    kinds.normal.length < Object.keys(FORMATS).length ? "elsewhere " : "";
   return (
     `${numberText(x)} is exact in ${exact}` +
     (subnormal ? `; subnormal in ${and(subnormal)}` : "") +
@@ -243,18 +256,22 @@ function bitsSentence({ number }, formats) {
   );
 }
 
+/* The place of the slider next to an exponent. */
+const inside = (e) => Math.min(Math.max(e, 0), MOST_SCALE);
+
 function scaleSentence({ format, scale }, n) {
-  const beyond = n.best < 0 || n.best > MOST_SCALE;
+  const end = inside(n.best);
   return (
     `With a loss scale of ${power(Math.log2(scale))}, ${format} loses ` +
-    `${percent(n.below)} of the ${n.gradients} gradients to underflow; ` +
+    `${percent(n.below)} of the ${grouped(n.gradients)} gradients to underflow; ` +
     `${percent(n.subnormal)} are subnormal, and ` +
     `${percent(n.above)} overflow` +
     (n.above && !FORMATS[format][2]
       ? ", so a scaler would skip the step"
       : "") +
     `. The largest scale without overflow is 2${superscript(n.best)}` +
-    (beyond ? ", which is beyond the slider." : ".")
+    (n.best === end ? "" : ", which is beyond the slider") +
+    (n.best === end || scale !== 2 ** end ? "." : ": this is its end.")
   );
 }
 
@@ -288,6 +305,8 @@ export const sentences = (state) => [
 
 // ---- geometry -----------------------------------------------------------
 
+const LETTER = 7.1; // pixels, on average, in a wide font
+
 /** The bits: a row for each format, its cells as wide as there is room. */
 export function bitsLayout(formats, width) {
   const cell = Math.min((width - 10) / 32, 18);
@@ -310,6 +329,22 @@ export function bitsLayout(formats, width) {
   return { rows, cell, lines, width, height: y - 8 };
 }
 
+/* A row for each label, and a side of its line, which begins in that row. So
+   no line crosses a label: from the first lines the labels go to the left, the
+   lowest first, from the others to the right, the highest first. */
+function placeLabels(marks, width) {
+  const room = ({ x, wide }, left) => (left ? x : width - x) - wide;
+  const worst = [0, 1, 2, 3].map((split) =>
+    Math.min(...marks.map((mark, i) => room(mark, i < split))),
+  );
+  const split = worst.findIndex((least) => least >= 0);
+  const best = split < 0 ? worst.indexOf(Math.max(...worst)) : split;
+  marks.forEach((mark, i) => {
+    mark.left = i < best;
+    mark.y = 12 + 16 * (mark.left ? best - 1 - i : i - best);
+  });
+}
+
 /** The histogram: bars move with the scale, the axis stays. */
 export function scaleLayout({ histogram, format, scale }, width) {
   const { start, counts, gradients } = histogram;
@@ -325,15 +360,19 @@ export function scaleLayout({ histogram, format, scale }, width) {
     [...counts, 0].map((_, i) => x(start + i + shift));
   const { underflow, normal, overflow } = limits(format);
   const marks = [
-    ["underflow", Math.log2(underflow)],
-    ["smallest normal", Math.log2(normal)],
-    ["overflow", Math.log2(overflow)],
-  ].map(([name, e]) => ({
-    name,
-    e,
-    x: x(Math.min(Math.max(e, low), high)),
-    beyond: e < low ? -1 : e > high ? 1 : 0,
-  }));
+    ["underflow", underflow],
+    ["smallest normal", normal],
+    ["overflow", overflow],
+  ].map(([name, size], i) => {
+    const e = Math.log2(size);
+    const beyond = e < low ? -1 : e > high ? 1 : 0;
+    const end = i < 2 ? `2${superscript(e)}` : numberText(size, 5);
+    const words = `${name} ${end}`;
+    const label = [`← ${words}`, words, `${words} →`][beyond + 1];
+    const at = x(Math.min(Math.max(e, low), high));
+    return { e, beyond, label, x: at, wide: LETTER * label.length + 4 };
+  });
+  placeLabels(marks, width);
   const by = [4, 8, 16, 32, 64, 128].find((step) => step * each >= 48);
   const ticks = [];
   for (let e = Math.ceil(low / by) * by; e <= high; e += by) {
@@ -389,8 +428,6 @@ export function recipesLayout(recipes, budget, width) {
 }
 
 // ---- drawing ------------------------------------------------------------
-
-const LETTER = 7.1; // pixels, on average, in a wide font
 
 const text = (x, y, content, attributes = {}) =>
   svg("text", { x, y, ...attributes }, content);
@@ -471,19 +508,13 @@ function* scaleParts(id, plan, scale) {
   }
   const middleOf = { "text-anchor": "middle" };
   yield text((left + right) / 2, bottom + 36, "size × loss scale", middleOf);
-  for (const { x, beyond } of marks) {
-    if (!beyond) yield line(x, 4, x, bottom, "mb-mark");
+  for (const { x, y, beyond } of marks) {
+    if (!beyond) yield line(x, y - 8, x, bottom, "mb-mark");
   }
-  for (const [i, { name, e, x, beyond }] of marks.entries()) {
-    const size = i < 2 ? `2${superscript(e)}` : numberText(2 ** e, 5);
-    const label = `${name} ${size}`;
-    const wide = LETTER * label.length + 6;
-    const shown = [`← ${label}`, label, `${label} →`][beyond + 1];
-    const end = beyond > 0 || (!beyond && x + wide > plan.width);
-    yield text(x + (beyond ? 0 : end ? -4 : 4), 12 + 16 * i, shown, {
-      "text-anchor": end ? "end" : "start",
-      class: "mb-halo",
-    });
+  for (const { x, y, left: before, beyond, label } of marks) {
+    const gap = beyond ? 0 : before ? -4 : 4;
+    const anchor = before ? "end" : "start";
+    yield text(x + gap, y, label, { "text-anchor": anchor, class: "mb-halo" });
   }
 }
 
@@ -523,7 +554,8 @@ function* recipesParts(id, plan, size) {
     const label = `budget ${formatBytes(size)}${beyond ? " →" : ""}`;
     const half = (LETTER * label.length) / 2;
     const at = Math.min(Math.max(x, half), beyond ? plot.right : width - half);
-    if (!beyond) yield line(x, plot.top - 6, x, plot.bottom, "mb-limit");
+    const d = bars.map(({ y }) => `M${x} ${y - 2}v28`).join("");
+    if (!beyond) yield svg("path", { d, class: "mb-limit" });
     const anchor = beyond ? "end" : "middle";
     yield text(at, 12, label, { "text-anchor": anchor });
   }
@@ -547,8 +579,9 @@ const entry = (label, ...shown) =>
 function shareList({ histogram, format }, n) {
   const share = (label, key) =>
     entry(label, number(key, n[key], percent(n[key])));
-  const zeros = histogram.zeros ? ` (and ${histogram.zeros} zeros)` : "";
-  const count = `${n.gradients}${zeros}`;
+  const { zeros } = histogram;
+  const more = zeros ? ` (and ${grouped(zeros)} zeros)` : "";
+  const count = `${grouped(n.gradients)}${more}`;
   return [
     entry("gradients", number("gradients", n.gradients, count)),
     share(`lost to underflow in ${format}`, "below"),
@@ -563,9 +596,9 @@ function shareList({ histogram, format }, n) {
 
 function recipeTable(recipes) {
   const column = (label) => html("th", { scope: "col" }, label);
-  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s"];
+  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "in"];
   const rows = RECIPES.map((recipe) => {
-    const { bytes, states } = recipes[recipe];
+    const { bytes, phase, states } = recipes[recipe];
     const share = Math.floor((bytes / recipes.fp32.bytes) * 100 + 0.5);
     return html(
       "tr",
@@ -574,6 +607,7 @@ function recipeTable(recipes) {
       html("td", {}, `${states.join(" + ")} = ${sum(states)}`),
       html("td", {}, number(`${recipe}.bytes`, bytes, formatBytes(bytes))),
       html("td", {}, `${share} %`),
+      html("td", {}, MOMENTS[phase] ?? phase),
     );
   });
   return [
@@ -594,40 +628,63 @@ const legend = (id) =>
     }),
   );
 
-/* A labelled field. What `read` makes null is a mistake, which `wrong` says
-   when the field is left; the last value stays. */
-function field({ label, key, read, write, wrong, onValue }) {
+/* What a part says: its sentence, or else what is wrong in its field. */
+function voice() {
+  const look = { class: "mb-live", "aria-live": "polite", id: makeId() };
+  const root = html("p", look);
+  let [words, wrong, timer] = ["", "", 0];
+  const now = () => {
+    const next = wrong || words;
+    root.classList.toggle("mb-problem", Boolean(wrong));
+    if (root.textContent !== next) root.textContent = next;
+  };
+  const soon = () => {
+    clearTimeout(timer);
+    if (root.textContent) timer = setTimeout(now, 150);
+    else now();
+  };
+  return {
+    root,
+    say: (sentence) => soon((words = sentence)),
+    object: (problem) => soon((wrong = problem)),
+    end: () => clearTimeout(timer),
+  };
+}
+
+/* A labelled field. `read` gives a value, or in words why there is none: the
+   voice says so, with how to write one, and the last value stays. */
+function field({ label, key, read, write, name, how, voice, onValue }) {
   const id = makeId();
-  const name = html("label", { for: id }, label);
   const input = html("input", {
     ...{ type: "text", id, "data-key": key, autocomplete: "off" },
     ...{ spellcheck: "false", "data-lm-suppress-shortcuts": "true" },
+    "aria-errormessage": voice.root.id,
   });
-  const problem = html("p", { role: "alert", class: "mb-problem" });
-  const control = html("div", { class: "mb-control" }, name, input);
-  const root = html("div", {}, control, problem);
-  const say = (words) => {
-    problem.textContent = words;
-    problem.hidden = !words;
+  const title = html("label", { for: id }, label);
+  const root = html("div", { class: "mb-control" }, title, input);
+  const object = (words) => {
     input.setAttribute("aria-invalid", Boolean(words));
+    voice.object(words);
   };
   let shown;
   input.addEventListener("input", () => {
-    const value = read(input.value);
-    if (value === null) return;
-    say("");
-    onValue(value);
-  });
-  input.addEventListener("change", () => {
-    if (read(input.value) === null) say(wrong(input.value, shown));
+    const typed = input.value.trim();
+    const value = read(typed);
+    if (typeof value === "string") {
+      const short = typed.length > 30 ? `${typed.slice(0, 29)}…` : typed;
+      const what = typed ? `“${short}”` : "An empty field";
+      object(`${what} ${value}: ${name(shown)} stays. ${how}`);
+    } else {
+      object("");
+      onValue(value);
+    }
   });
   const update = (value) => {
     if (Object.is(value, shown)) return;
     shown = value;
     if (!Object.is(read(input.value), value)) input.value = write(value);
-    say("");
+    object("");
   };
-  say("");
   return { root, update };
 }
 
@@ -640,15 +697,16 @@ function render({ model, el }) {
   const read = () =>
     Object.fromEntries(KEYS.map((key) => [key, model.get(key)]));
   const set = (key) => (value) => save(model, { [key]: value });
+  const voices = [voice(), voice(), voice()];
 
   const value = field({
     label: "Number",
     key: "number",
     read: parse,
     write: textOf,
-    wrong: (typed, last) =>
-      `“${typed}” is no number: write it like 0.1, -3e-5, 2^-24 or inf. ` +
-      `What is shown is still ${textOf(last)}.`,
+    name: (x) => numberText(x),
+    how: "Use digits and a point, as 0.1, 1e-5 or 2^-24.",
+    voice: voices[0],
     onValue: (x) => set("number")(textOf(x)),
   });
   const scale = slider({
@@ -668,7 +726,7 @@ function render({ model, el }) {
     key: "best",
     onClick: () => {
       const { best } = sharesOf(read());
-      set("scale")(2 ** Math.min(Math.max(best, 0), MOST_SCALE));
+      set("scale")(2 ** inside(best));
     },
   });
   const batch = slider({
@@ -686,24 +744,22 @@ function render({ model, el }) {
     label: "Budget in GiB (empty: none)",
     key: "budget",
     read: (typed) => {
-      if (!typed.trim()) return 0;
-      const bytes = Math.round((parse(typed) ?? 0) * GIB);
-      return bytes >= 1 && bytes <= MOST_BUDGET ? bytes : null;
+      if (!typed) return 0;
+      const bytes = Math.round(parse(typed) * GIB);
+      return bytes >= 1 && bytes <= MOST_BUDGET ? bytes : "is no budget";
     },
     write: (bytes) => (bytes ? String(bytes / GIB) : ""),
-    wrong: (typed, last) =>
-      `“${typed}” is no budget: write a number of GiB above 0, such as 24, ` +
-      `up to ${MOST_BUDGET / GIB}, or nothing. What is shown is still ` +
-      `${last ? formatBytes(last) : "no budget"}.`,
+    name: (bytes) => (bytes ? formatBytes(bytes) : "no budget"),
+    how:
+      "Use GiB above 0, as 24 or 0.5, " +
+      `up to ${MOST_BUDGET / GIB}, or nothing.`,
+    voice: voices[2],
     onValue: (bytes) => set("budget")(bytes || null),
   });
 
   const id = makeId();
   const picture = () => svg("svg", { role: "img", class: "mb-picture" });
   const pictures = [picture(), picture(), picture()];
-  const said = pictures.map(() =>
-    html("p", { "aria-live": "polite", class: "mb-live" }),
-  );
   const title = html("span");
   const whose = html("span");
   const list = html("dl", { class: "mb-numbers" });
@@ -713,7 +769,7 @@ function render({ model, el }) {
   el.classList.add("mb-root", "mb-precision");
   el.append(
     html("div", { class: "mb-controls mb-one" }, value.root),
-    said[0],
+    voices[0].root,
     figure("One number in six formats", NOTES.bits, pictures[0]),
     html(
       "div",
@@ -722,7 +778,7 @@ function render({ model, el }) {
       format.root,
       html("div", { class: "mb-buttons" }, stop.root),
     ),
-    said[1],
+    voices[1].root,
     figure(title, html("span", {}, NOTES.scale, merged), pictures[1]),
     list,
     html(
@@ -732,20 +788,11 @@ function render({ model, el }) {
       budget.root,
       checkpointed.root,
     ),
-    said[2],
+    voices[2].root,
     figure(whose, NOTES.recipes, pictures[2]),
     legend(id),
     table,
   );
-
-  const timers = [];
-  const speak = (i, words) => {
-    clearTimeout(timers[i]);
-    if (said[i].textContent === words) return;
-    const now = () => (said[i].textContent = words);
-    if (said[i].textContent) timers[i] = setTimeout(now, 150);
-    else now();
-  };
 
   /* A part is drawn again when what it shows has changed, and only then. */
   const part = (keys, draw) => {
@@ -765,7 +812,7 @@ function render({ model, el }) {
       value.update(Number(state.number));
       const plan = bitsLayout(formats, width);
       show(pictures[0], plan, words, bitsParts(plan));
-      speak(0, words);
+      voices[0].say(words);
     }),
     part(["histogram", "format", "scale", "label"], (state, width) => {
       const n = sharesOf(state);
@@ -780,7 +827,7 @@ function render({ model, el }) {
       const plan = scaleLayout(state, width);
       show(pictures[1], plan, words, scaleParts(id, plan, state.scale));
       list.replaceChildren(...shareList(state, n));
-      speak(1, words);
+      voices[1].say(words);
     }),
     part(["account", "batch", "checkpointed", "budget"], (state, width) => {
       const { account } = state;
@@ -798,7 +845,7 @@ function render({ model, el }) {
       const plan = recipesLayout(recipes, state.budget, width);
       show(pictures[2], plan, words, recipesParts(id, plan, state.budget));
       table.replaceChildren(...recipeTable(recipes));
-      speak(2, words);
+      voices[2].say(words);
     }),
   ];
   const end = redraw(model, pictures[0], (width) => {
@@ -808,7 +855,7 @@ function render({ model, el }) {
   });
   return () => {
     end();
-    timers.forEach(clearTimeout);
+    for (const { end: quiet } of voices) quiet();
     el.replaceChildren();
   };
 }

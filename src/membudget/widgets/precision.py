@@ -16,6 +16,7 @@ from membudget.ledger import (
     PRESETS,
     RECIPES,
     Chain,
+    Moment,
     Transformer,
     bytes_per_parameter,
     predict,
@@ -56,17 +57,32 @@ SHOWN = {
 }
 """The categories of what is alive, from the left of a bar to its right."""
 
+MOMENTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "recomputation": "recomputation",
+    "optimizer": "optimizer step",
+}
+"""The phases in which a peak can be, in words."""
+
 
 class _Number(traitlets.Float):
     """A trait for any number but NaN."""
 
     def validate(self, obj: Any, value: Any) -> float:
-        if not _real(value) or math.isnan(value):
+        try:
+            number = float(value) if _real(value) else math.nan
+        except OverflowError:
+            raise traitlets.TraitError(
+                f"{self.name} is beyond the largest number, 1.8e308: use a "
+                "smaller one, or inf"
+            ) from None
+        if math.isnan(number):
             raise traitlets.TraitError(
                 f"{self.name} is {value!r}: use a number such as 0.1, 3e-5 "
                 "or inf"
             )
-        return float(value)
+        return number
 
 
 class _Scale(traitlets.Int):
@@ -211,9 +227,9 @@ class Precision(Widget):
         ``overflow``. ``below``, ``subnormal`` and ``above`` are shares of
         the ``gradients`` that are not zero; ``best`` is log2 of the largest
         scale without overflow. ``recipes``: the bytes at the peak, together
-        and by category, the bytes per parameter of parameters, gradients and
-        optimizer states, and whether the peak is within the budget (None
-        without one).
+        and by category, the phase of that moment, the bytes per parameter of
+        parameters, gradients and optimizer states, and whether the peak is
+        within the budget (None without one).
         """
         histogram, account = self.histogram, self.account
         shares = histogram["lost"][self.format][round(log2(self.scale))]
@@ -221,6 +237,7 @@ class Precision(Widget):
         below, subnormal, above = (lost / count for lost in shares)
         index = account["batches"].index(self.batch)
         recipes = account["peaks"][int(self.checkpointed)][index]
+        phases = account["phases"][int(self.checkpointed)][index]
         return {
             "formats": {f: _stored(self.number, f) for f in FORMATS},
             "gradients": count,
@@ -232,6 +249,7 @@ class Precision(Widget):
                 recipe: {
                     "split": dict(zip(SHOWN, split, strict=True)),
                     "bytes": sum(split),
+                    "phase": phase,
                     "states": states,
                     "fits": (
                         None
@@ -239,8 +257,8 @@ class Precision(Widget):
                         else sum(split) <= self.budget
                     ),
                 }
-                for recipe, split, states in zip(
-                    RECIPES, recipes, account["states"], strict=True
+                for recipe, split, phase, states in zip(
+                    RECIPES, recipes, phases, account["states"], strict=True
                 )
             },
         }
@@ -262,7 +280,7 @@ class Precision(Widget):
             if kind == "normal" and stored["value"] == self.number:
                 kind = "exact"
             kinds.setdefault(kind, []).append(name)
-            if error and kind in ("normal", "subnormal"):
+            if kind == "normal":
                 errors[name] = error
         exact = _and(kinds.get("exact", []))
         if len(kinds.get("exact", [])) == len(FORMATS):
@@ -277,23 +295,26 @@ class Precision(Widget):
                 text += f"; {words} in {_and(kinds[kind])}"
         if errors:
             worst = max(errors, key=errors.__getitem__)
-            gone = {"underflow", "overflow"} & set(kinds)
-            text += f"; {'elsewhere ' if gone else ''}the relative error is "
+            named = set(kinds) - {"normal"}
+            text += f"; {'elsewhere ' if named else ''}the relative error is "
             text += f"at most {_number(errors[worst], 2)}, in {worst}"
         return text + "."
 
     def _scaled(self, n: dict[str, Any]) -> str:
         text = f"With a loss scale of {_power(round(log2(self.scale)))}, "
         text += f"{self.format} loses {_percent(n['below'])} of the "
-        text += f"{n['gradients']} gradients to underflow; "
+        text += f"{_grouped(n['gradients'])} gradients to underflow; "
         text += f"{_percent(n['subnormal'])} are subnormal, and "
         text += f"{_percent(n['above'])} overflow"
         if n["above"] and FORMATS[self.format].infinite:
             text += ", so a scaler would skip the step"
         best = f"2{_superscript(n['best'])}"
         text += f". The largest scale without overflow is {best}"
-        if not 0 <= n["best"] <= MOST_SCALE:
+        end = min(max(n["best"], 0), MOST_SCALE)
+        if n["best"] != end:
             text += ", which is beyond the slider"
+            if self.scale == 2**end:
+                text += ": this is its end"
         return text + "."
 
     def _recipes(self, n: dict[str, Any]) -> str:
@@ -365,7 +386,8 @@ class Precision(Widget):
                 path += f"M{x:.1f} 310v-{height:.1f}h{wide:.1f}v{height:.1f}z"
         yield f'<path fill="{colour}" stroke="#fff" d="{path}"/>'
         yield '<path d="M2 310H398" stroke="currentColor"/>'
-        yield _text(2, 168, f"gradients × {self.scale} in {self.format}")
+        words = f"gradients × {_grouped(self.scale)} in {self.format}"
+        yield _text(2, 168, words)
         for row, x in enumerate(edges):
             if 2.05 < x < 397.95:
                 yield (
@@ -386,7 +408,8 @@ class Precision(Widget):
         top = _top([r["bytes"] for r in recipes.values()], self.budget)
         for index, (recipe, of) in enumerate(recipes.items()):
             y = 364 + 36 * index
-            yield _text(2, y - 4, f"{recipe}: {format_bytes(of['bytes'])}")
+            words = f"{recipe}: {format_bytes(of['bytes'])}"
+            yield _text(2, y - 4, f"{words}, {MOMENTS[of['phase']]}")
             alive = 0
             for category, size in of["split"].items():
                 x, alive = 2 + 396 * alive / top, alive + size
@@ -521,19 +544,19 @@ def _account(
     if isinstance(network, Transformer):
         sizes = (tokens,)
         known = [name for name, of in PRESETS.items() if of == network]
-        name = f"A transformer of {network.parameters} parameters"
+        name = f"A transformer of {_grouped(network.parameters)} parameters"
         name = f"{known[0] if known else name}, {tokens} tokens"
     elif isinstance(network, Chain):
         sizes = ()
         count = sum(p.numel() for p in network.model.parameters())
-        name = f"A chain of {count} parameters"
+        name = f"A chain of {_grouped(count)} parameters"
     else:
         raise TypeError(
             f"network is a {type(network).__name__}: use a Transformer or a "
             "Chain of membudget.ledger"
         )
 
-    def split(recipe: str, batch: int, checkpointed: bool) -> list[int]:
+    def at_peak(recipe: str, batch: int, checkpointed: bool) -> Moment:
         step = predict(
             network,
             batch,
@@ -542,17 +565,22 @@ def _account(
             lists=lists,
             checkpointed=checkpointed,
         )
-        return [step.at_peak.split[category] for category in SHOWN]
+        return step.at_peak
 
+    peaks = [
+        [[at_peak(r, b, checkpointed) for r in RECIPES] for b in batches]
+        for checkpointed in (False, True)
+    ]
     rules = [bytes_per_parameter(recipe) for recipe in RECIPES]
     return {
         "name": name,
         "batches": [int(batch) for batch in batches],
         "states": [[r.parameters, r.gradients, r.optimizer] for r in rules],
         "peaks": [
-            [[split(r, b, checkpointed) for r in RECIPES] for b in batches]
-            for checkpointed in (False, True)
+            [[[m.split[c] for c in SHOWN] for m in row] for row in rows]
+            for rows in peaks
         ],
+        "phases": [[[m.phase for m in row] for row in rows] for rows in peaks],
     }
 
 
@@ -590,8 +618,14 @@ def _superscript(number: int) -> str:
 
 
 def _power(exponent: int) -> str:
-    """``2¹⁶ = 65536``"""
-    return f"2{_superscript(exponent)} = {2**exponent}" if exponent else "1"
+    """``2¹⁶ = 65 536``"""
+    whole = _grouped(2**exponent)
+    return f"2{_superscript(exponent)} = {whole}" if exponent else whole
+
+
+def _grouped(count: int) -> str:
+    """``851 496``, with a narrow no-break space."""
+    return f"{count:,}".replace(",", "\u202f")
 
 
 def _number(value: float, digits: int | None = None) -> str:
