@@ -347,8 +347,8 @@ def round_to(x, exponent_bits, fraction_bits):
 
 def autocast_saved(batch, widths):
     inputs = batch * sum(widths[:-1])  # of all layers; ReLU keeps the same
-    weights = [a * b for a, b in pairwise(widths[1:])]
-    return 2 * (inputs + sum(weights))  # without the first weight
+    pairs = zip(widths[1:], widths[2:], strict=False)  # not the first weight
+    return 2 * (inputs + sum(a * b for a, b in pairs))
 
 
 def loss_scale(gradients, largest, smallest):

@@ -10,7 +10,7 @@ from torch import nn
 from membudget.exercises import loops
 from membudget.exercises.core import Case, Exercise, variants
 from membudget.exercises.loops import NO_CLIP, mean_loss
-from membudget.exercises.observe import answer, update
+from membudget.exercises.observe import amp_update, answer
 from membudget.models import mlp
 
 NO_STEP = "the optimizer does not step: the parameters stay as they are."
@@ -24,8 +24,13 @@ PLAIN_STEP = (
     "`optimizer.step()` does not."
 )
 NO_SCALE = (
-    "the loss is not scaled, and the scaler divides the gradient by the "
-    "loss scale all the same: call `scaler.scale(loss).backward()`."
+    "the loss is not scaled, so the scaler has nothing to unscale: call "
+    "`scaler.scale(loss).backward()`."
+)
+NO_SCALER = (
+    "the scaler is not used, and in fp16 small gradients become zero: "
+    "`scaler.scale(loss).backward()`, and `scaler.step(optimizer)` and "
+    "`scaler.update()` in place of `optimizer.step()`."
 )
 
 
@@ -66,11 +71,6 @@ def _finish(
         actions[name]()
 
 
-def _size(model: nn.Module, *args: object) -> int:
-    """Samples in the batch, the first argument that is a tensor."""
-    return len(next(a for a in args if isinstance(a, torch.Tensor)))
-
-
 # Clipped before it is unscaled
 
 
@@ -104,11 +104,16 @@ check_clipped_amp_step = Exercise(
         _clip_case(1000, 1024.0),
         _clip_case(0.1, 2.0**40),
     ],
-    observe=update(_size),
+    observe=amp_update,
     solution=_clipped,
     mistakes=variants(
         _clipped,
         [
+            (NO_SCALER, {"scaled": False, "end": "clip plain wipe"}),
+            (NO_SCALER, {"scaled": False, "end": "plain wipe"}),
+            (NO_SCALE, {"scaled": False, "end": "clip plain update wipe"}),
+            (NO_SCALE, {"scaled": False, "end": "clip step update wipe"}),
+            (NO_SCALE, {"scaled": False}),
             (SCALED_CLIP, {"end": "clip step update wipe"}),
             (SCALED_CLIP, {"end": "clip unscale step update wipe"}),
             (NO_CLIP, {"end": "unscale step update wipe"}),
@@ -143,8 +148,8 @@ check_clipped_amp_step = Exercise(
         ],
     ),
     shown=(
-        "Unscaled, then clipped, then stepped: max_norm means the true norm, "
-        "whatever the loss scale is."
+        "max_norm means the true norm here, whatever the loss scale is, and "
+        "an overflow skips the step."
     ),
     tolerance=1e-2,
 )
@@ -174,6 +179,7 @@ def _two_losses(
     between: str = "",
     end: str = "step update wipe",
     dtype: torch.dtype | None = torch.float16,
+    full: bool = True,
 ) -> None:
     """A step on the sum of two losses: the second is the mean square logit.
 
@@ -186,12 +192,13 @@ def _two_losses(
         between: actions after the first backward pass.
         end: actions after the last one; ``other`` divides by ``own``.
         dtype: of autocast.
+        full: whether the logits are squared in fp32.
     """
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         logits = model(x)
         losses = {
             "main": F.cross_entropy(logits, y),
-            "auxiliary": logits.float().square().mean(),
+            "auxiliary": (logits.float() if full else logits).square().mean(),
         }
     scales = {"main": scaler, "auxiliary": _scaler(own) if own else scaler}
     for name in used:
@@ -220,7 +227,7 @@ UPDATE_BETWEEN = (
 check_two_losses = Exercise(
     signature="two_losses(model, optimizer, scaler, x, y)",
     cases=[_loss_case(8.0), _loss_case(65536.0), _loss_case(2.0**40)],
-    observe=update(_size),
+    observe=amp_update,
     solution=_two_losses,
     mistakes=[
         (
@@ -250,6 +257,14 @@ check_two_losses = Exercise(
             partial(_two_losses, scaled=["auxiliary"]),
         ),
         (NO_SCALE, partial(_two_losses, scaled=[])),
+        (NO_SCALER, partial(_two_losses, scaled=[], end="plain wipe")),
+        (
+            "the auxiliary loss is in fp16, and so is the gradient on its "
+            "way back from it, which begins with the loss scale: 65 536 is "
+            "an overflow there, and the step is skipped. So is the square of "
+            "a logit above 255. Square `logits.float()`.",
+            partial(_two_losses, full=False),
+        ),
         (
             "the auxiliary loss is missing.",
             partial(_two_losses, used=["main"]),
@@ -294,9 +309,9 @@ check_two_losses = Exercise(
         (NOT_FP16, partial(_two_losses, dtype=None)),
     ],
     shown=(
-        "One scaler for everything that is added up in `param.grad`. Two "
-        "seem to work as long as their scales are equal, and these part at "
-        "the first overflow that only one of them sees."
+        "Both losses are added up in `param.grad` at one scale, the one that "
+        "the step divides by. A second scale is right only as long as it "
+        "equals the first, whatever that does."
     ),
     tolerance=1e-2,
 )
@@ -359,7 +374,7 @@ NOT_BF16 = (
 check_backward_outside = Exercise(
     signature="backward_outside(model, optimizer, x, y)",
     cases=[_head_case(16, 16), _head_case(5, 8)],
-    observe=update(_size),
+    observe=amp_update,
     solution=_backward,
     mistakes=[
         (
@@ -381,9 +396,9 @@ check_backward_outside = Exercise(
         ),
     ],
     shown=(
-        "Only the forward pass is under autocast. Each gradient has the "
-        "precision that its operator had, and the 16-bit copies of weights "
-        "that no gradient needs are freed before the backward pass."
+        "Neither the backward pass nor the step is under autocast. Each "
+        "gradient has the precision that its operator had, and no 16-bit "
+        "copy that no gradient needs is alive in the backward pass."
     ),
     tolerance=1e-5,
 )
@@ -505,7 +520,9 @@ def _train_step(
     dtype,
     scaled: Callable[[torch.dtype], bool] = _fp16,
     stepped: Callable[[torch.dtype], bool] | None = None,
-    end: str = "step update wipe",
+    updated: Callable[[torch.dtype], bool] | None = None,
+    begin: Callable[[torch.dtype], str] = lambda dtype: "",
+    end: str = "step wipe",
     casts: Callable[[torch.dtype], torch.dtype | None] = lambda dtype: dtype,
 ) -> None:
     """A step in a format.
@@ -514,17 +531,22 @@ def _train_step(
         model, optimizer, scaler, x, y, dtype: of the exercise.
         scaled: where the loss is scaled.
         stepped: where the scaler steps, if elsewhere.
+        updated: where it is updated, if elsewhere.
+        begin: what comes before the forward pass.
         end: what comes after the backward pass where the scaler steps.
         casts: dtype of autocast.
     """
+    _finish(begin(dtype), optimizer, scaler)
     cast = casts(dtype)
     with torch.autocast("cpu", cast, enabled=cast is not None):
         loss = mean_loss(model, (x, y))
     if scaled(dtype):
         loss = scaler.scale(loss)
     loss.backward()
-    names = end if (stepped or scaled)(dtype) else "plain wipe"
-    _finish(names, optimizer, scaler)
+    stepped = stepped or scaled
+    _finish(end if stepped(dtype) else "plain wipe", optimizer, scaler)
+    if (updated or stepped)(dtype):
+        scaler.update()
 
 
 def _always(dtype: torch.dtype) -> bool:
@@ -541,6 +563,12 @@ ALWAYS = (
     "overflows and good steps are skipped; and a gradient that is infinite "
     "by itself is skipped without a word. Use the scaler under fp16 alone."
 )
+NOT_UPDATED = (
+    "the scaler scales and steps under bf16, and only its update is left "
+    "out: here the loss scale makes the gradient overflow, and a good step "
+    "is skipped. Under bf16 leave all three out: `loss.backward()` and "
+    "`optimizer.step()`."
+)
 WRONG_CAST = "the forward pass does not run in `dtype`: hand it to autocast."
 
 check_train_step = Exercise(
@@ -551,10 +579,23 @@ check_train_step = Exercise(
         _dtype_case(torch.float16, 14, small=True),
         _dtype_case(torch.float16, 40),
     ],
-    observe=update(_size),
+    observe=amp_update,
     solution=_train_step,
     mistakes=[
         (ALWAYS, partial(_train_step, scaled=_always)),
+        (NOT_UPDATED, partial(_train_step, scaled=_always, updated=_fp16)),
+        (NOT_UPDATED, partial(_train_step, scaled=_always, updated=_never)),
+        (
+            "`scaler.update()` comes before the scaler has scaled a loss. "
+            "It comes last, under fp16 alone, and without a number: the "
+            "scaler looks for its scale by itself.",
+            partial(_train_step, begin=lambda dtype: "update"),
+        ),
+        (
+            "the scaler is updated under bf16 although it has scaled nothing "
+            "there: leave all of it out.",
+            partial(_train_step, updated=_always),
+        ),
         (
             "the loss is scaled under bf16, and the gradient never unscaled: "
             "leave the scaler out of both.",
@@ -576,11 +617,12 @@ check_train_step = Exercise(
             "`scaler.step(optimizer)` and `scaler.update()`.",
             partial(_train_step, stepped=_never),
         ),
-        (NO_UPDATE, partial(_train_step, end="step wipe")),
+        (NO_UPDATE, partial(_train_step, updated=_never)),
+        (NO_SCALE, partial(_train_step, scaled=_never, stepped=_fp16)),
         (
             "under fp16 an overflow must skip the step: "
             "`scaler.step(optimizer)` does, `optimizer.step()` does not.",
-            partial(_train_step, end="unscale plain update wipe"),
+            partial(_train_step, end="unscale plain wipe"),
         ),
         (
             WRONG_CAST,
@@ -593,8 +635,9 @@ check_train_step = Exercise(
         (WRONG_CAST, partial(_train_step, casts=lambda dtype: None)),
     ],
     shown=(
-        "A scaler is for fp16. bf16 has the exponents of fp32: its gradients "
-        "need no scale, and what is infinite there is an error to be seen."
+        "The scaler is for fp16, and left alone elsewhere. bf16 has the "
+        "exponents of fp32: its gradients need no scale, and what is "
+        "infinite there should be seen and not skipped."
     ),
     tolerance=1e-3,
 )

@@ -6,6 +6,7 @@ from copy import deepcopy
 from fractions import Fraction
 from functools import cache, partial
 from itertools import groupby, pairwise
+from operator import mul
 
 import torch
 from torch import nn
@@ -314,6 +315,7 @@ def _autocast_saved(
     output: float = 0,
     first: float = 0,
     later: float = 2,
+    last: float | None = None,
     biases: float = 0,
 ) -> float:
     """The bytes by formula.
@@ -323,17 +325,22 @@ def _autocast_saved(
         input, relu, output: bytes for a number of the input, of a ReLU, of
             the model's output.
         first, later: bytes for a number of a weight.
+        last: of the last one, if others.
         biases: bytes for a number of a bias.
     """
     sizes = [a * b for a, b in pairwise(widths)]
     kept = input * widths[0] + relu * sum(widths[1:-1]) + output * widths[-1]
-    return (
-        batch * kept
-        + first * sizes[0]
-        + later * sum(sizes[1:])
-        + biases * sum(widths[1:])
-    )
+    each = [first, *[later] * (len(sizes) - 1)]
+    if last is not None:
+        each[-1] = last
+    return batch * kept + sum(map(mul, each, sizes)) + biases * sum(widths[1:])
 
+
+FIRST_WEIGHT = (
+    "the 16-bit copy of the first weight is not kept. A backward pass needs a "
+    "layer's weight for one thing, the gradient of the layer's input; the "
+    "first layer's input is the data, and they need no gradient."
+)
 
 check_autocast_saved = Exercise(
     signature="autocast_saved(batch, widths)",
@@ -374,9 +381,18 @@ check_autocast_saved = Exercise(
                 {"later": 0},
             ),
             (
-                "the 16-bit copy of the first weight is not kept: only the "
-                "gradient of the input needs it, and the data need none.",
+                FIRST_WEIGHT,
                 {"first": 2},
+            ),
+            (
+                f"{FIRST_WEIGHT} That of the last weight is.",
+                {"first": 2, "last": 0},
+            ),
+            (
+                "the 16-bit copy of the last weight is kept, too: the "
+                "gradient of its layer's input needs it. Only the first is "
+                "not needed.",
+                {"last": 0},
             ),
             (
                 "the first layer reads a 16-bit copy of the input, and its "

@@ -39,16 +39,10 @@ const MOST_BUDGET = 2 ** 50;
 const GIB = 2 ** 30;
 
 const RECIPES = "fp32 autocast bf16 master master-fp32-gradients".split(" ");
-const SHOWN = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  activations: "activations",
-  inputs: "inputs",
-  temporaries: "temporaries",
-};
-const CATEGORIES = Object.keys(SHOWN);
-const MOMENTS = { optimizer: "optimizer step" }; // else as the phase is called
+const CATEGORIES = [
+  ...["parameters", "gradients", "optimizer"],
+  ...["activations", "inputs", "temporaries"],
+];
 
 const NOTES = {
   bits:
@@ -161,6 +155,8 @@ const textOf = (x) => (Object.is(x, -0) ? "-0" : String(x));
 // ---- numbers ------------------------------------------------------------
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+const percentOf = (part, whole) => Math.floor((part / whole) * 100 + 0.5);
 
 const bitsOf = ({ number }) =>
   Object.fromEntries(
@@ -281,7 +277,7 @@ function recipesSentence({ account, batch, checkpointed, budget }, recipes) {
   const least = RECIPES.reduce((a, b) => (bytes(b) < bytes(a) ? b : a));
   const share = (recipe) =>
     `${formatBytes(bytes(recipe))} (` +
-    `${Math.floor((bytes(recipe) / whole) * 100 + 0.5)} % of fp32’s)`;
+    `${percentOf(bytes(recipe), whole)} % of fp32’s)`;
   const fit = RECIPES.filter((recipe) => recipes[recipe].fits);
   return (
     `${account.name}, batch ${batch}, ` +
@@ -329,19 +325,19 @@ export function bitsLayout(formats, width) {
   return { rows, cell, lines, width, height: y - 8 };
 }
 
-/* A row for each label, and a side of its line, which begins in that row. So
-   no line crosses a label: from the first lines the labels go to the left, the
-   lowest first, from the others to the right, the highest first. */
+/* Where a line begins there is its label: at the left of the first lines, each
+   higher than the last, at the right of the others, each lower. So no line
+   crosses a label. `first` lines are where there is most room. */
 function placeLabels(marks, width) {
-  const room = ({ x, wide }, left) => (left ? x : width - x) - wide;
-  const worst = [0, 1, 2, 3].map((split) =>
-    Math.min(...marks.map((mark, i) => room(mark, i < split))),
+  const room = ({ x, label }, before) =>
+    (before ? x : width - x) - LETTER * label.length;
+  const rooms = [0, 1, 2, 3].map((first) =>
+    Math.min(...marks.map((mark, i) => room(mark, i < first))),
   );
-  const split = worst.findIndex((least) => least >= 0);
-  const best = split < 0 ? worst.indexOf(Math.max(...worst)) : split;
-  marks.forEach((mark, i) => {
-    mark.left = i < best;
-    mark.y = 12 + 16 * (mark.left ? best - 1 - i : i - best);
+  const first = rooms.indexOf(Math.max(...rooms));
+  return marks.map((mark, i) => {
+    const before = i < first;
+    return { ...mark, before, y: 12 + 16 * (before ? first - 1 - i : i - first) };
   });
 }
 
@@ -370,9 +366,8 @@ export function scaleLayout({ histogram, format, scale }, width) {
     const words = `${name} ${end}`;
     const label = [`← ${words}`, words, `${words} →`][beyond + 1];
     const at = x(Math.min(Math.max(e, low), high));
-    return { e, beyond, label, x: at, wide: LETTER * label.length + 4 };
+    return { e, beyond, label, x: at };
   });
-  placeLabels(marks, width);
   const by = [4, 8, 16, 32, 64, 128].find((step) => step * each >= 48);
   const ticks = [];
   for (let e = Math.ceil(low / by) * by; e <= high; e += by) {
@@ -386,7 +381,7 @@ export function scaleLayout({ histogram, format, scale }, width) {
     edges: edges(Math.log2(scale)),
     unscaled: edges(0),
     heights: counts.map((count) => y(count / gradients)),
-    marks,
+    marks: placeLabels(marks, width),
     ticks,
     shares: byteTicks(100 * most, 3).marks.map(({ value, label }) => ({
       label,
@@ -511,7 +506,7 @@ function* scaleParts(id, plan, scale) {
   for (const { x, y, beyond } of marks) {
     if (!beyond) yield line(x, y - 8, x, bottom, "mb-mark");
   }
-  for (const { x, y, left: before, beyond, label } of marks) {
+  for (const { x, y, before, beyond, label } of marks) {
     const gap = beyond ? 0 : before ? -4 : 4;
     const anchor = before ? "end" : "start";
     yield text(x + gap, y, label, { "text-anchor": anchor, class: "mb-halo" });
@@ -596,18 +591,17 @@ function shareList({ histogram, format }, n) {
 
 function recipeTable(recipes) {
   const column = (label) => html("th", { scope: "col" }, label);
-  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "in"];
+  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "moment"];
   const rows = RECIPES.map((recipe) => {
     const { bytes, phase, states } = recipes[recipe];
-    const share = Math.floor((bytes / recipes.fp32.bytes) * 100 + 0.5);
     return html(
       "tr",
       {},
       html("th", { scope: "row" }, recipe),
       html("td", {}, `${states.join(" + ")} = ${sum(states)}`),
       html("td", {}, number(`${recipe}.bytes`, bytes, formatBytes(bytes))),
-      html("td", {}, `${share} %`),
-      html("td", {}, MOMENTS[phase] ?? phase),
+      html("td", {}, `${percentOf(bytes, recipes.fp32.bytes)} %`),
+      html("td", {}, phase === "optimizer" ? "optimizer step" : phase),
     );
   });
   return [
@@ -624,7 +618,7 @@ const legend = (id) =>
       const box = { viewBox: "0 0 14 14", class: "mb-swatch" };
       const shape = filled(id, category, { width: 14, height: 14 });
       const swatch = svg("svg", { ...box, "aria-hidden": "true" }, ...shape);
-      return html("span", {}, swatch, SHOWN[category]);
+      return html("span", {}, swatch, category === "optimizer" ? "optimizer states" : category);
     }),
   );
 
@@ -688,14 +682,16 @@ function field({ label, key, read, write, name, how, voice, onValue }) {
   return { root, update };
 }
 
+/* Of each part. */
 const KEYS = [
-  ...["number", "histogram", "format", "scale", "label"],
-  ...["account", "batch", "checkpointed", "budget"],
+  ["number"],
+  ["histogram", "format", "scale", "label"],
+  ["account", "batch", "checkpointed", "budget"],
 ];
 
 function render({ model, el }) {
   const read = () =>
-    Object.fromEntries(KEYS.map((key) => [key, model.get(key)]));
+    Object.fromEntries(KEYS.flat().map((key) => [key, model.get(key)]));
   const set = (key) => (value) => save(model, { [key]: value });
   const voices = [voice(), voice(), voice()];
 
@@ -794,29 +790,15 @@ function render({ model, el }) {
     table,
   );
 
-  /* A part is drawn again when what it shows has changed, and only then. */
-  const part = (keys, draw) => {
-    let last = [];
-    return (state, width) => {
-      const now = [width, ...keys.map((key) => state[key])];
-      if (last.length && now.every((value, i) => value === last[i])) return;
-      last = now;
-      draw(state, width);
-    };
-  };
-
-  const parts = [
-    part(["number"], (state, width) => {
+  const draws = [
+    (state, width) => {
       const formats = bitsOf(state);
-      const words = bitsSentence(state, formats);
       value.update(Number(state.number));
       const plan = bitsLayout(formats, width);
-      show(pictures[0], plan, words, bitsParts(plan));
-      voices[0].say(words);
-    }),
-    part(["histogram", "format", "scale", "label"], (state, width) => {
+      return [plan, bitsSentence(state, formats), bitsParts(plan)];
+    },
+    (state, width) => {
       const n = sharesOf(state);
-      const words = scaleSentence(state, n);
       const e = Math.log2(state.scale);
       const spoken = `2 to the power of ${e}`;
       scale.update({ value: e, max: MOST_SCALE, text: power(e), spoken });
@@ -824,15 +806,14 @@ function render({ model, el }) {
       title.textContent = `Gradients in ${state.format}`;
       if (state.label) title.append(": ", state.label);
       merged.textContent = state.histogram.merged ? NOTES.merged : "";
-      const plan = scaleLayout(state, width);
-      show(pictures[1], plan, words, scaleParts(id, plan, state.scale));
       list.replaceChildren(...shareList(state, n));
-      voices[1].say(words);
-    }),
-    part(["account", "batch", "checkpointed", "budget"], (state, width) => {
+      const plan = scaleLayout(state, width);
+      const drawn = scaleParts(id, plan, state.scale);
+      return [plan, scaleSentence(state, n), drawn];
+    },
+    (state, width) => {
       const { account } = state;
       const recipes = recipesOf(state);
-      const words = recipesSentence(state, recipes);
       batch.update({
         value: account.batches.indexOf(state.batch),
         max: account.batches.length - 1,
@@ -842,16 +823,25 @@ function render({ model, el }) {
       checkpointed.update({ value: state.checkpointed });
       budget.update(state.budget ?? 0);
       whose.textContent = `Peak by recipe: ${account.name}`;
-      const plan = recipesLayout(recipes, state.budget, width);
-      show(pictures[2], plan, words, recipesParts(id, plan, state.budget));
       table.replaceChildren(...recipeTable(recipes));
-      voices[2].say(words);
-    }),
+      const plan = recipesLayout(recipes, state.budget, width);
+      const drawn = recipesParts(id, plan, state.budget);
+      return [plan, recipesSentence(state, recipes), drawn];
+    },
   ];
+  const last = [[], [], []];
   const end = redraw(model, pictures[0], (width) => {
     const state = read();
     el.classList.toggle("mb-narrow", width < 480);
-    for (const draw of parts) draw(state, width);
+    draws.forEach((draw, i) => {
+      // A part is drawn when what it shows has changed, and only then.
+      const now = [width, ...KEYS[i].map((key) => state[key])];
+      if (now.every((value, k) => value === last[i][k])) return;
+      last[i] = now;
+      const [plan, words, drawn] = draw(state, width);
+      show(pictures[i], plan, words, drawn);
+      voices[i].say(words);
+    });
   });
   return () => {
     end();
