@@ -2,7 +2,6 @@
 
 import gc
 import math
-from itertools import pairwise
 from math import ceil, prod
 
 import torch
@@ -347,8 +346,8 @@ def round_to(x, exponent_bits, fraction_bits):
 
 def autocast_saved(batch, widths):
     inputs = batch * sum(widths[:-1])  # of all layers; ReLU keeps the same
-    pairs = zip(widths[1:], widths[2:], strict=False)  # not the first weight
-    return 2 * (inputs + sum(a * b for a, b in pairs))
+    later = range(1, len(widths) - 1)  # all weights but the first
+    return 2 * (inputs + sum(widths[i] * widths[i + 1] for i in later))
 
 
 def loss_scale(gradients, largest, smallest):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from itertools import count, pairwise, product
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1432,6 +1433,74 @@ def test_backward_under_autocast_is_right_without_an_island():
     assert all(map(torch.equal, *updates))
 
 
+def test_a_block_with_a_block_in_it_keeps_the_copies():
+    nested = next(
+        answer
+        for answer, words in wrong.ANSWERS["backward_outside"]
+        if "still open" in words
+    )
+    still, inside = autocast_step(SimpleNamespace(backward_outside=nested))
+    mended, _ = autocast_step(solutions)
+    assert inside == [False]
+    assert still > mended
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
+def test_loops_are_not_under_autocast_but_for_the_loss(dtype, scaled):
+    args = checker("clipped_amp_step").cases[0].make()
+    model, optimizer, scaler, *batch, _ = args
+    forward, backward = [], []
+
+    def under():
+        return (
+            torch.is_autocast_enabled("cpu")
+            and torch.get_autocast_dtype("cpu"),
+            torch.autocast_increment_nesting(),
+            torch.autocast_decrement_nesting(),
+        )[0]
+
+    model.register_forward_pre_hook(lambda *_: forward.append(under()))
+    for parameter in model.parameters():
+        parameter.register_hook(lambda _: backward.append(under()))
+    two = [tuple(batch), tuple(batch)]
+    exercises.loops.step(
+        model, optimizer, scaler, two, 1.0, end="", dtype=dtype, scaled=scaled
+    )
+    assert forward == [dtype or False] * 2
+    assert backward == [False] * 2 * len(list(model.parameters()))
+    assert (scaler._scale is None) == (not scaled)
+
+
+@pytest.mark.parametrize(
+    ("scale", "weight"),
+    [(65536.0, 1), (32768.0, 2), (16384.0, 4), (131072.0, 0.5)],
+)
+def test_a_second_scaler_gives_its_loss_another_weight(scale, weight):
+    model, _, scaler, x, y = checker("two_losses").cases[0].make()
+
+    def grads(*losses):
+        sums = [0.0 * p.detach() for p in model.parameters()]
+        for factor, loss in losses:
+            found = torch.autograd.grad(
+                loss, list(model.parameters()), retain_graph=True
+            )
+            sums = [a + factor * b for a, b in zip(sums, found, strict=True)]
+        return torch.cat([s.flatten() for s in sums])
+
+    with torch.autocast("cpu", torch.float16):
+        logits = model(x)
+        main = F.cross_entropy(logits, y)
+        auxiliary = logits.float().square().mean()
+    expected = grads((1, main), (weight, auxiliary))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    scaler = torch.amp.GradScaler("cpu", scale)
+    stubs.two_losses(model, optimizer, scaler, x, y)
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (before - after - expected).norm() < 0.01 * expected.norm()
+
+
 def test_steps_in_one_block_read_stale_copies():
     def losses(blocks, steps):
         torch.manual_seed(0)
@@ -1519,6 +1588,54 @@ def test_other_right_answers_of_chapter_6():
         scaler.update()
         optimizer.zero_grad()
 
+    def uncached(model, optimizer, x, y):
+        cast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+        with cast:
+            loss = F.cross_entropy(model(x), y)
+            with torch.autocast("cpu", enabled=False):
+                loss.backward()
+                optimizer.step()
+        optimizer.zero_grad()
+
+    def scaled_norm(model, optimizer, scaler, x, y, max_norm):
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        norm = max_norm * scaler.get_scale()
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def of_one_scale(model, optimizer, scaler, x, y):
+        second = torch.amp.GradScaler("cpu", scaler.get_scale())
+        main, auxiliary = wrong.both_losses(model, x, y)
+        scaler.scale(main).backward(retain_graph=True)
+        second.scale(auxiliary).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def by_the_package(model, optimizer, scaler, x, y, dtype):
+        of = {torch.bfloat16: ("bf16", None), torch.float16: ("fp16", scaler)}
+        name, scaler = of[dtype]
+        mixed = precision.MixedPrecision(
+            optimizer, name, scaler=scaler, emulated=True
+        )
+        with mixed.autocast():
+            loss = F.cross_entropy(model(x), y)
+        mixed.backward(loss)
+        mixed.step()
+
+    for name, answer in (
+        ("backward_outside", uncached),
+        ("clipped_amp_step", scaled_norm),
+        ("two_losses", of_one_scale),
+        ("train_step", by_the_package),
+    ):
+        outcome = checker(name).judge(answer)
+        assert outcome.state == CORRECT, (name, outcome)
+
     for name, answer in {
         "round_to": by_torch,
         "loss_scale": by_loop,
@@ -1549,6 +1666,8 @@ def global_state():
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.is_autocast_enabled("cpu"),
+        torch.autocast_increment_nesting(),
+        torch.autocast_decrement_nesting(),
         torch.get_default_device(),
         torch.is_inference_mode_enabled(),
         gc.isenabled(),

@@ -2866,7 +2866,17 @@ def autocast_saved(batch, widths):
     return 2 * batch * sum(widths[:-1])
 
 
-@hinted("the 16-bit copy of the first weight is not kept")
+@hinted("first layer's input is the data, and they need no gradient. That of")
+def autocast_saved(batch, widths):
+    return 2 * (batch * sum(widths[:-1]) + sum(products(widths)[:-1]))
+
+
+@hinted("the 16-bit copy of the last weight is kept, too")
+def autocast_saved(batch, widths):
+    return 2 * (batch * sum(widths[:-1]) + sum(products(widths)[1:-1]))
+
+
+@hinted("first layer's input is the data, and they need no gradient. (Tried")
 def autocast_saved(batch, widths):
     return 2 * (batch * sum(widths[:-1]) + sum(products(widths)))
 
@@ -3309,13 +3319,122 @@ def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
     optimizer.zero_grad()
 
 
+@hinted("the backward pass runs under autocast")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    with torch.autocast("cpu", torch.float16):
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("but a block is still open")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler is not used, and in fp16 small gradients become zero")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    fp16_loss(model, x, y).backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler has nothing to unscale")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    fp16_loss(model, x, y).backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler has nothing to unscale")
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    fp16_loss(model, x, y).backward()
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
 # two_losses
 
 
-def both_losses(model, x, y):
+def both_losses(model, x, y, cast=torch.Tensor.float):
     with torch.autocast("cpu", torch.float16):
         logits = model(x)
-        return F.cross_entropy(logits, y), logits.float().square().mean()
+        return F.cross_entropy(logits, y), cast(logits).square().mean()
+
+
+@hinted("65 536 is an overflow there")
+def two_losses(model, optimizer, scaler, x, y):
+    scaler.scale(sum(both_losses(model, x, y, torch.Tensor.half))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps 2 times")
+def two_losses(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu")
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+    second.scale(auxiliary).backward()
+    second.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps 2 times")  # and the update is right, under SGD
+def two_losses(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu")
+    main, auxiliary = both_losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    scaler.step(optimizer)
+    second.scale(auxiliary).backward()
+    second.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps 2 times")
+def two_losses(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu")
+    for number, own in enumerate((scaler, second)):
+        own.scale(both_losses(model, x, y)[number]).backward()
+        own.step(optimizer)
+        own.update()
+        optimizer.zero_grad()
+
+
+@hinted("the scaler is not used, and in fp16 small gradients become zero")
+def two_losses(model, optimizer, scaler, x, y):
+    sum(both_losses(model, x, y)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the backward pass runs under autocast")
+def two_losses(model, optimizer, scaler, x, y):
+    with torch.autocast("cpu", torch.float16):
+        scaler.scale(sum(both_losses(model, x, y))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
 
 
 @hinted("so it is divided twice")
@@ -3461,6 +3580,35 @@ def backward_outside(model, optimizer, x, y):
     optimizer.zero_grad()
 
 
+@hinted("but a block is still open")
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@hinted("but a block is still open")
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        fp16_loss(model, x, y, torch.bfloat16)
+        loss = fp16_loss(model, x, y, torch.bfloat16)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the optimizer steps under autocast")
+def backward_outside(model, optimizer, x, y):
+    fp16_loss(model, x, y, torch.bfloat16).backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        optimizer.step()
+    optimizer.zero_grad()
+
+
 @hinted("the forward pass does not run in bf16")
 def backward_outside(model, optimizer, x, y):
     F.cross_entropy(model(x), y).backward()
@@ -3596,4 +3744,64 @@ def train_step(model, optimizer, scaler, x, y, dtype):
     else:
         loss.backward()
         optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler has scaled no loss")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    if dtype == torch.bfloat16:
+        scaler.update(65536.0)
+    scaler.scale(fp16_loss(model, x, y, dtype)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("the scaler is used under bf16")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    scaler.scale(fp16_loss(model, x, y, dtype)).backward()
+    scaler.step(optimizer)
+    scaler.update(None if dtype == torch.float16 else 65536.0)
+    optimizer.zero_grad()
+
+
+@hinted("the scaler has nothing to unscale")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    fp16_loss(model, x, y, dtype).backward()
+    if dtype == torch.float16:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the backward pass runs under autocast")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    with torch.autocast("cpu", dtype):
+        loss = F.cross_entropy(model(x), y)
+        if dtype == torch.float16:
+            loss = scaler.scale(loss)
+        loss.backward()
+    if dtype == torch.float16:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("only its update is left out")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    scaler.scale(fp16_loss(model, x, y, dtype)).backward()
+    scaler.step(optimizer)
+    if dtype == torch.float16:
+        scaler.update()
+    optimizer.zero_grad()
+
+
+@hinted("only its update is left out")
+def train_step(model, optimizer, scaler, x, y, dtype):
+    scaler.scale(fp16_loss(model, x, y, dtype)).backward()
+    scaler.step(optimizer)
     optimizer.zero_grad()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget.exercises import loops
+from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, variants
 from membudget.exercises.loops import NO_CLIP, mean_loss
 from membudget.exercises.observe import amp_update, answer
@@ -262,7 +263,7 @@ check_two_losses = Exercise(
             "the auxiliary loss is in fp16, and so is the gradient on its "
             "way back from it, which begins with the loss scale: 65 536 is "
             "an overflow there, and the step is skipped. So is the square of "
-            "a logit above 255. Square `logits.float()`.",
+            "a logit from 256 on. Square `logits.float()`.",
             partial(_two_losses, full=False),
         ),
         (
@@ -310,8 +311,8 @@ check_two_losses = Exercise(
     ],
     shown=(
         "Both losses are added up in `param.grad` at one scale, the one that "
-        "the step divides by. A second scale is right only as long as it "
-        "equals the first, whatever that does."
+        "the step divides by. A second scale is right only while it equals "
+        "the first."
     ),
     tolerance=1e-2,
 )
@@ -521,7 +522,6 @@ def _train_step(
     scaled: Callable[[torch.dtype], bool] = _fp16,
     stepped: Callable[[torch.dtype], bool] | None = None,
     updated: Callable[[torch.dtype], bool] | None = None,
-    begin: Callable[[torch.dtype], str] = lambda dtype: "",
     end: str = "step wipe",
     casts: Callable[[torch.dtype], torch.dtype | None] = lambda dtype: dtype,
 ) -> None:
@@ -532,11 +532,9 @@ def _train_step(
         scaled: where the loss is scaled.
         stepped: where the scaler steps, if elsewhere.
         updated: where it is updated, if elsewhere.
-        begin: what comes before the forward pass.
         end: what comes after the backward pass where the scaler steps.
         casts: dtype of autocast.
     """
-    _finish(begin(dtype), optimizer, scaler)
     cast = casts(dtype)
     with torch.autocast("cpu", cast, enabled=cast is not None):
         loss = mean_loss(model, (x, y))
@@ -571,6 +569,18 @@ NOT_UPDATED = (
 )
 WRONG_CAST = "the forward pass does not run in `dtype`: hand it to autocast."
 
+
+def _train_seen(fn: Callable, args: tuple) -> Seen:
+    seen = amp_update(fn, args)
+    _, _, scaler, _, _, dtype = args
+    if seen.parts and not _fp16(dtype) and scaler._scale is not None:
+        seen.hint = seen.hint or (
+            "the scaler is used under bf16: leave out `scale`, `step` and "
+            "`update` there."
+        )
+    return seen
+
+
 check_train_step = Exercise(
     signature="train_step(model, optimizer, scaler, x, y, dtype)",
     cases=[
@@ -579,21 +589,15 @@ check_train_step = Exercise(
         _dtype_case(torch.float16, 14, small=True),
         _dtype_case(torch.float16, 40),
     ],
-    observe=amp_update,
+    observe=_train_seen,
     solution=_train_step,
     mistakes=[
         (ALWAYS, partial(_train_step, scaled=_always)),
         (NOT_UPDATED, partial(_train_step, scaled=_always, updated=_fp16)),
-        (NOT_UPDATED, partial(_train_step, scaled=_always, updated=_never)),
         (
-            "`scaler.update()` comes before the scaler has scaled a loss. "
-            "It comes last, under fp16 alone, and without a number: the "
-            "scaler looks for its scale by itself.",
-            partial(_train_step, begin=lambda dtype: "update"),
-        ),
-        (
-            "the scaler is updated under bf16 although it has scaled nothing "
-            "there: leave all of it out.",
+            "`scaler.update()` is called and the scaler has scaled no loss. "
+            "The call comes last, under fp16 alone, and without a number: "
+            "the scaler looks for its scale by itself.",
             partial(_train_step, updated=_always),
         ),
         (
