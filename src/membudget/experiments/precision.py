@@ -485,6 +485,8 @@ def bf16_accumulation(
     ‖reference‖ over all parameters; the reference is an fp64 model, and for
     the two of *summing* the exact sum of the bf16 model's own gradients.
     These two leave out how exact each gradient is.
+    It needs a device that multiplies in bf16
+    (:func:`membudget.precision.support`).
 
     What is predicted is that error of summing, from the format alone. With
     the unit roundoff u (half the spacing at 1; 2⁻⁸ in bf16) the k − 1
