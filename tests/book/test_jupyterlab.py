@@ -75,9 +75,15 @@ def wait_for(address, server, seconds=40):
 
 
 def run(editor, output):
-    """Run a cell until its output is there."""
-    for _ in range(8):
-        editor.press("Shift+Enter")
+    """Run a cell until its output is there.
+
+    A cell that is at work is left alone: to run it again would throw away what
+    it shows, so one that takes longer than a try would never show anything.
+    """
+    working = editor.page.locator(".jp-InputPrompt", has_text="[*]")
+    for _ in range(36):
+        if not working.count():
+            editor.press("Shift+Enter")
         try:
             return output.wait_for(timeout=5_000)
         except TimeoutError:

@@ -100,14 +100,24 @@ test("a text is a number, or it is not", () => {
     inf: Infinity,
     "-Infinity": -Infinity,
     "∞": Infinity,
-    "1e999": Infinity,
+    "1.79e308": 1.79e308,
+    "2^-1074": 5e-324,
     "-0": -0,
+    "0.0e7": 0,
   };
   for (const [text, value] of Object.entries(good)) {
     assert.ok(Object.is(parse(text), value), text);
   }
-  for (const text of ["", " ", "x", "1,5", "1e", ".", "nan", "1 2", "0x10", "3^2"]) {
-    assert.equal(parse(text), null, text);
+  const bad = {
+    "is no number":
+      ["", " ", "x", "1,5", "1e", ".", "nan", "1 2", "0x10", "3^2", "1/3"],
+    "is beyond the largest number, 1.8e308":
+      ["1e400", "-1e400", "1.8e308", "2^1024", "-2**1024", "9".repeat(400)],
+    "is below the smallest number, 5e-324":
+      ["1e-400", "-.2e-323", "2^-1075", `0.${"0".repeat(330)}1`],
+  };
+  for (const [why, texts] of Object.entries(bad)) {
+    for (const text of texts) assert.equal(parse(text), why, text);
   }
   for (const { number } of grid) {
     assert.ok(Object.is(parse(number), Number(number)), number);
@@ -118,7 +128,7 @@ test("cells of bits stand in order and inside, at every width", () => {
   for (const { state } of some) {
     const { formats } = describe(state);
     for (const width of [288, 358, 760]) {
-      const { rows, cell, height } = bitsLayout(formats, width);
+      const { rows, cell, height } = bitsLayout(state, formats, width);
       assert.equal(rows.length, 6);
       for (const { cells, top, bits } of rows) {
         assert.equal(cells.map(({ bit }) => bit).join(""), bits.replaceAll(" ", ""));
@@ -134,11 +144,12 @@ test("cells of bits stand in order and inside, at every width", () => {
 test("bars move with the scale; lines and axis stay", () => {
   for (const { state } of some) {
     for (const width of [288, 760]) {
-      const plan = scaleLayout(state, width);
+      const n = describe(state);
+      const plan = scaleLayout(state, n, width);
       const { plot, edges, unscaled, heights, marks, ticks } = plan;
-      const one = scaleLayout({ ...state, scale: 1 }, width);
-      const two = scaleLayout({ ...state, scale: 2 }, width);
-      const last = scaleLayout({ ...state, scale: 2 ** 24 }, width);
+      const one = scaleLayout({ ...state, scale: 1 }, n, width);
+      const two = scaleLayout({ ...state, scale: 2 }, n, width);
+      const last = scaleLayout({ ...state, scale: 2 ** 24 }, n, width);
       const each = two.edges[0] - one.edges[0];
       assert.deepEqual(one.edges, unscaled);
       assert.deepEqual([one.marks, one.ticks], [marks, ticks]);
@@ -163,9 +174,35 @@ test("bars move with the scale; lines and axis stay", () => {
   }
 });
 
+test("a label is above its line, and no line goes through it", () => {
+  const wide = 7.1; // pixels of a letter
+  for (const { state } of some) {
+    const n = describe(state);
+    for (const format of ["fp16", "bf16", "fp8-e5m2", "fp8-e4m3"]) {
+      for (const width of [288, 358, 560, 960]) {
+        const { marks, plot } = scaleLayout({ ...state, format }, n, width);
+        assert.equal(new Set(marks.map(({ y }) => y)).size, 3);
+        for (const { x, y, at, label, left } of marks) {
+          const far = wide * label.length;
+          const [from, to] = left ? [at - far, at] : [at, at + far];
+          const where = `${label} at ${width}`;
+          assert.ok(from >= -1e-6 && to <= width + 1e-6, where);
+          assert.ok(from - 1e-6 <= x && x <= to + 1e-6, where);
+          assert.ok(y >= 12 && y <= plot.top - 16, where);
+          const crossed = marks.some(
+            (other) =>
+              !other.beyond && other.y < y && other.x > from && other.x < to,
+          );
+          assert.ok(!crossed, where);
+        }
+      }
+    }
+  }
+});
+
 test("heights are shares of the gradients", () => {
   for (const { state } of some) {
-    const { plot, heights } = scaleLayout(state, 640);
+    const { plot, heights } = scaleLayout(state, describe(state), 640);
     const { counts, gradients } = state.histogram;
     assert.equal(counts.reduce((a, b) => a + b), gradients);
     const most = Math.max(...counts);
@@ -179,7 +216,7 @@ test("heights are shares of the gradients", () => {
 test("bars of recipes are as long as what is alive, category by category", () => {
   for (const { state, numbers } of some) {
     const { recipes } = numbers;
-    const { plot, bars, budget } = recipesLayout(recipes, state.budget, 640);
+    const { plot, bars, budget } = recipesLayout(state, recipes, 640);
     const all = Object.values(recipes).map(({ bytes }) => bytes);
     const longest = bars[all.indexOf(Math.max(...all))].parts.at(-1);
     const each = (longest.x + longest.width - plot.left) / Math.max(...all);

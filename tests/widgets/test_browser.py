@@ -221,12 +221,12 @@ def test_every_width_and_theme(show, width, style):
     # No text leaves its picture, and text is as large as it is written.
     outside = page.evaluate(pages.OUTSIDE)
     assert outside == []
-    colours = page.eval_on_selector_all(
+    colours = pages.colours(
+        page,
         ".mb-root, .mb-root td, .mb-root dd, .mb-root label",
-        "all => all.map(e => getComputedStyle(e).color)",
     )
     expected = "rgb(206, 214, 221)" if style else "rgb(0, 0, 0)"
-    assert set(colours) == {expected}
+    assert colours == {expected}
 
 
 @pytest.mark.parametrize("width", [320, 390, 1000])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from math import inf
 from xml.etree import ElementTree
 
@@ -11,9 +12,11 @@ import torch
 from traitlets import TraitError
 
 from membudget import ledger, models
+from membudget.measuring import PHASES, format_bytes
 from membudget.precision import FORMATS, best_scale, binades, lost
 from membudget.widgets import Precision
 from membudget.widgets.precision import (
+    MOMENTS,
     MOST_BINADES,
     SCALED,
     SHOWN,
@@ -60,6 +63,7 @@ def test_defaults():
         ({"number": float("nan")}, "nan: use a number"),
         ({"number": True}, "use a number"),
         ({"number": None}, "use a number"),
+        ({"number": 10**400}, "beyond the largest number, 1.8e308"),
         ({"format": "fp32"}, "fp8-e4m3"),
         ({"scale": 3}, "power of two, from 1"),
         ({"scale": 0}, "power of two"),
@@ -209,16 +213,46 @@ def test_the_sentence_on_bits(widget):
     )
     widget.number = 1
     assert widget.sentences()[0] == "1 is exact in every format."
-    widget.number = -1e-5
+    widget.number = -1e-5  # what is named is not elsewhere
     assert widget.sentences()[0] == (
         "−1·10⁻⁵ is exact in no format; subnormal in fp16 and fp8-e5m2; "
         "underflow to 0 in fp8-e4m3; elsewhere the relative error is at most "
-        "0.53, in fp8-e5m2."
+        "0.0014, in bf16."
+    )
+    widget.number = 2.0**-149
+    assert widget.sentences()[0] == (
+        "1.401298464324817·10⁻⁴⁵ is exact in no format; subnormal in fp32; "
+        "underflow to 0 in tf32, bf16, fp16, fp8-e4m3 and fp8-e5m2."
+    )
+    widget.number = 5.0625
+    assert widget.sentences()[0] == (
+        "5.0625 is exact in fp32, tf32, bf16 and fp16; elsewhere the relative "
+        "error is at most 0.012, in fp8-e4m3."
     )
     widget.number = inf
     assert widget.sentences()[0] == (
         "∞ is exact in fp32, tf32, bf16, fp16 and fp8-e5m2; overflow in "
         "fp8-e4m3."
+    )
+
+
+@pytest.mark.parametrize("x", [3e-8, 3e-5, -2e-38, 500.0, 7e4, 2049.0])
+def test_elsewhere_is_what_is_not_named(widget, x):
+    """The worst of the formats that the sentence has not named."""
+    widget.number = x
+    *named, rest = widget.sentences()[0].split("; ")
+    formats = widget.numbers()["formats"]
+    others = [
+        (of["error"], name)
+        for name, of in formats.items()
+        if of["kind"] == "normal" and of["value"] != x
+    ]
+    names = re.findall(r"[a-z]+\d+(?:-e\dm\d)?", " ".join(named))
+    assert sorted([*names, *(name for _, name in others)]) == sorted(formats)
+    error, name = max(others)
+    assert rest == (
+        f"elsewhere the relative error is at most {_number(error, 2)}, in "
+        f"{name}."
     )
 
 
@@ -302,13 +336,35 @@ def test_the_sentence_on_the_scale(widget):
         "scale without overflow is 2¹⁵."
     )
     widget.scale = 2**16
-    assert "2¹⁶ = 65536" in widget.sentences()[1]
+    assert "2¹⁶ = 65\u202f536" in widget.sentences()[1]
     skipped = "33.33 % overflow, so a scaler would skip the step."
     assert skipped in widget.sentences()[1]
     widget.format = "fp8-e4m3"
     assert "33.33 % overflow. The" in widget.sentences()[1]
     widget.format = "bf16"
-    assert "is 2¹²⁷, which is beyond the slider" in widget.sentences()[1]
+    end = "is 2¹²⁷, which is beyond the slider"
+    assert widget.sentences()[1].endswith(f"{end}.")
+    widget.scale = 2**24
+    assert widget.sentences()[1].endswith(f"{end}: this is its end.")
+    widget.format = "fp16"
+    assert widget.sentences()[1].endswith("overflow is 2¹⁵.")
+    widget.show(torch.tensor([2.0**20]))
+    assert widget.sentences()[1].endswith(
+        "is 2⁻⁵, which is beyond the slider."
+    )
+    widget.scale = 1
+    assert widget.sentences()[1].endswith("the slider: this is its end.")
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(999, "999"), (1000, "1 000"), (851496, "851 496"), (10**6, "1 000 000")],
+)
+def test_numbers_of_gradients_are_grouped(widget, count, text):
+    """By a narrow no-break space, as everywhere in the course."""
+    widget.show(torch.ones(count))
+    words = f" of the {text.replace(' ', chr(0x202F))} gradients to "
+    assert words in widget.sentences()[1]
 
 
 @pytest.mark.parametrize(
@@ -344,11 +400,29 @@ def test_bars_are_the_ledgers(lists):
                 )
                 assert of["bytes"] == step.peak
                 assert of["split"] == step.at_peak.split
+                assert of["phase"] == step.at_peak.phase
                 assert list(of["split"]) == list(SHOWN)
                 assert of["fits"] == (step.peak <= 2**21)
                 each = ledger.bytes_per_parameter(recipe)
                 assert sum(of["states"]) == each.total
                 assert of["states"][1] == each.gradients
+
+
+def test_the_moment_of_a_peak():
+    """Without gradients in the backward pass, with them in the step."""
+    shown = Precision(GRADIENTS, batches=(1, 8))
+    seen = set()
+    for shown.batch in (1, 8):
+        picture = shown.picture()
+        for recipe, of in shown.numbers()["recipes"].items():
+            words = MOMENTS[of["phase"]]
+            label = f"{recipe}: {format_bytes(of['bytes'])}, {words}</text>"
+            assert label in picture
+            seen.add((recipe, words, bool(of["split"]["gradients"])))
+    assert ("fp32", "backward", False) in seen
+    assert ("master", "backward", False) in seen
+    assert ("master", "optimizer step", True) in seen
+    assert set(MOMENTS) == set(PHASES)
 
 
 def test_a_chain():
@@ -366,7 +440,8 @@ def test_the_sentence_on_recipes(widget):
     n = widget.numbers()["recipes"]
     least = min(n, key=lambda recipe: n[recipe]["bytes"])
     text = widget.sentences()[2]
-    name = f"A transformer of {cases.SMALL.parameters} parameters, 64 tokens"
+    count = f"{cases.SMALL.parameters:,}".replace(",", "\u202f")
+    name = f"A transformer of {count} parameters, 64 tokens"
     assert text.startswith(f"{name}, batch 8, not checkpointed: the peak is ")
     assert f"; the least is {least}’s, " in text
     assert text.endswith("% of fp32’s).")
@@ -393,7 +468,9 @@ def test_the_picture(widget):
                 root = ElementTree.fromstring(shown.picture())
                 assert root.get("aria-label") == shown.sentence()
     texts = [text.text for text in root.iter("text")]
-    assert {"fp8-e5m2", "gradients × 16777216 in fp8-e4m3"} <= set(texts)
+    assert {"fp8-e5m2", "gradients × 16\u202f777\u202f216 in fp8-e4m3"} <= set(
+        texts
+    )
     assert FORMATS["fp16"].text(0.1) in texts
 
 

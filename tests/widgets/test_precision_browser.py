@@ -6,12 +6,13 @@ from math import inf
 
 import precision_cases as cases
 import pytest
+import torch
 import widget_pages as pages
 
 from membudget.ledger import RECIPES
 from membudget.precision import FORMATS
 from membudget.widgets import bundle, format_bytes
-from membudget.widgets.precision import SCALED, _number
+from membudget.widgets.precision import MOMENTS, SCALED, _number
 
 WIDE_FONT = "body, .mb-root { font-family: 'DejaVu Sans', Verdana; }"
 
@@ -122,7 +123,14 @@ def test_first_picture(page, widget):
     assert page.get_by_text(f"Peak by recipe: {name}").is_visible()
     rows = page.locator(".mb-table tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == list(RECIPES)
-    assert "2 + 2 + 12 = 16" in rows[3]
+    assert "2 + 2 + 12 =\u00a016" in rows[3]
+    columns = page.locator(".mb-table th[scope=col]").all_inner_texts()
+    assert columns[-1] == "moment"
+    caption = page.locator("figcaption").nth(2).inner_text()
+    assert "The peak is one moment: what is not alive then" in caption
+    assert "Temporaries are mostly gradients on their way back" in caption
+    count = page.locator('[data-number="gradients"]').inner_text()
+    assert count == "3\u202f000 (and 7 zeros)"
 
 
 def test_the_page_shows_the_state_python_gave(show):
@@ -167,6 +175,20 @@ def test_every_recipe_and_many_numbers(page, widget):
         traits = {"number": x, "batch": (1, 8, 20)[i], "budget": budget}
         states.append((settings, traits | {"checkpointed": at % 2 == 1}))
     sweep(page, widget, states)
+
+
+def test_the_moment_of_each_peak(page, widget):
+    seen = set()
+    for at, batch in enumerate((1, 8, 20)):
+        widget.batch = batch
+        page.evaluate(f"({pages.ENTER})([0, [['batch', {at}]]])")
+        agree(page, widget)
+        recipes = widget.numbers()["recipes"].values()
+        words = [MOMENTS[of["phase"]] for of in recipes]
+        rows = page.locator(".mb-table tbody tr").all_inner_texts()
+        assert [row.split("\t")[-1] for row in rows] == words
+        seen |= set(words)
+    assert seen == {"backward", "optimizer step"}
 
 
 def test_bits_in_their_cells(page):
@@ -296,55 +318,108 @@ def test_the_largest_scale_without_overflow(show, settings):
         shown.scale = 2 ** min(max(best, 0), 24)
         agree(page, shown)
         assert shown.numbers()["above"] == 0 or best < 0
+        end = page.get_by_text("which is beyond the slider: this is its end.")
+        assert end.count() == (not 0 <= best <= 24)
 
 
-def test_a_text_that_is_no_number(page, widget):
-    field, alert = control(page, "number"), page.get_by_role("alert")
-    assert alert.count() == 0
+def wrong(page, key):
+    """What is said of a text that is not accepted, after it was typed."""
+    field = control(page, key)
+    assert field.get_attribute("aria-invalid") == "true"  # at once
+    other = control(page, "budget" if key == "number" else "number")
+    for mine, plain in zip(looks(field), looks(other), strict=True):
+        assert mine != plain
+    said = page.locator(f"#{field.get_attribute('aria-errormessage')}")
+    assert said.get_attribute("aria-live") == "polite"
+    page.wait_for_selector(".mb-problem")
+    assert said.is_visible()
+    return said.inner_text()
+
+
+def looks(element):
+    return element.evaluate(
+        "e => [getComputedStyle(e).border, getComputedStyle(e).boxShadow]"
+    )
+
+
+def accepted(page, key, widget):
+    """It says its sentence again, and the field is as it was."""
+    agree(page, widget)
+    field = control(page, key)
+    assert page.locator(".mb-problem").count() == 0
+    assert field.get_attribute("aria-invalid") == "false"
+
+
+@pytest.mark.parametrize(
+    "typed, why",
+    [
+        ("abc", "“abc” is no number"),
+        ("1,5", "“1,5” is no number"),
+        ("1/3", "“1/3” is no number"),
+        ("<b>", "“<b>” is no number"),
+        ("", "An empty field is no number"),
+        ("  ", "An empty field is no number"),
+        ("1e400", "“1e400” is beyond the largest number, 1.8e308"),
+        ("-2^1024", "“-2^1024” is beyond the largest number, 1.8e308"),
+        ("1e-400", "“1e-400” is below the smallest number, 5e-324"),
+        (40 * "9.", f"“{15 * '9.'}” is no number"),
+    ],
+)
+def test_a_text_that_is_no_number(page, widget, typed, why):
+    field = control(page, "number")
     field.fill("2^-3")
     widget.number = 0.125
-    field.fill("0,1")
-    assert alert.count() == 0  # it may become one
-    field.press("Enter")
-    assert alert.inner_text() == (
-        "“0,1” is no number: write it like 0.1, -3e-5, 2^-24 or inf. What is "
-        "shown is still 0.125."
+    accepted(page, "number", widget)
+    field.fill(typed)
+    assert wrong(page, "number") == (
+        f"{why}: 0.125 stays. Use digits and a point, as 0.1, 1e-5 or 2^-24."
     )
-    assert field.get_attribute("aria-invalid") == "true"
-    agree(page, widget)
-    control(page, "scale").press("ArrowRight")  # of another part
+    assert field.input_value() == typed
+    (shown,) = page.evaluate(SWEEP, [[]])
+    assert parsed(shown) == expected(widget)
+    field.press("Tab")
+    page.keyboard.press("ArrowRight")  # of another part
     widget.scale = 2
-    agree(page, widget)
-    assert alert.count() == 1
-    field.fill("0.125")
-    assert alert.count() == 0
-    assert field.get_attribute("aria-invalid") == "false"
+    (shown,) = page.evaluate(SWEEP, [[]])
+    assert parsed(shown) == expected(widget)
+    page.get_by_text(widget.sentences()[1], exact=True).wait_for()
+    assert why in wrong(page, "number")
+    field.fill("0.125")  # the one that stayed
+    accepted(page, "number", widget)
     field.fill("1e-")
-    field.fill("1e-2")
-    widget.number = 0.01
-    agree(page, widget)
-    assert alert.count() == 0
+    field.fill("-inf")
+    widget.number = -inf
+    accepted(page, "number", widget)
 
 
-def test_a_text_that_is_no_budget(page, widget):
-    field, alert = control(page, "budget"), page.get_by_role("alert")
-    for bad in ("much", "0", "1e-11", "1048577"):
-        field.fill(bad)
-        field.press("Tab")
-        words = alert.inner_text()
-        assert words.startswith(f"“{bad}” is no budget: write a number of ")
-        assert words.endswith("What is shown is still no budget.")
-        agree(page, widget)
-    field.fill("2")
-    widget.budget = 2**31
-    agree(page, widget)
+@pytest.mark.parametrize(
+    "typed", ["abc", "0", "-1", "1e-11", "1,5", "1048577", "1e400", "inf"]
+)
+def test_a_text_that_is_no_budget(page, widget, typed):
+    field = control(page, "budget")
+    for text, bytes_, stays in (
+        ("", None, "no budget"),
+        ("2", 2**31, "2.00 GiB"),
+    ):
+        field.fill(text)
+        widget.budget = bytes_
+        accepted(page, "budget", widget)
+        field.fill(typed)
+        assert wrong(page, "budget") == (
+            f"“{typed}” is no budget: {stays} stays. Use GiB above 0, as 24 "
+            "or 0.5, up to 1048576, or nothing."
+        )
+        (shown,) = page.evaluate(SWEEP, [[]])
+        assert parsed(shown) == expected(widget)
     assert page.locator(".mb-limit").count() == 0  # far beyond the bars
     texts = page.locator(".mb-picture text").all_text_contents()
     assert "budget 2.00 GiB →" in texts
     field.fill("")
     widget.budget = None
-    agree(page, widget)
-    assert alert.count() == 0
+    accepted(page, "budget", widget)
+    field.fill("1048576")
+    widget.budget = 2**50
+    accepted(page, "budget", widget)
 
 
 def test_a_part_is_drawn_alone(page):
@@ -480,12 +555,12 @@ def test_every_width_and_theme(show, widget, width, style):
     control(page, "budget").blur()
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate(pages.OUTSIDE) == []
-    colours = page.eval_on_selector_all(
+    colours = pages.colours(
+        page,
         ".mb-root, .mb-root :is(td, dd, label, [type=text], p, figcaption)",
-        "all => all.map(e => getComputedStyle(e).color)",
     )
     wanted = "rgb(206, 214, 221)" if style else "rgb(0, 0, 0)"
-    assert set(colours) == {wanted}
+    assert colours == {wanted}
 
 
 @pytest.mark.parametrize(
@@ -510,15 +585,45 @@ def test_labels_fit(show, widget, width, font):
     assert pages.misfits(page, states) == []
 
 
-@pytest.mark.parametrize("width", [320, 1000])
+@pytest.mark.parametrize("width", [320, 390, 1000])
 def test_labels_of_other_gradients_fit(show, width):
+    """Nor does a dashed line go through one."""
     states = [
         [("format", f), ("scale", e)] for f, e in product(SCALED, (0, 9, 24))
     ]
-    others = [cases.widget(**settings) for settings in cases.SETTINGS[1:4]]
+    others = [
+        *(cases.widget(**settings) for settings in cases.SETTINGS[1:4]),
+        cases.widget(gradients=torch.tensor([1e-30, 1e-38])),
+    ]
     page = show(*others, width=width)
     for number in range(len(others)):
-        assert pages.misfits(page, states, widget=number) == []
+        found = pages.misfits(page, states, widget=number, crossed=True)
+        assert found == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1000])
+def test_no_dashed_line_goes_through_a_label(show, widget, width):
+    """At every format, and with a budget at every place."""
+    page = show(widget, width=width)
+    states = [
+        [("format", f), ("scale", e)] for f, e in product(SCALED, (0, 24))
+    ]
+    peak = max(of["bytes"] for of in widget.numbers()["recipes"].values())
+    states += [
+        [("budget", repr(peak * share / 20 / 2**30))] for share in range(1, 26)
+    ]
+    assert pages.misfits(page, states, crossed=True) == []
+    assert page.locator(".mb-limit").count() == 1
+    page.evaluate(  # it would be found: one at the height of a label
+        """() => {
+          const line = document.querySelector(".mb-mark").cloneNode();
+          line.setAttribute("x1", 0);
+          line.setAttribute("x2", 1000);
+          for (const end of ["y1", "y2"]) line.setAttribute(end, 9);
+          document.querySelectorAll(".mb-picture")[1].append(line);
+        }"""
+    )
+    assert any("mb-mark" in text for text in page.evaluate(pages.CROSSED))
 
 
 @pytest.mark.parametrize("width", [360, 760])
@@ -540,13 +645,14 @@ def test_nothing_jumps_while_it_is_moved(show, width):
         }}""",
         [
             [("number", "1.2345678901234567e-7")],
+            [("number", 30 * "9" + "e400"), ("budget", 30 * "x")],
             [("number", "1"), ("format", "fp8-e5m2"), ("scale", 24)],
             [("number", "1e-5"), ("format", "bf16"), ("budget", "100")],
             [("format", "fp16"), ("scale", 20), ("budget", "0.0015")],
             [("checkpointed", True), ("budget", "0.000001")],
         ],
     )
-    assert len(tops) == 5
+    assert len(tops) == 6
     assert len(set(tops)) == 1
 
 

@@ -435,12 +435,12 @@ def test_every_width_and_theme(show, width, style):
     inner = page.evaluate("document.documentElement.scrollWidth")
     assert inner == width
     assert page.evaluate(pages.OUTSIDE) == []
-    colours = page.eval_on_selector_all(
+    colours = pages.colours(
+        page,
         ".mb-root, .mb-root td, .mb-root dd, .mb-root label",
-        "all => all.map(e => getComputedStyle(e).color)",
     )
     expected = "rgb(206, 214, 221)" if style else "rgb(0, 0, 0)"
-    assert set(colours) == {expected}
+    assert colours == {expected}
 
 
 @pytest.mark.parametrize("font", ["", WIDE_FONT], ids=["", "wide"])

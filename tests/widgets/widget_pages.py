@@ -33,6 +33,26 @@ OVERLAPPING = """() => {
 }"""
 """Pairs of texts of the pictures that overlap."""
 
+CROSSED = """() => {
+  const texts = [...document.querySelectorAll(".mb-picture text")];
+  const found = [];
+  for (const line of document.querySelectorAll(".mb-picture *")) {
+    if (getComputedStyle(line).strokeDasharray === "none") continue;
+    const [length, at] = [line.getTotalLength(), line.getScreenCTM()];
+    const points = [];
+    for (let way = 0; way <= length; way += 1)
+      points.push(line.getPointAtLength(way).matrixTransform(at));
+    for (const text of texts) {
+      const box = text.getBoundingClientRect();
+      if (points.some(({ x, y }) => x > box.left && x < box.right &&
+          y > box.top + 2 && y < box.bottom - 2))
+        found.push(`${line.getAttribute("class")} / ${text.textContent}`);
+    }
+  }
+  return found;
+}"""
+"""Dashed lines of the pictures that go through a text."""
+
 CLEAN_UP = """async () => {
   const text = document.querySelector('[type="text/x-esm"]');
   const type = "text/javascript";
@@ -133,22 +153,39 @@ def said(page, slider):
     )
 
 
-def misfits(page, states, widget=0):
+def colours(page, selector):
+    """The colours of the text in the elements, which are all there.
+
+    In one go: Playwright's `eval_on_selector_all` first looks for the elements
+    and then asks them, and one that was drawn anew in between has no colour.
+    """
+    found = page.evaluate(
+        """(selector) => [...document.querySelectorAll(selector)]
+            .map((e) => getComputedStyle(e).color)""",
+        selector,
+    )
+    assert found
+    return set(found)
+
+
+def misfits(page, states, widget=0, crossed=False):
     """Enters each state; those with texts that overlap or leave a picture.
 
     Args:
         page: what `show` gave.
         states: for each state the pairs of a control's key and its value.
         widget: the number of the widget on the page.
+        crossed: whether also those where a dashed line goes through a text.
     """
     page.wait_for_function(
         "[...document.querySelectorAll('.mb-picture')]"
         ".every((svg) => svg.viewBox.baseVal.width !== 640)"
     )
     states = [list(state) for state in states]
+    tests = [OVERLAPPING, OUTSIDE, *([CROSSED] if crossed else [])]
     looked = page.evaluate(
         f"""async ([number, states]) => {{
-          const [enter, tests] = [{ENTER}, [{OVERLAPPING}, {OUTSIDE}]];
+          const [enter, tests] = [{ENTER}, [{", ".join(tests)}]];
           const found = [];
           for (const state of states) {{
             enter([number, state]);

@@ -18,11 +18,8 @@ import {
 
 /* Bits of a number, gradients under a loss scale, the peak by recipe.
 
-   stored(x, name): what a format keeps of x; Python's _stored() is the same.
-   describe(state): the numbers; Python's Precision.numbers() is the same.
-   sentences(state): one for each picture, to the letter Python's.
-   bitsLayout, scaleLayout, recipesLayout: where everything stands.
-   render({ model, el }): controls, pictures and tables. */
+   stored, describe and sentences: as Python's _stored, numbers and sentences.
+   bitsLayout, scaleLayout, recipesLayout: where everything stands. */
 
 /** bits of exponent and fraction; whether the largest exponent is finite */
 const FORMATS = {
@@ -44,23 +41,24 @@ const CATEGORIES = [
   ...["activations", "inputs", "temporaries"],
 ];
 
+const called = (word, more) =>
+  word === "optimizer" ? `${word} ${more}` : word;
+
 const NOTES = {
   bits:
     "The value that is stored, its relative error, and its bits: sign " +
     "(filled), exponent (framed) and fraction (plain).",
   scale:
     "A bar for each binade, from a power of two to the next. The loss scale " +
-    "moves all of them to the right; the dotted outline is where they stand " +
-    "without. Hatched: what becomes zero or too large. Shaded: subnormal, " +
-    "with fewer bits.",
+    "moves all to the right; dotted: where they stand without. Hatched: what " +
+    "becomes zero or too large. Shaded: subnormal, with fewer bits.",
   merged: " The first bar holds what is smaller, too.",
   recipes:
     "What is alive at the peak of a training step with Adam, predicted. The " +
-    "peak is one moment: what is not alive then, as gradients that are still " +
-    "to come, is not in the bar. Temporaries are mostly gradients on their " +
-    "way back, of the logits above all; in the optimizer step its workspace. " +
-    "Bytes per parameter are those of parameters, gradients and optimizer " +
-    "states.",
+    "peak is one moment: what is not alive then, as gradients still to come, " +
+    "is not in the bar. Temporaries are mostly gradients on their way back, " +
+    "above all of the logits; in the optimizer step, its workspace. Bytes per " +
+    "parameter: parameters + gradients + optimizer states.",
 };
 
 // ---- formats ------------------------------------------------------------
@@ -156,7 +154,8 @@ const textOf = (x) => (Object.is(x, -0) ? "-0" : String(x));
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-const percentOf = (part, whole) => Math.floor((part / whole) * 100 + 0.5);
+const ofFp32 = ({ fp32 }, { bytes }) =>
+  `${Math.floor((bytes / fp32.bytes) * 100 + 0.5)} %`;
 
 const bitsOf = ({ number }) =>
   Object.fromEntries(
@@ -196,10 +195,12 @@ export const describe = (state) => ({
 const superscript = (n) =>
   String(n).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]);
 
+const two = (e) => `2${superscript(e)}`;
+
 /* "851 496", with a narrow no-break space. */
 const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
-const power = (e) => (e ? `2${superscript(e)} = ${grouped(2 ** e)}` : "1");
+const power = (e) => (e ? `${two(e)} = ${grouped(2 ** e)}` : "1");
 
 /** "0.0999755859", "5.96·10⁻⁸", "∞"; all digits without a number of them. */
 export function numberText(x, digits) {
@@ -226,27 +227,26 @@ const and = (things) =>
 
 function bitsSentence({ number }, formats) {
   const x = Number(number);
-  const kinds = { exact: [], normal: [] };
-  let worst = null;
+  const kinds = {};
+  let worst;
   for (const [name, { kind, value, error }] of Object.entries(formats)) {
     const group = kind === "normal" && value === x ? "exact" : kind;
-    kinds[group] = [...(kinds[group] ?? []), name];
-    if (group === "normal" && error > (worst?.error ?? 0))
-      worst = { name, error };
+    (kinds[group] ??= []).push(name);
+    if (group === "normal" && !(error <= formats[worst]?.error)) worst = name;
   }
-  const all = kinds.exact.length === Object.keys(FORMATS).length;
-  const exact = all ? "every format" : and(kinds.exact) || "no format";
-  const { subnormal, underflow, overflow } = kinds;
-  const elsewhere =
-    kinds.normal.length < Object.keys(FORMATS).length ? "elsewhere " : "";
+  const all = Object.keys(formats).length;
+  const { exact = [], normal } = kinds;
+  const where = exact.length === all ? "every format" : and(exact);
+  const named = (kind, words = kind) =>
+    kinds[kind] ? `; ${words} in ${and(kinds[kind])}` : "";
   return (
-    `${numberText(x)} is exact in ${exact}` +
-    (subnormal ? `; subnormal in ${and(subnormal)}` : "") +
-    (underflow ? `; underflow to 0 in ${and(underflow)}` : "") +
-    (overflow ? `; overflow in ${and(overflow)}` : "") +
-    (worst
-      ? `; ${elsewhere}the relative error is at most ` +
-        `${numberText(worst.error, 2)}, in ${worst.name}`
+    `${numberText(x)} is exact in ${where || "no format"}` +
+    named("subnormal") +
+    named("underflow", "underflow to 0") +
+    named("overflow") +
+    (normal
+      ? `; ${normal.length < all ? "elsewhere " : ""}the relative error is ` +
+        `at most ${numberText(formats[worst].error, 2)}, in ${worst}`
       : "") +
     "."
   );
@@ -259,30 +259,29 @@ function scaleSentence({ format, scale }, n) {
   const end = inside(n.best);
   return (
     `With a loss scale of ${power(Math.log2(scale))}, ${format} loses ` +
-    `${percent(n.below)} of the ${grouped(n.gradients)} gradients to underflow; ` +
-    `${percent(n.subnormal)} are subnormal, and ` +
+    `${percent(n.below)} of the ${grouped(n.gradients)} gradients to ` +
+    `underflow; ${percent(n.subnormal)} are subnormal, and ` +
     `${percent(n.above)} overflow` +
     (n.above && !FORMATS[format][2]
       ? ", so a scaler would skip the step"
       : "") +
-    `. The largest scale without overflow is 2${superscript(n.best)}` +
+    `. The largest scale without overflow is ${two(n.best)}` +
     (n.best === end ? "" : ", which is beyond the slider") +
     (n.best === end || scale !== 2 ** end ? "." : ": this is its end.")
   );
 }
 
 function recipesSentence({ account, batch, checkpointed, budget }, recipes) {
-  const whole = recipes.fp32.bytes;
   const bytes = (recipe) => recipes[recipe].bytes;
   const least = RECIPES.reduce((a, b) => (bytes(b) < bytes(a) ? b : a));
   const share = (recipe) =>
-    `${formatBytes(bytes(recipe))} (` +
-    `${percentOf(bytes(recipe), whole)} % of fp32’s)`;
+    `${formatBytes(bytes(recipe))} ` +
+    `(${ofFp32(recipes, recipes[recipe])} of fp32’s)`;
   const fit = RECIPES.filter((recipe) => recipes[recipe].fits);
   return (
     `${account.name}, batch ${batch}, ` +
     `${checkpointed ? "" : "not "}checkpointed: the peak is ` +
-    `${formatBytes(whole)} in fp32 and ${share("autocast")} under autocast` +
+    `${formatBytes(bytes("fp32"))} in fp32 and ${share("autocast")} under autocast` +
     (["fp32", "autocast"].includes(least)
       ? "."
       : `; the least is ${least}’s, ${share(least)}.`) +
@@ -293,18 +292,15 @@ function recipesSentence({ account, batch, checkpointed, budget }, recipes) {
 }
 
 /** One for each picture; Python's Precision.sentences() are the same. */
-export const sentences = (state) => [
-  bitsSentence(state, bitsOf(state)),
-  scaleSentence(state, sharesOf(state)),
-  recipesSentence(state, recipesOf(state)),
-];
+export const sentences = (state) =>
+  PARTS.map(([, numbers, sentence]) => sentence(state, numbers(state)));
 
 // ---- geometry -----------------------------------------------------------
 
 const LETTER = 7.1; // pixels, on average, in a wide font
 
 /** The bits: a row for each format, its cells as wide as there is room. */
-export function bitsLayout(formats, width) {
+export function bitsLayout(state, formats, width) {
   const cell = Math.min((width - 10) / 32, 18);
   const lines = width < 400 ? 2 : 1; // of words, above the cells
   let y = 0;
@@ -322,65 +318,56 @@ export function bitsLayout(formats, width) {
     y = row.top + 20 + 10;
     return row;
   });
-  return { rows, cell, lines, width, height: y - 8 };
+  return { rows, cell, lines, height: y - 8 };
 }
 
-/* Where a line begins there is its label: at the left of the first lines, each
-   higher than the last, at the right of the others, each lower. So no line
-   crosses a label. `first` lines are where there is most room. */
+/* A line begins below its label. Labels go to the right, each lower than the
+   last, or in the right half to the left, each higher: so none is crossed. */
 function placeLabels(marks, width) {
-  const room = ({ x, label }, before) =>
-    (before ? x : width - x) - LETTER * label.length;
-  const rooms = [0, 1, 2, 3].map((first) =>
-    Math.min(...marks.map((mark, i) => room(mark, i < first))),
-  );
-  const first = rooms.indexOf(Math.max(...rooms));
+  const left = marks[1].x > width / 2;
   return marks.map((mark, i) => {
-    const before = i < first;
-    return { ...mark, before, y: 12 + 16 * (before ? first - 1 - i : i - first) };
+    const wide = LETTER * mark.label.length;
+    const at = left ? Math.max(mark.x, wide) : Math.min(mark.x, width - wide);
+    return { ...mark, left, at, y: 12 + 16 * (left ? 2 - i : i) };
   });
 }
 
 /** The histogram: bars move with the scale, the axis stays. */
-export function scaleLayout({ histogram, format, scale }, width) {
-  const { start, counts, gradients } = histogram;
+export function scaleLayout({ histogram, format, scale }, n, width) {
+  const { start, counts } = histogram;
   const plot = { left: 34, right: width - 8, top: 60, bottom: 200 };
   const low = Math.min(start, -27);
   const high = Math.max(start + counts.length + MOST_SCALE, 18);
   const each = (plot.right - plot.left) / (high - low);
   const x = (e) => plot.left + (e - low) * each;
-  const most = Math.max(...counts) / gradients;
+  const most = Math.max(...counts) / n.gradients;
   const y = (share) =>
     plot.bottom - ((plot.bottom - plot.top) * share) / (1.04 * most);
   const edges = (shift) =>
     [...counts, 0].map((_, i) => x(start + i + shift));
   const { underflow, normal, overflow } = limits(format);
   const marks = [
-    ["underflow", underflow],
-    ["smallest normal", normal],
-    ["overflow", overflow],
-  ].map(([name, size], i) => {
+    [underflow, "underflow "],
+    [normal, "smallest normal "],
+    [overflow, "overflow "],
+  ].map(([size, name], i) => {
     const e = Math.log2(size);
-    const beyond = e < low ? -1 : e > high ? 1 : 0;
-    const end = i < 2 ? `2${superscript(e)}` : numberText(size, 5);
-    const words = `${name} ${end}`;
-    const label = [`← ${words}`, words, `${words} →`][beyond + 1];
-    const at = x(Math.min(Math.max(e, low), high));
-    return { e, beyond, label, x: at };
+    const words = name + (i < 2 ? two(e) : numberText(size, 5));
+    const label = e < low ? `← ${words}` : e > high ? `${words} →` : words;
+    const near = Math.min(Math.max(e, low), high);
+    return { e, beyond: e !== near, label, x: x(near) };
   });
   const by = [4, 8, 16, 32, 64, 128].find((step) => step * each >= 48);
   const ticks = [];
-  for (let e = Math.ceil(low / by) * by; e <= high; e += by) {
-    if (x(e) > width - 20) break;
-    ticks.push({ x: x(e), label: `2${superscript(e)}` });
+  for (let e = Math.ceil(low / by) * by; x(e) <= width - 20; e += by) {
+    ticks.push({ x: x(e), label: two(e) });
   }
   return {
-    width,
     height: 240,
     plot,
     edges: edges(Math.log2(scale)),
     unscaled: edges(0),
-    heights: counts.map((count) => y(count / gradients)),
+    heights: counts.map((count) => y(count / n.gradients)),
     marks: placeLabels(marks, width),
     ticks,
     shares: byteTicks(100 * most, 3).marks.map(({ value, label }) => ({
@@ -391,7 +378,7 @@ export function scaleLayout({ histogram, format, scale }, width) {
 }
 
 /** A bar for each recipe, to one scale. */
-export function recipesLayout(recipes, budget, width) {
+export function recipesLayout({ budget }, recipes, width) {
   const peak = Math.max(...RECIPES.map((recipe) => recipes[recipe].bytes));
   const near = budget > peak && budget <= 2.5 * peak;
   const top = 1.04 * (near ? budget : peak);
@@ -404,8 +391,7 @@ export function recipesLayout(recipes, budget, width) {
       alive += recipes[recipe].split[category];
       return { category, x: left, width: x(alive) - left };
     }).filter((part) => part.width);
-    const { bytes, fits } = recipes[recipe];
-    return { recipe, bytes, fits, parts, y: plot.top + 18 + 46 * i };
+    return { recipe, ...recipes[recipe], parts, y: plot.top + 18 + 46 * i };
   });
   plot.bottom = bars.at(-1).y + 30;
   const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
@@ -416,25 +402,20 @@ export function recipesLayout(recipes, budget, width) {
     bars,
     unit,
     ticks: marks.map(({ value, label }) => ({ label, x: x(value) })),
-    budget: budget
-      ? { x: x(Math.min(budget, top)), beyond: budget > top }
-      : null,
+    budget: budget && { x: x(Math.min(budget, top)), beyond: budget > top },
   };
 }
 
 // ---- drawing ------------------------------------------------------------
 
-const text = (x, y, content, attributes = {}) =>
+const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
+
+const text = (x, y, content, attributes) =>
   svg("text", { x, y, ...attributes }, content);
 
 const line = (x1, y1, x2, y2, name) =>
   svg("line", { x1, y1, x2, y2, class: name });
-
-const show = (root, { width, height }, label, parts) => {
-  root.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  root.setAttribute("aria-label", label);
-  root.replaceChildren(...parts);
-};
 
 /* What is said of a number that is stored. */
 function errorText({ kind, error }) {
@@ -464,23 +445,20 @@ function* bitsParts({ rows, cell, lines }) {
   }
 }
 
-function* scaleParts(id, plan, scale) {
+function* scaleParts(plan, { scale }, id) {
   const { plot, edges, unscaled, heights, marks } = plan;
   const { left, right, top, bottom } = plot;
-  yield svg(
-    "defs",
-    {},
-    hatching(`${id}-bars`, 6, "M0 3H6", 45),
-    hatching(`${id}-lost`, 5, "M0 2.5H5", -45, "mb-lost-lines"),
-  );
+  const lost = hatching(`${id}-lost`, 5, "M0 2.5H5", -45, "mb-lost-lines");
+  yield svg("defs", {}, lost);
   for (const { y, label } of plan.shares) {
     yield line(left, y, right, y, "mb-grid");
-    yield text(left - 6, y + 4, label, { "text-anchor": "end" });
+    yield text(left - 6, y + 4, label, END);
   }
-  yield text(left - 6, top - 8, "%", { "text-anchor": "end" });
-  const d = band(edges, heights.map(() => bottom), heights);
+  yield text(left - 6, top - 8, "%", END);
+  const shape = (at) => band(at, heights.map(() => bottom), heights);
+  const d = shape(edges);
   yield svg("path", { d, class: "mb-bars" });
-  yield svg("path", { d, fill: `url(#${id}-bars)` });
+  yield svg("path", { d, fill: `url(#${id}-gradients)` });
   const [low, middle, high] = marks.map((mark) => mark.x);
   const shade = (from, to, look) =>
     svg("rect", {
@@ -492,24 +470,16 @@ function* scaleParts(id, plan, scale) {
     yield shade(from, to, { fill: `url(#${id}-lost)` });
   }
   yield shade(low, middle, { class: "mb-few" });
-  if (scale > 1) {
-    const outline = band(unscaled, heights.map(() => bottom), heights);
-    yield svg("path", { d: outline, class: "mb-ghost" });
-  }
+  if (scale > 1) yield svg("path", { d: shape(unscaled), class: "mb-ghost" });
   yield line(left, bottom, right, bottom, "mb-axis");
   for (const { x, label } of plan.ticks) {
     yield line(x, bottom, x, bottom + 4, "mb-axis");
-    yield text(x, bottom + 18, label, { "text-anchor": "middle" });
+    yield text(x, bottom + 18, label, MIDDLE);
   }
-  const middleOf = { "text-anchor": "middle" };
-  yield text((left + right) / 2, bottom + 36, "size × loss scale", middleOf);
-  for (const { x, y, beyond } of marks) {
-    if (!beyond) yield line(x, y - 8, x, bottom, "mb-mark");
-  }
-  for (const { x, y, before, beyond, label } of marks) {
-    const gap = beyond ? 0 : before ? -4 : 4;
-    const anchor = before ? "end" : "start";
-    yield text(x + gap, y, label, { "text-anchor": anchor, class: "mb-halo" });
+  yield text((left + right) / 2, bottom + 36, "size × loss scale", MIDDLE);
+  for (const { x, y, at, beyond, label, ...mark } of marks) {
+    if (!beyond) yield line(x, y + 4, x, bottom, "mb-mark");
+    yield text(at, y, label, mark.left && END);
   }
 }
 
@@ -519,8 +489,9 @@ const filled = (id, category, box) => [
   svg("rect", { ...box, fill: `url(#${id}-${category})` }),
 ];
 
-const patterns = (id) =>
-  svg(
+function* recipesParts(plan, state, id) {
+  const { plot, bars, ticks, unit, width, budget } = plan;
+  yield svg(
     "defs",
     {},
     hatching(`${id}-gradients`, 6, "M0 3H6", 45),
@@ -529,15 +500,11 @@ const patterns = (id) =>
     hatching(`${id}-inputs`, 6, "M3 0V6"),
     hatching(`${id}-temporaries`, 5, "M1 2.5H2.5"),
   );
-
-function* recipesParts(id, plan, size) {
-  const { plot, bars, ticks, unit, width, budget } = plan;
-  yield patterns(id);
   for (const { x, label } of ticks) {
     yield line(x, plot.top, x, plot.bottom, "mb-grid");
-    yield text(x, plot.bottom + 17, label, { "text-anchor": "middle" });
+    yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  yield text(width, plot.bottom + 17, unit, { "text-anchor": "end" });
+  yield text(width, plot.bottom + 17, unit, END);
   yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
   for (const { y, parts } of bars) {
     for (const { category, x, width: wide } of parts) {
@@ -546,13 +513,12 @@ function* recipesParts(id, plan, size) {
   }
   if (budget) {
     const { x, beyond } = budget;
-    const label = `budget ${formatBytes(size)}${beyond ? " →" : ""}`;
+    const label = `budget ${formatBytes(state.budget)}${beyond ? " →" : ""}`;
     const half = (LETTER * label.length) / 2;
     const at = Math.min(Math.max(x, half), beyond ? plot.right : width - half);
     const d = bars.map(({ y }) => `M${x} ${y - 2}v28`).join("");
     if (!beyond) yield svg("path", { d, class: "mb-limit" });
-    const anchor = beyond ? "end" : "middle";
-    yield text(at, 12, label, { "text-anchor": anchor });
+    yield text(at, 12, label, beyond ? END : MIDDLE);
   }
   for (const { recipe, bytes, fits, y } of bars) {
     const sign = fits === null ? "" : fits ? " ✓" : " ✗";
@@ -565,43 +531,36 @@ function* recipesParts(id, plan, size) {
 
 // ---- the widget ---------------------------------------------------------
 
-const number = (key, value, shown) =>
-  html("span", { "data-number": key, "data-value": value }, shown);
-
-const entry = (label, ...shown) =>
-  html("div", {}, html("dt", {}, label), html("dd", {}, ...shown));
-
 function shareList({ histogram, format }, n) {
-  const share = (label, key) =>
-    entry(label, number(key, n[key], percent(n[key])));
   const { zeros } = histogram;
   const more = zeros ? ` (and ${grouped(zeros)} zeros)` : "";
-  const count = `${grouped(n.gradients)}${more}`;
+  const entry = (label, key, shown) => {
+    const of = { "data-number": key, "data-value": n[key] };
+    return html("div", {}, html("dt", {}, label), html("dd", of, shown));
+  };
   return [
-    entry("gradients", number("gradients", n.gradients, count)),
-    share(`lost to underflow in ${format}`, "below"),
-    share("subnormal", "subnormal"),
-    share("lost to overflow", "above"),
-    entry(
-      "largest scale without overflow",
-      number("best", n.best, `2${superscript(n.best)}`),
-    ),
+    entry("gradients", "gradients", grouped(n.gradients) + more),
+    entry(`lost to underflow in ${format}`, "below", percent(n.below)),
+    entry("subnormal", "subnormal", percent(n.subnormal)),
+    entry("lost to overflow", "above", percent(n.above)),
+    entry("largest scale without overflow", "best", two(n.best)),
   ];
 }
 
 function recipeTable(recipes) {
   const column = (label) => html("th", { scope: "col" }, label);
-  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "moment"];
+  const head = "recipe,bytes per parameter,peak,of fp32’s,moment".split(",");
   const rows = RECIPES.map((recipe) => {
     const { bytes, phase, states } = recipes[recipe];
+    const of = { "data-number": `${recipe}.bytes`, "data-value": bytes };
     return html(
       "tr",
       {},
       html("th", { scope: "row" }, recipe),
-      html("td", {}, `${states.join(" + ")} = ${sum(states)}`),
-      html("td", {}, number(`${recipe}.bytes`, bytes, formatBytes(bytes))),
-      html("td", {}, `${percentOf(bytes, recipes.fp32.bytes)} %`),
-      html("td", {}, phase === "optimizer" ? "optimizer step" : phase),
+      html("td", {}, `${states.join(" + ")} =\u00a0${sum(states)}`),
+      html("td", of, formatBytes(bytes)),
+      html("td", {}, ofFp32(recipes, recipes[recipe])),
+      html("td", {}, called(phase, "step")),
     );
   });
   return [
@@ -618,55 +577,31 @@ const legend = (id) =>
       const box = { viewBox: "0 0 14 14", class: "mb-swatch" };
       const shape = filled(id, category, { width: 14, height: 14 });
       const swatch = svg("svg", { ...box, "aria-hidden": "true" }, ...shape);
-      return html("span", {}, swatch, category === "optimizer" ? "optimizer states" : category);
+      return html("span", {}, swatch, called(category, "states"));
     }),
   );
 
-/* What a part says: its sentence, or else what is wrong in its field. */
-function voice() {
-  const look = { class: "mb-live", "aria-live": "polite", id: makeId() };
-  const root = html("p", look);
-  let [words, wrong, timer] = ["", "", 0];
-  const now = () => {
-    const next = wrong || words;
-    root.classList.toggle("mb-problem", Boolean(wrong));
-    if (root.textContent !== next) root.textContent = next;
-  };
-  const soon = () => {
-    clearTimeout(timer);
-    if (root.textContent) timer = setTimeout(now, 150);
-    else now();
-  };
-  return {
-    root,
-    say: (sentence) => soon((words = sentence)),
-    object: (problem) => soon((wrong = problem)),
-    end: () => clearTimeout(timer),
-  };
-}
-
-/* A labelled field. `read` gives a value, or in words why there is none: the
-   voice says so, with how to write one, and the last value stays. */
-function field({ label, key, read, write, name, how, voice, onValue }) {
+/* A labelled field. `read` gives a value, or in words why there is none: this
+   is said, with how to write one, and the last value stays. */
+function field({ label, key, read, write, name, how, live, say, onValue }) {
   const id = makeId();
   const input = html("input", {
     ...{ type: "text", id, "data-key": key, autocomplete: "off" },
     ...{ spellcheck: "false", "data-lm-suppress-shortcuts": "true" },
-    "aria-errormessage": voice.root.id,
+    "aria-errormessage": live.id,
   });
   const title = html("label", { for: id }, label);
   const root = html("div", { class: "mb-control" }, title, input);
   const object = (words) => {
     input.setAttribute("aria-invalid", Boolean(words));
-    voice.object(words);
+    say(words);
   };
   let shown;
   input.addEventListener("input", () => {
     const typed = input.value.trim();
     const value = read(typed);
     if (typeof value === "string") {
-      const short = typed.length > 30 ? `${typed.slice(0, 29)}…` : typed;
-      const what = typed ? `“${short}”` : "An empty field";
+      const what = typed ? `“${typed.slice(0, 30)}”` : "An empty field";
       object(`${what} ${value}: ${name(shown)} stays. ${how}`);
     } else {
       object("");
@@ -682,18 +617,46 @@ function field({ label, key, read, write, name, how, voice, onValue }) {
   return { root, update };
 }
 
-/* Of each part. */
-const KEYS = [
-  ["number"],
-  ["histogram", "format", "scale", "label"],
-  ["account", "batch", "checkpointed", "budget"],
+/* What each part shows, says and draws. */
+const PARTS = [
+  [["number"], bitsOf, bitsSentence, bitsLayout, bitsParts],
+  [
+    ["histogram", "format", "scale", "label"],
+    ...[sharesOf, scaleSentence, scaleLayout, scaleParts],
+  ],
+  [
+    ["account", "batch", "checkpointed", "budget"],
+    ...[recipesOf, recipesSentence, recipesLayout, recipesParts],
+  ],
 ];
 
 function render({ model, el }) {
   const read = () =>
-    Object.fromEntries(KEYS.flat().map((key) => [key, model.get(key)]));
+    Object.fromEntries(
+      PARTS.flatMap(([keys]) => keys).map((key) => [key, model.get(key)]),
+    );
   const set = (key) => (value) => save(model, { [key]: value });
-  const voices = [voice(), voice(), voice()];
+  const picture = () => svg("svg", { role: "img", class: "mb-picture" });
+  const pictures = [picture(), picture(), picture()];
+  const said = pictures.map(() =>
+    html("p", { "aria-live": "polite", class: "mb-live", id: makeId() }),
+  );
+  const [wrong, timers] = [[], []];
+  /* Says the sentence of a part, or what is wrong in its field. */
+  const speak = (i) => {
+    const now = () => {
+      const words = wrong[i] || pictures[i].getAttribute("aria-label");
+      said[i].classList.toggle("mb-problem", Boolean(wrong[i]));
+      if (said[i].textContent !== words) said[i].textContent = words;
+    };
+    clearTimeout(timers[i]);
+    if (said[i].textContent) timers[i] = setTimeout(now, 150);
+    else now();
+  };
+  const heard = (i) => ({
+    live: said[i],
+    say: (words) => speak(i, (wrong[i] = words)),
+  });
 
   const value = field({
     label: "Number",
@@ -702,7 +665,7 @@ function render({ model, el }) {
     write: textOf,
     name: (x) => numberText(x),
     how: "Use digits and a point, as 0.1, 1e-5 or 2^-24.",
-    voice: voices[0],
+    ...heard(0),
     onValue: (x) => set("number")(textOf(x)),
   });
   const scale = slider({
@@ -720,10 +683,7 @@ function render({ model, el }) {
   const stop = button({
     label: "Largest scale without overflow",
     key: "best",
-    onClick: () => {
-      const { best } = sharesOf(read());
-      set("scale")(2 ** inside(best));
-    },
+    onClick: () => set("scale")(2 ** inside(sharesOf(read()).best)),
   });
   const batch = slider({
     label: "Batch",
@@ -746,16 +706,12 @@ function render({ model, el }) {
     },
     write: (bytes) => (bytes ? String(bytes / GIB) : ""),
     name: (bytes) => (bytes ? formatBytes(bytes) : "no budget"),
-    how:
-      "Use GiB above 0, as 24 or 0.5, " +
-      `up to ${MOST_BUDGET / GIB}, or nothing.`,
-    voice: voices[2],
+    how: "Use GiB above 0, as 24 or 0.5, up to 1048576, or nothing.",
+    ...heard(2),
     onValue: (bytes) => set("budget")(bytes || null),
   });
 
   const id = makeId();
-  const picture = () => svg("svg", { role: "img", class: "mb-picture" });
-  const pictures = [picture(), picture(), picture()];
   const title = html("span");
   const whose = html("span");
   const list = html("dl", { class: "mb-numbers" });
@@ -765,7 +721,7 @@ function render({ model, el }) {
   el.classList.add("mb-root", "mb-precision");
   el.append(
     html("div", { class: "mb-controls mb-one" }, value.root),
-    voices[0].root,
+    said[0],
     figure("One number in six formats", NOTES.bits, pictures[0]),
     html(
       "div",
@@ -774,7 +730,7 @@ function render({ model, el }) {
       format.root,
       html("div", { class: "mb-buttons" }, stop.root),
     ),
-    voices[1].root,
+    said[1],
     figure(title, html("span", {}, NOTES.scale, merged), pictures[1]),
     list,
     html(
@@ -784,21 +740,15 @@ function render({ model, el }) {
       budget.root,
       checkpointed.root,
     ),
-    voices[2].root,
+    said[2],
     figure(whose, NOTES.recipes, pictures[2]),
     legend(id),
     table,
   );
 
-  const draws = [
-    (state, width) => {
-      const formats = bitsOf(state);
-      value.update(Number(state.number));
-      const plan = bitsLayout(formats, width);
-      return [plan, bitsSentence(state, formats), bitsParts(plan)];
-    },
-    (state, width) => {
-      const n = sharesOf(state);
+  const updates = [
+    (state) => value.update(Number(state.number)),
+    (state, n) => {
       const e = Math.log2(state.scale);
       const spoken = `2 to the power of ${e}`;
       scale.update({ value: e, max: MOST_SCALE, text: power(e), spoken });
@@ -807,45 +757,43 @@ function render({ model, el }) {
       if (state.label) title.append(": ", state.label);
       merged.textContent = state.histogram.merged ? NOTES.merged : "";
       list.replaceChildren(...shareList(state, n));
-      const plan = scaleLayout(state, width);
-      const drawn = scaleParts(id, plan, state.scale);
-      return [plan, scaleSentence(state, n), drawn];
     },
-    (state, width) => {
-      const { account } = state;
-      const recipes = recipesOf(state);
+    (state, recipes) => {
+      const { batches, name } = state.account;
       batch.update({
-        value: account.batches.indexOf(state.batch),
-        max: account.batches.length - 1,
+        value: batches.indexOf(state.batch),
+        max: batches.length - 1,
         text: state.batch,
         spoken: `batch ${state.batch}`,
       });
       checkpointed.update({ value: state.checkpointed });
       budget.update(state.budget ?? 0);
-      whose.textContent = `Peak by recipe: ${account.name}`;
+      whose.textContent = `Peak by recipe: ${name}`;
       table.replaceChildren(...recipeTable(recipes));
-      const plan = recipesLayout(recipes, state.budget, width);
-      const drawn = recipesParts(id, plan, state.budget);
-      return [plan, recipesSentence(state, recipes), drawn];
     },
   ];
   const last = [[], [], []];
   const end = redraw(model, pictures[0], (width) => {
     const state = read();
     el.classList.toggle("mb-narrow", width < 480);
-    draws.forEach((draw, i) => {
+    PARTS.forEach(([keys, numbers, sentence, layout, parts], i) => {
       // A part is drawn when what it shows has changed, and only then.
-      const now = [width, ...KEYS[i].map((key) => state[key])];
+      const now = [width, ...keys.map((key) => state[key])];
       if (now.every((value, k) => value === last[i][k])) return;
       last[i] = now;
-      const [plan, words, drawn] = draw(state, width);
-      show(pictures[i], plan, words, drawn);
-      voices[i].say(words);
+      const n = numbers(state);
+      updates[i](state, n);
+      const plan = layout(state, n, width);
+      const box = `0 0 ${width} ${plan.height}`;
+      pictures[i].setAttribute("viewBox", box);
+      pictures[i].setAttribute("aria-label", sentence(state, n));
+      pictures[i].replaceChildren(...parts(plan, state, id));
+      speak(i);
     });
   });
   return () => {
     end();
-    for (const { end: quiet } of voices) quiet();
+    timers.forEach(clearTimeout);
     el.replaceChildren();
   };
 }
