@@ -1,6 +1,7 @@
 """Readings of a device: the CPU's for real, CUDA's from its statistics."""
 
 import dataclasses
+import mmap
 import os
 import re
 import sys
@@ -229,7 +230,8 @@ def test_the_process_grows_with_what_it_holds():
     pytest.importorskip("psutil")
     size = 64 * 2**20
     before = read_memory("cpu").process
-    held = torch.ones(size // 4)
+    pages = mmap.mmap(-1, size)  # new ones, not what was freed before
+    held = torch.frombuffer(pages, dtype=torch.float32).fill_(1)
     after = read_memory("cpu").process
     assert after - before > size / 2
     assert held.nbytes == size
