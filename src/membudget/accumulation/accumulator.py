@@ -13,6 +13,7 @@ from torch import nn
 
 from membudget.accumulation.partition import check_count
 from membudget.accumulation.snapshot import Snapshot
+from membudget.ledger.checks import scalar_loss
 
 Item = TypeVar("Item")
 
@@ -389,17 +390,7 @@ class Window:
 
 
 def _loss_value(loss: torch.Tensor) -> float:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = list(getattr(loss, "shape", [])) or type(loss).__name__
-        raise ValueError(
-            f"the loss is {shape}: backward needs a tensor with one element"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss has no graph: compute it from the model's output, "
-            "outside torch.no_grad() and without detach() or item()"
-        )
-    value = loss.item()
+    value = scalar_loss(loss).item()
     if not isfinite(value):
         raise ValueError(
             f"the loss is {value}: a finite one is needed. Look for a "

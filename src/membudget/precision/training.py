@@ -8,6 +8,7 @@ from math import inf, isfinite
 import torch
 from torch import nn
 
+from membudget.ledger.checks import scalar_loss
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
 
@@ -352,17 +353,7 @@ def _fp32(parameters: Sequence[torch.Tensor]) -> None:
 
 
 def _checked(loss: torch.Tensor) -> None:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        shape = list(getattr(loss, "shape", [])) or type(loss).__name__
-        raise ValueError(
-            f"the loss is {shape}: backward needs a tensor with one element"
-        )
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss has no graph: compute it from the model's output, "
-            "outside torch.no_grad() and without detach() or item()"
-        )
-    if loss.dtype in (torch.float16, torch.bfloat16):
+    if scalar_loss(loss).dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
             f"the loss is {loss.dtype}: it has two or three digits, and in "
             "fp16 the gradient that enters it, a loss scale of 65 536, is "
