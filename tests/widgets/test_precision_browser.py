@@ -85,8 +85,20 @@ def agree(page, widget):
     """The page shows and says what Python has."""
     (shown,) = page.evaluate(SWEEP, [[]])
     assert parsed(shown) == expected(widget)
-    for sentence in widget.sentences():
-        page.get_by_text(sentence, exact=True).wait_for()
+    said(page, *widget.sentences())
+
+
+def said(page, *sentences):
+    """Each sentence is to be seen where it is read out, or soon will be."""
+    page.wait_for_function(
+        """(sentences) => {
+          const live = [...document.querySelectorAll("[aria-live=polite]")]
+            .filter((e) => e.checkVisibility({ visibilityProperty: true }))
+            .map((e) => e.innerText);
+          return sentences.every((sentence) => live.includes(sentence));
+        }""",
+        arg=sentences,
+    )
 
 
 def control(page, key):
@@ -331,7 +343,7 @@ def wrong(page, key):
         assert mine != plain
     said = page.locator(f"#{field.get_attribute('aria-errormessage')}")
     assert said.get_attribute("aria-live") == "polite"
-    page.wait_for_selector(".mb-problem")
+    page.wait_for_function("document.querySelector('.mb-problem')")
     assert said.is_visible()
     return said.inner_text()
 
@@ -382,7 +394,7 @@ def test_a_text_that_is_no_number(page, widget, typed, why):
     widget.scale = 2
     (shown,) = page.evaluate(SWEEP, [[]])
     assert parsed(shown) == expected(widget)
-    page.get_by_text(widget.sentences()[1], exact=True).wait_for()
+    said(page, widget.sentences()[1])
     assert why in wrong(page, "number")
     field.fill("0.125")  # the one that stayed
     accepted(page, "number", widget)

@@ -34,19 +34,24 @@ OVERLAPPING = """() => {
 """Pairs of texts of the pictures that overlap."""
 
 CROSSED = """() => {
-  const texts = [...document.querySelectorAll(".mb-picture text")];
+  const boxes = [...document.querySelectorAll(".mb-picture text")]
+    .map((text) => [text.textContent, text.getBoundingClientRect()]);
   const found = [];
   for (const line of document.querySelectorAll(".mb-picture *")) {
     if (getComputedStyle(line).strokeDasharray === "none") continue;
+    const around = line.getBoundingClientRect();
+    const near = boxes.filter(([, box]) =>
+      around.left < box.right + 1 && box.left < around.right + 1 &&
+      around.top < box.bottom + 1 && box.top < around.bottom + 1);
+    if (!near.length) continue;  // to go along a long path takes its time
     const [length, at] = [line.getTotalLength(), line.getScreenCTM()];
     const points = [];
     for (let way = 0; way <= length; way += 1)
       points.push(line.getPointAtLength(way).matrixTransform(at));
-    for (const text of texts) {
-      const box = text.getBoundingClientRect();
+    for (const [text, box] of near) {
       if (points.some(({ x, y }) => x > box.left && x < box.right &&
           y > box.top + 2 && y < box.bottom - 2))
-        found.push(`${line.getAttribute("class")} / ${text.textContent}`);
+        found.push(`${line.getAttribute("class")} / ${text}`);
     }
   }
   return found;

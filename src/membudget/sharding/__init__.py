@@ -1,0 +1,73 @@
+"""Sharding: model states over many ranks, by formula, simulation and run."""
+
+from membudget.sharding.communication import (
+    COLLECTIVES,
+    CommunicationCounter,
+    Traffic,
+    fsdp_traffic,
+    sent,
+)
+from membudget.sharding.launching import (
+    DeadlineError,
+    Finished,
+    RankError,
+    Ranks,
+    first_rank,
+    free_port,
+    joined,
+    launch,
+    torchrun,
+)
+from membudget.sharding.moments import Held, Moments, rank_moments
+from membudget.sharding.saving import (
+    CheckpointError,
+    Loaded,
+    load_checkpoint,
+    save_checkpoint,
+)
+from membudget.sharding.shards import (
+    Unit,
+    held_states,
+    rank_states,
+    rows,
+    shard,
+    units_of,
+)
+from membudget.sharding.simulating import Simulation, simulate_rank
+from membudget.sharding.states import STAGES, Stage, zero_states, zero_traffic
+
+__all__ = [
+    "COLLECTIVES",
+    "STAGES",
+    "CheckpointError",
+    "CommunicationCounter",
+    "DeadlineError",
+    "Finished",
+    "Held",
+    "Loaded",
+    "Moments",
+    "RankError",
+    "Ranks",
+    "Simulation",
+    "Stage",
+    "Traffic",
+    "Unit",
+    "first_rank",
+    "free_port",
+    "fsdp_traffic",
+    "held_states",
+    "joined",
+    "launch",
+    "load_checkpoint",
+    "rank_moments",
+    "rank_states",
+    "rows",
+    "save_checkpoint",
+    "sent",
+    "shard",
+    "simulate_rank",
+    "torchrun",
+    "units_of",
+    "zero_states",
+    "zero_traffic",
+]

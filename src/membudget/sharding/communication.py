@@ -1,0 +1,159 @@
+"""What the ranks send each other: counted, and on paper."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from membudget.ledger.checks import one_of, whole
+from membudget.measuring.storages import tensors
+from membudget.sharding.shards import Unit
+
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
+"""The collectives of data parallelism."""
+
+RINGS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
+"""How often a ring sends (N − 1)/N of the data in each of them.
+
+An all-reduce is a reduce-scatter and an all-gather (Patarasuk and Yuan 2009,
+doi 10.1016/j.jpdc.2008.09.002).
+"""
+
+
+def sent(collective: str, size: int, ranks: int) -> int:
+    """Bytes that a rank sends in a collective, run as a ring.
+
+    Args:
+        collective: one of :data:`COLLECTIVES`.
+        size: bytes of the whole, which all ranks have before or after it.
+        ranks: N; it divides ``size``.
+
+    Raises:
+        ValueError: another name, or no positive whole number.
+    """
+    one_of(collective, COLLECTIVES, "collective")
+    whole(size, "size", 0)
+    whole(ranks, "ranks")
+    return RINGS[collective] * size * (ranks - 1) // ranks
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of one kind.
+
+    Attributes:
+        calls: how many.
+        bytes: of their wholes, together: what is gathered, what is reduced.
+    """
+
+    calls: int = 0
+    bytes: int = 0
+
+
+class CommunicationCounter(TorchDispatchMode):
+    """Count the collectives that run inside the ``with`` block, and bytes.
+
+    It sees what ``torch.distributed`` calls in this thread: DDP's backward
+    pass, FSDP2, and collectives by hand. It changes nothing.
+
+    Attributes:
+        traffic: by collective, a :class:`Traffic`.
+        others: how often any other collective was called, by name.
+
+    Example:
+        >>> with CommunicationCounter() as counter:
+        ...     model(x).sum().backward()
+        >>> counter.traffic["reduce-scatter"].bytes
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.others: Counter[str] = Counter()
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        return {
+            name: Traffic(self.calls[name], self.bytes[name])
+            for name in COLLECTIVES
+        }
+
+    def sent(self, ranks: int) -> int:
+        """Bytes that this rank sent, if rings did it all."""
+        return sum(sent(name, self.bytes[name], ranks) for name in COLLECTIVES)
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count(func.name().split("::")[1].split(".")[0], args)
+        return out
+
+    def _count(self, name: str, args: tuple) -> None:
+        kind = {
+            "allgather_": "all-gather",
+            "_allgather_base_": "all-gather",
+            "reduce_scatter_": "reduce-scatter",
+            "_reduce_scatter_base_": "reduce-scatter",
+            "allreduce_": "all-reduce",
+        }.get(name)
+        if kind is None:
+            self.others[name] += 1
+            return
+        self.calls[kind] += 1
+        given = [sum(t.nbytes for t in tensors(arg)) for arg in args]
+        self.bytes[kind] += max(given)
+
+
+def fsdp_traffic(
+    units: Sequence[Unit],
+    ranks: int,
+    stage: str = "zero-3",
+    *,
+    gathered: int = 4,
+    reduced: int = 4,
+    accumulation_steps: int = 1,
+    synchronise_last: bool = False,
+) -> dict[str, Traffic]:
+    """The collectives of an optimizer step with FSDP2, padding included.
+
+    Each micro-batch gathers every unit in its forward pass, and under
+    ZeRO-3 again in its backward pass; it reduces every unit's gradients,
+    or the last micro-batch alone does. One rank gathers nothing.
+
+    Args:
+        units: of :func:`membudget.sharding.units_of`.
+        ranks: N.
+        stage: ``"zero-3"`` or ``"zero-2"``.
+        gathered, reduced: bytes of a number on its way.
+        accumulation_steps: micro-batches in the step.
+        synchronise_last: whether only the last one reduces
+            (``set_requires_gradient_sync``).
+
+    Raises:
+        ValueError: another stage, or no positive whole number.
+    """
+    one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    whole(ranks, "ranks")
+    whole(accumulation_steps, "accumulation_steps")
+    numbers = ranks * sum(unit.padded(ranks) for unit in units)
+    found = {name: Traffic() for name in COLLECTIVES}
+    if ranks > 1:
+        gathers = accumulation_steps * (2 if stage == "zero-3" else 1)
+        reductions = 1 if synchronise_last else accumulation_steps
+        for name, times, itemsize in (
+            ("all-gather", gathers, gathered),
+            ("reduce-scatter", reductions, reduced),
+        ):
+            found[name] = Traffic(
+                times * len(units), times * numbers * itemsize
+            )
+    return found

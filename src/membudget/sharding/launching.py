@@ -1,0 +1,623 @@
+"""Ranks on one machine: started, watched, ended."""
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from membudget.ledger.checks import whole
+from membudget.sharding import rank_process
+
+GRACE = 1.0
+"""Seconds in which a failure may turn out to follow from another one."""
+
+
+class RankError(RuntimeError):
+    """A rank failed, died or did not end in time.
+
+    Attributes:
+        rank: the first that did.
+        traceback: where it was, as text.
+    """
+
+    def __init__(self, rank: int, message: str, traceback: str) -> None:
+        super().__init__(f"{message}\n\n{traceback}".rstrip())
+        self.rank, self.traceback = rank, traceback
+
+
+class DeadlineError(RankError, TimeoutError):
+    """Ranks did not end in time."""
+
+
+def first_rank(rank: int, line: str) -> None:
+    """Print what rank 0 prints, and nothing of the others."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def launch(
+    worker: Callable,
+    *args: object,
+    ranks: int | None = None,
+    **options: object,
+) -> list:
+    """Run a function on several ranks of this machine, once.
+
+    From a notebook or a script it starts ``ranks`` processes
+    (:class:`Ranks`). Under ``torchrun`` this process is one of the ranks
+    already: it joins their group and runs the function.
+
+    Args:
+        worker: called as ``worker(*args)`` on each rank, with the process
+            group ready; what it returns must be picklable.
+        ranks: how many; under ``torchrun`` its number, which is the default
+            there.
+        **options: of :class:`Ranks`, for a notebook.
+
+    Returns:
+        What each rank returned, in order of ranks.
+
+    Raises:
+        ValueError: no ranks, or other than ``torchrun`` started.
+        RankError: of :class:`Ranks`.
+    """
+    if not dist.is_torchelastic_launched():
+        if ranks is None:
+            raise ValueError(
+                "ranks is missing: say how many processes to start"
+            )
+        with Ranks(ranks, **options) as pool:
+            return pool.run(worker, *args)
+    started = int(os.environ["WORLD_SIZE"])
+    if ranks not in (None, started):
+        raise ValueError(
+            f"ranks is {ranks!r}, but torchrun started {started}: use its "
+            "--nproc-per-node, or leave ranks out"
+        )
+    with joined():
+        results: list = [None] * started
+        dist.all_gather_object(results, worker(*args))
+        return results
+
+
+@contextmanager
+def joined(backend: str | None = None) -> Iterator[None]:
+    """The process group of ``torchrun``, joined and left cleanly.
+
+    After an error the group is left without waiting for the other ranks,
+    which ``torchrun`` then ends.
+
+    Args:
+        backend: by default NCCL on a GPU of one's own, gloo otherwise.
+
+    Raises:
+        ValueError: a backend that this PyTorch lacks.
+    """
+    local = int(os.environ["LOCAL_RANK"])
+    backend = checked_backend(
+        backend, int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    )
+    if "nccl" in backend:
+        torch.cuda.set_device(local)
+    dist.init_process_group(backend)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def checked_backend(name: str | None, ranks: int) -> str:
+    """The name of a backend that is there.
+
+    Args:
+        name: as for ``init_process_group``; None stands for NCCL where each
+            of the ``ranks`` has a GPU of its own, and gloo otherwise.
+
+    Raises:
+        ValueError: one that this PyTorch or this machine lacks.
+    """
+    there = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": dist.is_available()
+        and dist.is_nccl_available()
+        and torch.cuda.device_count() >= ranks,
+    }
+    if name is None:
+        name = "cpu:gloo,cuda:nccl" if there["nccl"] else "gloo"
+    for part in name.split(","):
+        backend = part.split(":")[-1]
+        if not there.get(backend, False):
+            have = [b for b in there if there[b]] or ["none"]
+            raise ValueError(
+                f"there is no backend {backend!r} for {ranks} ranks here: "
+                f"use one of {', '.join(have)}. nccl needs a GPU for each "
+                "rank"
+            )
+    return name
+
+
+@dataclass(eq=False)
+class _Process:
+    process: BaseProcess
+    connection: Connection
+    log: Path
+
+
+class Ranks:
+    """Processes of this machine that form a group, for one call or many.
+
+    They start with the first :meth:`run`, which takes some seconds, and wait
+    for the next one. A rank that fails ends all of them with an error that
+    shows that rank's traceback; the next :meth:`run` starts new ones. They
+    end with :meth:`close`, at the end of the ``with`` block, and when this
+    process ends, whatever the reason.
+
+    Args:
+        ranks: how many.
+        backend: by default NCCL where each rank has a GPU, gloo otherwise.
+        deadline: seconds for a call of :meth:`run`, unless it says otherwise.
+        port: of the store where the ranks find each other; by default a free
+            one.
+        show: called as ``show(rank, line)`` with each line that a worker
+            prints, as it comes; None drops them. By default those of rank 0
+            are printed.
+
+    Raises:
+        ValueError: no ranks, a missing backend, a deadline that is no
+            positive number.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        backend: str | None = None,
+        deadline: float = 60.0,
+        port: int | None = None,
+        show: Callable[[int, str], None] | None = first_rank,
+    ) -> None:
+        self.ranks = whole(ranks, "ranks")
+        self.backend = checked_backend(backend, ranks)
+        self.deadline = _positive(deadline)
+        self.port, self.show = port, show
+        self._processes: list[_Process] = []
+        self._end: weakref.finalize | None = None
+
+    def __repr__(self) -> str:
+        return f"Ranks({self.ranks}, backend={self.backend!r})"
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kill()
+
+    @property
+    def processes(self) -> list[int]:
+        """The process numbers, by rank; empty before the first run."""
+        return [p.process.pid for p in self._processes]
+
+    def run(
+        self,
+        worker: Callable,
+        *args: object,
+        deadline: float | None = None,
+        **kwargs: object,
+    ) -> list:
+        """Call ``worker(*args, **kwargs)`` on every rank.
+
+        A function that is written in a notebook is sent as its source: it
+        must import inside what it uses.
+
+        Args:
+            worker: a function; it finds the process group ready
+                (``dist.get_rank()``), and one thread.
+            deadline: seconds.
+
+        Returns:
+            What each rank returned, in order of ranks.
+
+        Raises:
+            TypeError: a function, argument or result that cannot be sent.
+            RankError: a rank raised an error or died.
+            DeadlineError: a rank did not end in time; the message shows
+                where each of them was.
+            OSError: the port is in use.
+        """
+        if not callable(worker):
+            raise TypeError(f"worker is {worker!r}: use a function")
+        seconds = _positive(self.deadline if deadline is None else deadline)
+        task = rank_process.pack(worker, args, kwargs)
+        end = time.monotonic() + seconds
+        try:
+            if not self._processes:
+                self._start(seconds)
+                self._collect("ready", end, seconds)
+            for p in self._processes:
+                p.connection.send_bytes(task)
+            done = self._collect("done", end, seconds)
+        except BaseException:
+            self.kill()
+            raise
+        return [pickle.loads(result)[0] for result in done]
+
+    def close(self) -> None:
+        """End the processes, in order.
+
+        Raises:
+            RankError: one did not end well.
+        """
+        try:
+            for p in self._processes:
+                p.connection.send_bytes(b"")
+            end = time.monotonic() + self.deadline
+            for p in self._processes:
+                p.process.join(max(end - time.monotonic(), 0.1))
+            for rank, p in enumerate(self._processes):
+                if p.process.exitcode != 0:
+                    raise RankError(
+                        rank,
+                        f"rank {rank} did not end well: it {_fate(p)}",
+                        _tail(p),
+                    )
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the processes at once."""
+        self._processes = []
+        if self._end:
+            self._end()
+
+    def _start(self, seconds: float) -> None:
+        self._store = _store(self.port, seconds)
+        folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        context = get_context(
+            "forkserver" if sys.platform == "linux" else "spawn"
+        )
+        if sys.platform == "linux":
+            context.set_forkserver_preload([rank_process.__name__])
+        started: list[_Process] = []
+        self._end = weakref.finalize(self, _kill, started, folder)
+        with _no_main():
+            for rank in range(self.ranks):
+                here, there = context.Pipe()
+                log = Path(folder.name, f"{rank}.log")
+                process = context.Process(
+                    target=rank_process.main,
+                    args=(
+                        rank,
+                        self.ranks,
+                        self._store.port,
+                        self.backend,
+                        seconds + self.deadline,
+                        there,
+                        str(log),
+                    ),
+                )
+                process.start()
+                there.close()
+                started.append(_Process(process, here, log))
+        self._processes = started
+
+    def _collect(self, kind: str, end: float, seconds: float) -> list:
+        """What each rank sends; the lines in between are shown."""
+        found: dict[int, object] = {}
+        failed: dict[int, tuple[str, str]] = {}
+        dead: set[int] = set()
+        while len(found) < self.ranks:
+            if failed or dead:
+                end = min(end, time.monotonic() + GRACE)
+            for rank in self._ready(end, found, dead):
+                p = self._processes[rank]
+                try:
+                    name, content = pickle.loads(p.connection.recv_bytes())
+                except (EOFError, OSError):
+                    dead.add(rank)
+                    continue
+                if name == "line":
+                    if self.show:
+                        self.show(rank, content)
+                elif name == "error":
+                    failed[rank] = content
+                elif name == kind:
+                    found[rank] = content
+            if len(failed) + len(dead) == self.ranks:
+                break
+            if time.monotonic() >= end:
+                break
+        if dead:
+            rank = min(dead)
+            p = self._processes[rank]
+            p.process.join(GRACE)
+            raise RankError(rank, f"rank {rank} {_fate(p)}", _tail(p))
+        if failed:
+            rank, (message, traceback) = next(iter(failed.items()))
+            raise RankError(rank, f"rank {rank}: {message}", traceback)
+        late = [r for r in range(self.ranks) if r not in found]
+        if late:
+            raise self._deadline_error(late, seconds)
+        return [found[rank] for rank in range(self.ranks)]
+
+    def _ready(
+        self, end: float, found: dict[int, object], dead: set[int]
+    ) -> list[int]:
+        """Ranks with news; waits for them until the end."""
+        open_ = {
+            p.connection: rank
+            for rank, p in enumerate(self._processes)
+            if rank not in found and rank not in dead
+        }
+        left = max(end - time.monotonic(), 0)
+        return sorted(open_[c] for c in wait(list(open_), left))
+
+    def _deadline_error(self, late: list[int], seconds: float) -> RankError:
+        if hasattr(signal, "SIGUSR1"):
+            for rank in late:
+                with suppress(ProcessLookupError):
+                    os.kill(self._processes[rank].process.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        where = "\n".join(
+            f"rank {rank} was here:\n{_tail(self._processes[rank])}"
+            for rank in late
+        )
+        names = ", ".join(map(str, late))
+        return DeadlineError(
+            late[0],
+            f"rank {names} did not end within {seconds:g} s: a collective "
+            "waits for a rank that does not call it, or the work takes "
+            "longer than the deadline allows",
+            where,
+        )
+
+
+def _positive(seconds: float) -> float:
+    if isinstance(seconds, bool) or not seconds > 0:
+        raise ValueError(f"deadline is {seconds!r}: use a number of seconds")
+    return float(seconds)
+
+
+def _store(port: int | None, seconds: float) -> dist.TCPStore:
+    """The place where the ranks find each other."""
+    limit = timedelta(seconds=seconds)
+    try:
+        return dist.TCPStore(
+            "127.0.0.1", port or 0, None, True, limit, wait_for_workers=False
+        )
+    except (dist.DistNetworkError, RuntimeError) as error:
+        raise OSError(
+            f"port {port} is in use: leave port out, and a free one is taken"
+        ) from error
+
+
+@contextmanager
+def _no_main() -> Iterator[None]:
+    """Without ``__main__``: the ranks need not run the caller's script."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _kill(
+    processes: list[_Process], folder: tempfile.TemporaryDirectory
+) -> None:
+    for p in processes:
+        p.process.kill()
+    for p in processes:
+        p.process.join()
+        p.connection.close()
+    folder.cleanup()
+
+
+def _fate(p: _Process) -> str:
+    code = p.process.exitcode
+    if code is None:
+        return "is still running"
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"died of signal {-code} ({name})"
+    return f"left with exit code {code}"
+
+
+def _tail(p: _Process, characters: int = 3000) -> str:
+    """The end of what the process wrote on its own."""
+    with suppress(OSError):
+        return p.log.read_text(errors="replace")[-characters:]
+    return ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a script under ``torchrun`` ended.
+
+    Attributes:
+        code: the first exit code of an agent that is not 0, or 0.
+        lines: what the ranks and agents wrote to their output, in the order
+            in which it came.
+        errors: what they wrote to their error output.
+    """
+
+    code: int
+    lines: list[str]
+    errors: list[str]
+
+
+def torchrun(
+    script: str | os.PathLike,
+    *options: object,
+    ranks: int,
+    nodes: int = 1,
+    restarts: int = 0,
+    deadline: float = 120.0,
+    show: Callable[[str], None] | None = print,
+    check: bool = True,
+) -> Finished:
+    """Run a script under ``torchrun``; several nodes stand on this machine.
+
+    Each node is an agent of its own; the agents find each other through a
+    free port of the loopback interface. When this returns or raises, none of
+    the processes is left.
+
+    Args:
+        script: a Python file.
+        *options: for the script.
+        ranks: on each node.
+        nodes: agents.
+        restarts: how often all ranks are started again after one failed.
+        deadline: seconds for everything.
+        show: called with each line of output, as it comes.
+        check: whether an exit code other than 0 is an error.
+
+    Raises:
+        ValueError: no ranks, nodes or seconds.
+        FileNotFoundError: no such script.
+        RuntimeError: a script that failed; the message has the end of what
+            it wrote.
+        TimeoutError: it did not end in time.
+    """
+    whole(ranks, "ranks")
+    whole(nodes, "nodes")
+    whole(restarts, "restarts", 0)
+    seconds = _positive(deadline)
+    if not Path(script).is_file():
+        raise FileNotFoundError(
+            f"there is no script {script}: give the path of a Python file"
+        )
+    # A store of its own for each rendezvous, so that one rank's death does
+    # not take the store with it.
+    environment = {
+        **os.environ,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    meeting = ["--standalone"]
+    if nodes > 1:
+        meeting = [
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            "--local-addr=127.0.0.1",
+        ]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", *meeting),
+        *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"),
+        *(str(script), *map(str, options)),
+    ]
+    lines: list[str] = []
+    errors: list[str] = []
+    agents: list[subprocess.Popen] = []
+    threads: list[threading.Thread] = []
+    news: queue.SimpleQueue[tuple[list[str], str]] = queue.SimpleQueue()
+
+    def read(stream: Iterator[str], into: list[str]) -> None:
+        for line in stream:
+            news.put((into, line.rstrip("\n")))
+
+    def look(wait: float) -> None:
+        with suppress(queue.Empty):
+            into, line = news.get(timeout=wait)
+            into.append(line)
+            if show and into is lines:
+                show(line)
+
+    try:
+        for _ in range(nodes):
+            agent = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env=environment,
+            )
+            agents.append(agent)
+            for stream, into in (
+                (agent.stdout, lines),
+                (agent.stderr, errors),
+            ):
+                thread = threading.Thread(target=read, args=(stream, into))
+                thread.start()
+                threads.append(thread)
+        end = time.monotonic() + seconds
+        while any(agent.poll() is None for agent in agents):
+            look(wait=0.05)
+            if time.monotonic() > end:
+                said = "\n".join((lines + errors)[-20:])
+                raise TimeoutError(
+                    f"{Path(script).name} did not end within {seconds:g} s: "
+                    "give it a longer deadline, or see where it waits. It "
+                    f"wrote:\n{said}"
+                )
+    finally:
+        for agent in agents:
+            _kill_tree(agent)
+        for thread in threads:
+            thread.join()
+        while not news.empty():
+            look(wait=0)
+        for agent in agents:
+            agent.stdout.close()
+            agent.stderr.close()
+    code = next((a.returncode for a in agents if a.returncode), 0)
+    if code and check:
+        said = "\n".join((lines + errors)[-40:])
+        raise RuntimeError(
+            f"{Path(script).name} failed with exit code {code}:\n{said}"
+        )
+    return Finished(code, lines, errors)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _kill_tree(agent: subprocess.Popen) -> None:
+    """End an agent and the ranks it started, which have sessions of theirs."""
+    if agent.poll() is not None:
+        return
+    numbers = [agent.pid, *_descendants(agent.pid)]
+    for number in numbers:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    agent.wait()
+
+
+def _descendants(number: int) -> list[int]:
+    """Processes below this one, where the system tells (Linux)."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            text = (entry / "stat").read_text()
+            parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
+    found = [number]
+    for parent in found:  # grows while it is read
+        found += [child for child in parents if parents[child] == parent]
+    return found[1:]

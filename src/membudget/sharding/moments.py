@@ -1,0 +1,254 @@
+"""What FSDP2 holds at each moment of a step, on paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+
+from membudget.ledger.checks import one_of
+from membudget.sharding.shards import Unit, rank_states
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes on one rank that are there because of the model's states.
+
+    Attributes:
+        parameters: shards of the parameters.
+        gathered: whole parameters of the units at work.
+        gradients: shards, and whole gradients before they are reduced.
+        optimizer: states of the rank's shards.
+        buffers: inputs and outputs of collectives.
+    """
+
+    parameters: int
+    gathered: int
+    gradients: int
+    optimizer: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What a rank holds, activations aside.
+
+    Attributes:
+        between: before a step.
+        forward: at the worst moment of the forward pass.
+        after_forward: when it is over.
+        backward: at the worst moment of the backward pass.
+        after_backward: when it is over.
+        step: when the optimizer steps.
+    """
+
+    between: Held
+    forward: Held
+    after_forward: Held
+    backward: Held
+    after_backward: Held
+    step: Held
+
+    @property
+    def peak(self) -> Held:
+        """The largest."""
+        return max(
+            (getattr(self, field.name) for field in fields(self)),
+            key=lambda held: held.total,
+        )
+
+
+def rank_moments(
+    units: Sequence[Unit],
+    ranks: int,
+    rank: int = 0,
+    stage: str = "zero-3",
+    optimizer: str = "adam",
+    *,
+    itemsize: int = 4,
+    gathered: int | None = None,
+    reduced: int | None = None,
+    synchronise: bool = True,
+    waiting: bool = False,
+) -> Moments:
+    """Bytes that FSDP2 holds on a rank at each moment of a micro-batch.
+
+    The rules, for units that run one after the other, in torch 2.13:
+
+    * Forward: on more than one rank a unit's shards are gathered into a
+      buffer, which is copied into the whole parameters; the buffer stays
+      until the next unit has copied its own. Under ZeRO-3 the whole
+      parameters are freed after the unit's forward pass, under ZeRO-2 kept.
+    * Backward: they are gathered again, and the buffer of the next unit is
+      prefetched meanwhile. When the unit's whole gradients are complete, its
+      parameters are freed and the gradients copied into a buffer, from which
+      the reduce-scatter makes the rank's shard. The buffer stays until the
+      next unit is there.
+    * The unit of the whole model is at work from beginning to end. All its
+      gradients count from the beginning of the backward pass: those of an
+      input embedding come later, so the result may be too large by them.
+      Make the embedding a block, and it is exact.
+
+    The optimizer's own temporaries are not counted.
+
+    Args:
+        units: of :func:`membudget.sharding.units_of`.
+        ranks, rank: of the group.
+        stage: ``"zero-3"`` or ``"zero-2"``, see
+            :func:`membudget.sharding.shard`.
+        optimizer: as for :func:`membudget.sharding.rank_states`.
+        itemsize: bytes of a number as it is stored, and of its gradient's
+            shard.
+        gathered: bytes of a gathered number, ``param_dtype`` of
+            ``MixedPrecisionPolicy``; by default as it is stored. Its
+            gradient has the same.
+        reduced: bytes of a gradient on its way, ``reduce_dtype``; by default
+            as it is gathered.
+        synchronise: whether the backward pass reduces the gradients
+            (``set_requires_gradient_sync``). Otherwise they stay whole.
+        waiting: whether whole gradients of earlier micro-batches are there.
+
+    Raises:
+        ValueError: as :func:`membudget.sharding.rank_states`.
+    """
+    one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    states = rank_states(units, ranks, rank, optimizer, itemsize)
+    walk = _Walk(
+        units, ranks, itemsize, gathered or itemsize, reduced, waiting
+    )
+    walk.live["parameters"] = states.parameters
+    walk.live["optimizer"] = states.optimizer
+    between = walk.held()
+    walk.forward(stage)
+    forward, after_forward = walk.worst(), walk.held()
+    walk.backward(stage, synchronise)
+    backward, after_backward = walk.worst(), walk.held()
+    return Moments(
+        between,
+        forward,
+        after_forward,
+        backward,
+        after_backward,
+        walk.held(),
+    )
+
+
+class _Walk:
+    """Allocates and frees what FSDP2 does, unit by unit."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        ranks: int,
+        itemsize: int,
+        gathered: int,
+        reduced: int | None,
+        waiting: bool,
+    ) -> None:
+        self.units, self.ranks = units, ranks
+        self.itemsize, self.gathered = itemsize, gathered
+        self.reduced = reduced or gathered
+        self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
+        self.waiting = waiting
+        self.kept = self.reduced if reduced else gathered
+        if waiting:
+            self.live["gradients"] = self.kept * sum(u.numbers for u in units)
+        self._start_over()
+
+    def held(self) -> Held:
+        return Held(**self.live)
+
+    def worst(self) -> Held:
+        worst = self._worst
+        self._start_over()
+        return worst
+
+    def _start_over(self) -> None:
+        self._worst = self.held()
+
+    def add(self, kind: str, size: int) -> None:
+        self.live[kind] += size
+        if sum(self.live.values()) > self._worst.total:
+            self._worst = self.held()
+
+    def whole(self, unit: Unit) -> int:
+        """Bytes of a unit's gathered parameters; those of all ranks."""
+        return unit.padded(self.ranks) * self.ranks * self.gathered
+
+    def _copies(self, unit: Unit) -> int:
+        """Bytes of the shards in another dtype, which are gathered."""
+        if self.gathered == self.itemsize:
+            return 0
+        return unit.padded(self.ranks) * self.gathered
+
+    def gather(self, unit: Unit) -> int:
+        """Fill the buffer; its bytes."""
+        if self.ranks == 1:
+            return 0
+        self.add("buffers", self._copies(unit))
+        self.add("buffers", self.whole(unit))
+        self.add("buffers", -self._copies(unit))
+        return self.whole(unit)
+
+    def forward(self, stage: str) -> None:
+        before = 0
+        for unit in self.units:
+            buffer = self.gather(unit)
+            self.add("gathered", self.whole(unit))
+            self.add("buffers", -before)
+            before = buffer
+            if unit.name and stage == "zero-3":
+                self.add("gathered", -self.whole(unit))
+        self.add("buffers", -before)
+        for unit in self.units:
+            if not unit.name and stage == "zero-3":
+                self.add("gathered", -self.whole(unit))
+
+    def backward(self, stage: str, synchronise: bool) -> None:
+        own = [unit for unit in self.units if not unit.name]
+        blocks = [unit for unit in self.units if unit.name][::-1]
+        again = stage == "zero-3"
+        order = own + blocks
+        fetched = self.gather(order[0]) if again else 0
+        buffer = 0
+        for i, unit in enumerate(order):
+            if again:
+                self.add("gathered", self.whole(unit))
+                self.add("buffers", -fetched)
+                if i + 1 < len(order):
+                    fetched = self.gather(order[i + 1])
+            self.gradients(unit)
+            if unit.name:
+                buffer = self.reduce(unit, buffer, synchronise)
+        for unit in own:
+            buffer = self.reduce(unit, buffer, synchronise)
+        self.add("buffers", -buffer)
+
+    def gradients(self, unit: Unit) -> None:
+        """Whole gradients of a unit, summed with those that wait."""
+        for number in map(prod, unit.shapes):
+            self.add("gradients", number * self.gathered)
+            if self.waiting and self.kept == self.gathered:
+                self.add("gradients", -number * self.gathered)
+
+    def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
+        """Reduce-scatter a unit's gradients; the bytes of its buffer."""
+        if self.waiting and self.kept != self.gathered:
+            self.add("gradients", -unit.numbers * self.gathered)
+        self.add("gathered", -self.whole(unit))
+        if not synchronise:
+            if not self.waiting and self.kept != self.gathered:
+                for number in map(prod, unit.shapes):
+                    self.add("gradients", number * self.kept)
+                    self.add("gradients", -number * self.gathered)
+            return buffer
+        held = self.kept if self.waiting else self.gathered
+        self.add("buffers", -buffer)
+        size = unit.padded(self.ranks) * self.reduced
+        self.add("buffers", size * self.ranks)
+        self.add("gradients", -unit.numbers * held)
+        self.add("gradients", unit.padded(self.ranks) * self.itemsize)
+        return size * self.ranks

@@ -1,0 +1,221 @@
+"""Checkpoints of a sharded model that survive a crash, whole or not at all."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_state_dict,
+    set_state_dict,
+)
+
+from membudget.ledger.checks import whole
+
+T = TypeVar("T")
+
+MANIFEST = "complete.json"
+"""The file that is written last: the name and size of every other one."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint of another model, or none that can be read."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What :func:`load_checkpoint` found.
+
+    Attributes:
+        step: of the checkpoint that was loaded; None without any.
+        skipped: why newer ones were not used, in words.
+    """
+
+    step: int | None
+    skipped: tuple[str, ...] = ()
+
+
+def save_checkpoint(
+    folder: str | os.PathLike,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    keep: int = 2,
+) -> Path:
+    """Write the model and the optimizer, each rank its shards.
+
+    The files go into a folder of another name, which gets its own,
+    ``step-00000010``, when all of them are on the disk. Whatever interrupts
+    this, the checkpoints before are there. All ranks call it, and all see
+    the same file system.
+
+    Args:
+        folder: for all checkpoints of the run; made if it is missing.
+        step: after which step this is.
+        model, optimizer: sharded or not.
+        keep: how many of the newest checkpoints stay; older ones are
+            deleted.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        ValueError: a step or a number to keep that cannot be.
+    """
+    whole(step, "step", 0)
+    whole(keep, "keep")
+    final = Path(folder, f"step-{step:08d}")
+    partial = Path(folder, f"saving-{step:08d}")
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for old in (partial, final):
+            shutil.rmtree(old, ignore_errors=True)
+    _wait()
+    with _quiet():
+        dcp.save(_state(model, optimizer), checkpoint_id=partial)
+    if first:
+        files = {f.name: f.stat().st_size for f in partial.iterdir()}
+        with open(partial / MANIFEST, "w") as file:
+            json.dump(files, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(final)
+        for old in _all(folder)[keep:]:
+            shutil.rmtree(old)
+    _wait()
+    return final
+
+
+def load_checkpoint(
+    folder: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> Loaded:
+    """Read the newest whole checkpoint, on any number of ranks.
+
+    One that is not whole, because a file is missing, cut short or cannot be
+    read, is left where it is, and the one before is read instead.
+
+    Args:
+        folder: as for :func:`save_checkpoint`.
+        model, optimizer: get its values; sharded or not.
+
+    Raises:
+        CheckpointError: the checkpoint is another model's; the model keeps
+            its values. Or there are checkpoints and none of them can be
+            read; the model's values may then be mixed, so do not use them.
+    """
+    skipped: list[str] = []
+    for path in _share(lambda: _all(folder)):
+        if problem := _share(lambda: missing(path)):  # noqa: B023
+            skipped.append(f"{path.name}: {problem}")
+            continue
+        state = _state(model, optimizer)
+        _compare(path, state["model"])
+        try:
+            with _quiet():
+                dcp.load(state, checkpoint_id=path)
+        except (Exception, dcp.CheckpointException) as error:
+            skipped.append(f"{path.name}: {_reason(error)}")
+            continue
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        return Loaded(int(path.name.split("-")[1]), tuple(skipped))
+    if skipped:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be read: {'; '.join(skipped)}. "
+            "Start without --resume, or from another folder"
+        )
+    return Loaded(None)
+
+
+def missing(path: Path) -> str:
+    """What a checkpoint lacks, in words; empty if it is whole."""
+    try:
+        files = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"{MANIFEST} is missing or cut short"
+    for name, size in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} of {size} bytes"
+    return ""
+
+
+def _all(folder: str | os.PathLike) -> list[Path]:
+    """The checkpoints, newest first."""
+    return sorted(Path(folder).glob("step-*"), reverse=True)
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    states = get_state_dict(model, optimizer)
+    return dict(zip(("model", "optimizer"), states, strict=True))
+
+
+def _compare(path: Path, state: dict) -> None:
+    """Refuse the checkpoint of a model with other parameters."""
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    there = {
+        name.removeprefix("model."): tuple(value.size)
+        for name, value in saved.items()
+        if name.startswith("model.") and hasattr(value, "size")
+    }
+    here = {
+        name: tuple(value.shape)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+    differences = [
+        f"{name} is {there.get(name, 'missing')} in the checkpoint and "
+        f"{here.get(name, 'missing')} in the model"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+    if differences:
+        raise CheckpointError(
+            f"{path} is the checkpoint of another model, "
+            f"{len(differences)} tensors differ: "
+            f"{'; '.join(differences[:3])}. Build the model with the sizes "
+            "it was saved with, or use another folder"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """In a line; PyTorch's has a traceback of every rank."""
+    for rank, (cause, _) in getattr(error, "failures", {}).items():
+        return f"rank {rank} met a {type(cause).__name__}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _share(find: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank."""
+    if not dist.is_initialized():
+        return find()
+    box = [find() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _quiet() -> warnings.catch_warnings:
+    """Without the remarks on a single process."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,0 +1,167 @@
+"""One rank of many, simulated: its step without its memory, and alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from membudget.ledger import States
+from membudget.ledger.checks import scalar_loss, whole
+from membudget.measuring import PeakTracker
+from membudget.sharding._private import fake_group, fake_mode
+from membudget.sharding.communication import CommunicationCounter, Traffic
+from membudget.sharding.shards import held_states
+
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A step of one rank.
+
+    Attributes:
+        ranks, rank: of the group that was simulated.
+        parameters: how many numbers the whole model has.
+        states: bytes of the rank's shards at the optimizer's step.
+        peak: the most bytes alive in the forward and backward passes, and
+            in the optimizer's step if it was tracked.
+        gathered: bytes of gathered parameters at the peak.
+        split: all bytes at the peak by category; gathered parameters are
+            not in ``"parameters"``.
+        after_forward: bytes alive when the forward pass is over.
+        traffic: the collectives of the step.
+        tracker: everything else.
+    """
+
+    ranks: int
+    rank: int
+    parameters: int
+    states: States
+    peak: int
+    gathered: int
+    split: dict[str, int]
+    after_forward: int
+    traffic: dict[str, Traffic]
+    tracker: PeakTracker
+
+
+def simulate_rank(
+    build: Callable[[], nn.Module],
+    shard: Callable[[nn.Module, DeviceMesh], object],
+    loss: Callable[..., torch.Tensor],
+    *batch: torch.Tensor,
+    ranks: int,
+    rank: int = 0,
+    optimizer: Optimizer | None = None,
+    micro_batches: int = 1,
+    synchronise_last: bool = False,
+    mesh: Sequence[int] | None = None,
+) -> Simulation:
+    """What one rank of a sharded step needs; nothing is allocated.
+
+    The real model and PyTorch's real ``fully_shard`` run on fake tensors, in
+    a process group whose other ranks do not exist. One step makes the
+    optimizer's states, the next is tracked.
+
+    What it does not see: an allocator's rounding, the libraries' work
+    memory, NCCL's buffers, and how long streams of a GPU hold buffers. The
+    operators are those of a CPU.
+
+    Args:
+        build: makes the model, on the CPU.
+        shard: called as ``shard(model, mesh)``; applies ``fully_shard``.
+        loss: called as ``loss(model, *batch)``; the mean loss of a
+            micro-batch.
+        *batch: tensors of one micro-batch of this rank; ``meta`` will do.
+        ranks, rank: of the group.
+        optimizer: called with the sharded parameters; by default Adam,
+            tensor by tensor.
+        micro_batches: in the step.
+        synchronise_last: whether only the last one reduces the gradients.
+        mesh: shape of the mesh, as ``(2, 4)`` for two replicas of four
+            shards; by default all ranks in a row.
+
+    Raises:
+        ValueError: no such rank, a mesh of another size, a loss without a
+            graph.
+        RuntimeError: this process is in a process group, or this PyTorch
+            lacks what the simulation needs.
+    """
+    whole(ranks, "ranks")
+    whole(rank, "rank", 0)
+    whole(micro_batches, "micro_batches")
+    if rank >= ranks:
+        raise ValueError(
+            f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
+        )
+    shape = tuple(mesh) if mesh is not None else (ranks,)
+    if torch.Size(shape).numel() != ranks:
+        raise ValueError(
+            f"a mesh of {' × '.join(map(str, shape))} is not {ranks} ranks: "
+            "the product must be the number of ranks"
+        )
+    with fake_group(ranks, rank):
+        names = ("replica", "shard")[-len(shape) :]
+        device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        with fake_mode():
+            model = build()
+            total = sum(p.numel() for p in model.parameters())
+            shard(model, device_mesh)
+            parameters = list(model.parameters())
+            stepper = (
+                optimizer(parameters)
+                if optimizer
+                else torch.optim.Adam(parameters, foreach=False)
+            )
+            parts = [
+                torch.empty(t.shape, dtype=t.dtype, device="cpu")
+                for t in batch
+            ]
+
+            def step(mark: Callable[[str], None]) -> None:
+                for i in range(micro_batches):
+                    last = i == micro_batches - 1
+                    if synchronise_last:
+                        model.set_requires_gradient_sync(last)
+                    value = scalar_loss(loss(model, *parts))
+                    mark("forward")
+                    value.backward()
+                    del value
+                    torch.empty(0)  # the tracker looks at each operator
+                    mark("backward")
+                stepper.step()
+                mark("step")
+
+            step(lambda label: None)
+            states = held_states(model, stepper)
+            stepper.zero_grad()
+            counter = CommunicationCounter()
+            with PeakTracker(model, stepper, *parts) as tracker, counter:
+                step(tracker.mark)
+    split = tracker.split()
+    gathered = {
+        kind: sum(
+            a.bytes
+            for a in tracker.at_peak()
+            if a.operator.name == "storage.resize_" and a.category == kind
+        )
+        for kind in split
+    }
+    first = next(i for i, label in tracker.marks if label == "forward")
+    return Simulation(
+        ranks=ranks,
+        rank=rank,
+        parameters=total,
+        states=states,
+        peak=tracker.peak,
+        gathered=sum(gathered.values()),
+        split={
+            "gathered": sum(gathered.values()),
+            **{kind: split[kind] - gathered[kind] for kind in split},
+        },
+        after_forward=tracker.timeline[first - 1],
+        traffic=counter.traffic,
+        tracker=tracker,
+    )
