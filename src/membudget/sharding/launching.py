@@ -1,5 +1,6 @@
 """Ranks on one machine: started, watched, ended."""
 
+import gc
 import os
 import pickle
 import queue
@@ -121,6 +122,7 @@ def joined(backend: str | None = None) -> Iterator[None]:
     dist.init_process_group(backend)
     yield
     dist.barrier()
+    gc.collect()  # sharded models hold the group
     dist.destroy_process_group()
 
 
