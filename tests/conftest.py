@@ -1,6 +1,7 @@
 """What tests of several rooms share."""
 
 import gc
+import sys
 
 import browser as browsers
 import project
@@ -19,6 +20,21 @@ def what_is_there_is_not_searched_for_garbage():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices_that_are_not_there_are_not_seeded():
+    """`torch.manual_seed` seeds every kind of device. For one that is not in
+    use it writes down the stack, which takes longer than most of what is
+    tested; and where there is no such device nobody ever reads it.
+    """
+    torch = sys.modules.get("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cuda", "xpu", "mtia") if torch else ():
+            device = getattr(torch, kind)
+            if not device.is_available():
+                patch.setattr(device, "manual_seed_all", lambda seed: None)
+        yield
 
 
 @pytest.fixture(scope="session")

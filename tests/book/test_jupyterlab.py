@@ -28,15 +28,21 @@ widget"""
 TELL = 'Path("seen.json").write_text(json.dumps(seen))\nprint("told")'
 
 
-@pytest.fixture
-def lab(tmp_path):
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """JupyterLab's folder."""
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="module")
+def lab(root):
     """A running JupyterLab, alone on this machine; gives its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
-        f"--ServerApp.root_dir={tmp_path}",
+        f"--ServerApp.root_dir={root}",
         f"--ServerApp.port={port}",
         "--ServerApp.ip=127.0.0.1",
         "--IdentityProvider.token=",
@@ -44,12 +50,12 @@ def lab(tmp_path):
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     settings = {
-        name: str(tmp_path / name)
+        name: str(root / name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
     }
-    settings["JUPYTERLAB_SETTINGS_DIR"] = str(tmp_path / "settings")
-    settings["JUPYTERLAB_WORKSPACES_DIR"] = str(tmp_path / "workspaces")
-    log = (tmp_path / "lab.log").open("w")
+    settings["JUPYTERLAB_SETTINGS_DIR"] = str(root / "settings")
+    settings["JUPYTERLAB_WORKSPACES_DIR"] = str(root / "workspaces")
+    log = (root / "lab.log").open("w")
     server = subprocess.Popen(
         command, stdout=log, stderr=log, env={**os.environ, **settings}
     )
@@ -91,9 +97,20 @@ def run(editor, output):
     raise AssertionError("The cell shows no output")
 
 
+@pytest.fixture
+def folder(root, request):
+    """Of the test alone: a notebook elsewhere has a kernel of its own."""
+    path = root / request.node.name
+    path.mkdir()
+    return path
+
+
 @contextmanager
 def opened(browser, lab, folder, *sources):
-    """A notebook with these cells in JupyterLab: the page and its editors."""
+    """A notebook with these cells in JupyterLab: the page and its editors.
+
+    It stands in the folder, alone in a workspace of the folder's name.
+    """
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Py"}
@@ -101,31 +118,32 @@ def opened(browser, lab, folder, *sources):
     with browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(40_000)
-        page.goto(f"{lab}/lab/tree/widget.ipynb")
+        place = f"{folder.name}/tree/{folder.name}/widget.ipynb"
+        page.goto(f"{lab}/lab/workspaces/{place}")
         # The page says idle before the kernel is there: run until it ran.
         page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
         yield page, page.locator(".jp-Notebook .jp-CodeCell .cm-content")
 
 
-def test_python_sees_a_slider_move(browser, lab, tmp_path):
-    with opened(browser, lab, tmp_path, SHOW, TELL) as (page, editors):
+def test_python_sees_a_slider_move(browser, lab, folder):
+    with opened(browser, lab, folder, SHOW, TELL) as (page, editors):
         slider = page.locator(".jp-OutputArea input[type=range]").first
         run(editors.nth(0), slider)
         slider.press("ArrowRight")
         value = slider.evaluate("slider => slider.value")
         run(editors.nth(1), page.get_by_text("told", exact=True))
 
-    seen = json.loads((tmp_path / "seen.json").read_text())
+    seen = json.loads((folder / "seen.json").read_text())
     assert float(value) in seen.values(), f"{value} not in {seen}"
 
 
-def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, tmp_path):
+def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, folder):
     """The lab's own cells, up to the widget: 4 segments, then 5."""
     notebook = nbformat.read(ROOT / "labs/lab2_checkpointing.ipynb", 4)
     sources = [c.source for c in notebook.cells if c.cell_type == "code"]
     end = next(i for i, s in enumerate(sources) if s.endswith("\nwidget"))
     cell = "\n".join(sources[: end + 1])
-    with opened(browser, lab, tmp_path, cell) as (page, editors):
+    with opened(browser, lab, folder, cell) as (page, editors):
         slider = page.get_by_label("Segments k")
         run(editors.nth(0), slider)
         said = page.locator(".jp-OutputArea [aria-live]").first
