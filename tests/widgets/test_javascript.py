@@ -12,6 +12,7 @@ import node
 import precision_cases
 import pytest
 import segments_cases
+import sharding_cases
 import timeline_cases
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
@@ -103,6 +104,7 @@ def grid(tmp_path_factory):
             }
         )
     )
+    (folder / "sharding.json").write_text(json.dumps(sharding_cases.answers()))
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder
@@ -131,5 +133,6 @@ def test_there_are_javascript_tests():
         "ledger.test.mjs",
         "precision.test.mjs",
         "segments.test.mjs",
+        "sharding.test.mjs",
         "timeline.test.mjs",
     }

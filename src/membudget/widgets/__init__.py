@@ -5,6 +5,7 @@ from membudget.widgets.base import Whole, Widget, format_bytes, format_number
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.precision import Precision
 from membudget.widgets.segments import Segments
+from membudget.widgets.sharding import Sharding
 from membudget.widgets.timeline import Timeline
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Ledger",
     "Precision",
     "Segments",
+    "Sharding",
     "Timeline",
     "Whole",
     "Widget",

@@ -1,0 +1,176 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import widget, {
+  describe,
+  layout,
+  sentence,
+  titles,
+} from "../../src/membudget/widgets/sharding.mjs";
+
+const GRID = process.env.MB_GRID; // tests/widgets/test_javascript.py writes it
+const read = (name) => JSON.parse(readFileSync(`${GRID}/${name}`, "utf8"));
+const { tables, ...answers } = read("sharding.json");
+const wide = 7.1; // pixels of a letter
+
+/* Every state of a grid; the last control changes fastest. */
+function states(grid) {
+  let all = [{ tables }];
+  for (const [key, values] of Object.entries(grid)) {
+    all = all.flatMap((one) => values.map((value) => ({ ...one, [key]: value })));
+  }
+  return all;
+}
+
+const [first] = answers.numbers;
+const some = [
+  ...answers.numbers.flatMap(({ grid }) => states(grid)),
+  ...states({ ...first.grid, model: ["7.5 B"], card: ["24 GB", "80 GB"] }),
+].filter((_, i) => i % 37 === 0);
+const total = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
+
+test("describe gives Python's numbers on every state, to the byte", () => {
+  const seen = { fits: new Set(), fewest: new Set(), waiting: new Set() };
+  for (const { grid, numbers } of answers.numbers) {
+    const all = states(grid);
+    assert.equal(all.length, numbers.length);
+    all.forEach((state, i) => {
+      const { stages } = describe(state);
+      const found = Object.values(stages).map(({ split, ...of }) => [
+        ...Object.values(split),
+        ...Object.values(of),
+      ]);
+      assert.deepEqual(found, numbers[i], JSON.stringify({ ...state, tables: 0 }));
+      for (const { fits, fewest, split } of Object.values(stages)) {
+        seen.fits.add(fits);
+        seen.fewest.add(fewest);
+        seen.waiting.add(split.waiting > 0);
+      }
+    });
+  }
+  assert.ok(first.numbers.length === 5 * 11 * 5 * 5 * 2);
+  assert.deepEqual(seen.fits, new Set([true, false, null]));
+  assert.deepEqual(seen.waiting, new Set([true, false]));
+  for (const ranks of [null, 1, 2, 64, 128]) assert.ok(seen.fewest.has(ranks));
+});
+
+test("every number is safe and whole", () => {
+  const most = { model: [2 ** 40], card: ["141 GB"] };
+  for (const state of states({ ...first.grid, ...most })) {
+    for (const { split, bytes, sent } of Object.values(describe(state).stages)) {
+      for (const number of [...Object.values(split), bytes, sent]) {
+        assert.ok(Number.isSafeInteger(number) && number >= 0);
+      }
+    }
+  }
+});
+
+test("the sentence and the titles are Python's, to the letter", () => {
+  for (const { grid, every, sentences } of answers.sentences) {
+    const all = states(grid).filter((_, i) => i % every === 0);
+    assert.equal(all.length, sentences.length);
+    all.forEach((state, i) => {
+      assert.deepEqual([sentence(state), ...titles(state)], sentences[i]);
+    });
+  }
+  const texts = answers.sentences.flatMap(({ sentences }) => sentences.flat());
+  for (const words of [
+    "would do.", "they would.", "is split.", "too much already.", "as much as",
+    "nothing is sent", "beyond the shard", "gathered parameters", "1 parameter,",
+  ]) {
+    assert.ok(texts.some((text) => text.includes(words)), words);
+  }
+});
+
+test("bars are as long as what is held and sent, part by part", () => {
+  for (const state of some) {
+    const n = describe(state);
+    const [held, sent] = layout(state, n, 640);
+    const each = (plan, sizes) =>
+      (Math.max(...plan.bars.map(({ end }) => end)) - plan.left) /
+      Math.max(...sizes);
+    const stages = Object.values(n.stages);
+    const all = [each(held, stages.map(({ bytes }) => bytes))];
+    all.push(each(sent, stages.map((of) => of.sent || 1)));
+    stages.forEach((of, i) => {
+      let x = held.left;
+      for (const { part, x: from, width } of held.bars[i].boxes) {
+        assert.ok(Math.abs(from - x) < 1e-6);
+        assert.ok(Math.abs(width - of.split[part] * all[0]) < 1e-6);
+        x += width;
+      }
+      assert.ok(Math.abs(x - held.left - total(of.split) * all[0]) < 1e-6);
+      const { boxes, end } = sent.bars[i];
+      assert.ok(Math.abs(end - sent.left - of.sent * all[1]) < 1e-6);
+      const sums = boxes.map(({ width }) => width / all[1]);
+      assert.ok(Math.abs(total(sums) - of.sent) <= 1e-9 * of.sent + 1e-6);
+    });
+    for (const { bars, right, ticks, left } of [held, sent]) {
+      for (const { end } of bars) assert.ok(end <= right + 1e-6);
+      for (const { x } of ticks) assert.ok(x >= left && x <= right + 1e-6);
+    }
+  }
+});
+
+test("what is sent is parameters and gradients, as many as is said", () => {
+  const grid = { ...first.grid, model: ["7.5 B"], ranks: [64], card: ["none"] };
+  const parts = (state, stage) => {
+    const [, sent] = layout(state, describe(state), 640);
+    const { boxes } = sent.bars.find((bar) => bar.stage === stage);
+    const widths = boxes.map(({ part, width }) => [part, width]);
+    return Object.fromEntries(widths);
+  };
+  for (const state of states({ ...grid, recipe: ["master"] })) {
+    const { stages } = describe(state);
+    for (const [stage, { gathered, reduced }] of Object.entries(stages)) {
+      const { parameters = 0, gradients } = parts(state, stage);
+      const ratio = parameters / gradients;
+      assert.ok(Math.abs(ratio - gathered / reduced) < 1e-9);
+    }
+  }
+});
+
+test("the limit is where the card's bytes are, or beyond the axis", () => {
+  const seen = new Set();
+  for (const state of some) {
+    const n = describe(state);
+    const [plan, sent] = layout(state, n, 640);
+    const [, bytes] = tables.cards.find(([name]) => name === state.card);
+    assert.equal(sent.card, 0);
+    if (!bytes) {
+      assert.equal(plan.card, 0);
+      continue;
+    }
+    const most = Object.values(n.stages)[0].bytes; // DDP has the longest
+    const each = (plan.bars[0].end - plan.left) / most;
+    const { x, beyond } = plan.card;
+    seen.add(beyond);
+    if (!beyond) assert.ok(Math.abs(x - plan.left - bytes * each) < 1e-6);
+    else assert.ok(bytes > 2.5 * most);
+  }
+  assert.equal(seen.size, 2);
+});
+
+test("words stand above their bar, inside, at every width", () => {
+  for (const state of some) {
+    for (const width of [288, 358, 960]) {
+      for (const { bars, height, bottom } of layout(state, describe(state), width)) {
+        bars.forEach(({ y, words }, i) => {
+          const room = i ? y - bars[i - 1].y - height : y;
+          assert.ok(room >= 18);
+          assert.ok(8 + wide * ("ZeRO-3: " + words.join("")).length < width);
+        });
+        assert.ok(bars.at(-1).y + height < bottom);
+      }
+    }
+  }
+});
+
+test("the composed module is the same module", async () => {
+  const composed = await import(pathToFileURL(`${GRID}/sharding.mjs`));
+  assert.equal(composed.sentence(some[0]), sentence(some[0]));
+  assert.equal(typeof composed.default.render, "function");
+  assert.equal(typeof widget.render, "function");
+});
