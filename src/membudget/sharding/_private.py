@@ -20,6 +20,13 @@ def fake_mode():
     return FakeTensorMode()
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of ``FakeTensorMode``."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
 @contextmanager
 def fake_group(ranks: int, rank: int) -> Iterator[None]:
     """A process group of which only one rank exists.

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from membudget.ledger.checks import one_of, whole
-from membudget.measuring.storages import tensors
+from membudget.measuring.storages import is_wrapper, tensors
 from membudget.sharding.shards import Unit
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
@@ -20,6 +20,22 @@ RINGS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
 An all-reduce is a reduce-scatter and an all-gather (Patarasuk and Yuan 2009,
 doi 10.1016/j.jpdc.2008.09.002).
 """
+
+KINDS = {
+    "allgather_": "all-gather",
+    "_allgather_base_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_": "reduce-scatter",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+}
+"""The operators of ``torch.distributed`` and of its functional collectives,
+which DTensor calls."""
+
+NO_COLLECTIVES = ("wait_tensor", "_wrap_tensor_autograd")
+"""Operators beside them that send nothing."""
 
 
 def sent(collective: str, size: int, ranks: int) -> int:
@@ -56,7 +72,7 @@ class CommunicationCounter(TorchDispatchMode):
     """Count the collectives that run inside the ``with`` block, and bytes.
 
     It sees what ``torch.distributed`` calls in this thread: DDP's backward
-    pass, FSDP2, and collectives by hand. It changes nothing.
+    pass, FSDP2, DTensor, and collectives by hand. It changes nothing.
 
     Attributes:
         traffic: by collective, a :class:`Traffic`.
@@ -92,25 +108,25 @@ class CommunicationCounter(TorchDispatchMode):
         args: tuple = (),
         kwargs: dict | None = None,
     ) -> object:
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # it asks again for what is inside
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
-            self._count(func.name().split("::")[1].split(".")[0], args)
+            name = func.name().split("::")[1].split(".")[0]
+            if name not in NO_COLLECTIVES:
+                self._count(name, [*args, out])
         return out
 
-    def _count(self, name: str, args: tuple) -> None:
-        kind = {
-            "allgather_": "all-gather",
-            "_allgather_base_": "all-gather",
-            "reduce_scatter_": "reduce-scatter",
-            "_reduce_scatter_base_": "reduce-scatter",
-            "allreduce_": "all-reduce",
-        }.get(name)
+    def _count(self, name: str, given: Sequence[object]) -> None:
+        kind = KINDS.get(name)
         if kind is None:
             self.others[name] += 1
             return
         self.calls[kind] += 1
-        given = [sum(t.nbytes for t in tensors(arg)) for arg in args]
-        self.bytes[kind] += max(given)
+        # The largest is the whole: either what goes in or what comes out.
+        self.bytes[kind] += max(
+            sum(t.nbytes for t in tensors(tree)) for tree in given
+        )
 
 
 def fsdp_traffic(
@@ -127,7 +143,9 @@ def fsdp_traffic(
 
     Each micro-batch gathers every unit in its forward pass, and under
     ZeRO-3 again in its backward pass; it reduces every unit's gradients,
-    or the last micro-batch alone does. One rank gathers nothing.
+    or the last micro-batch alone does. One rank gathers nothing. A block
+    that runs twice is gathered twice as often; a recomputation gathers
+    nothing more.
 
     Args:
         units: of :func:`membudget.sharding.units_of`.

@@ -73,6 +73,7 @@ def rank_moments(
     reduced: int | None = None,
     synchronise: bool = True,
     waiting: bool = False,
+    embedding: bool = False,
 ) -> Moments:
     """Bytes that FSDP2 holds on a rank at each moment of a micro-batch.
 
@@ -85,12 +86,22 @@ def rank_moments(
     * Backward: they are gathered again, and the buffer of the next unit is
       prefetched meanwhile. When the unit's whole gradients are complete, its
       parameters are freed and the gradients copied into a buffer, from which
-      the reduce-scatter makes the rank's shard. The buffer stays until the
-      next unit is there.
-    * The unit of the whole model is at work from beginning to end. All its
-      gradients count from the beginning of the backward pass: those of an
-      input embedding come later, so the result may be too large by them.
-      Make the embedding a block, and it is exact.
+      the reduce-scatter makes the rank's shard. The last of the whole
+      gradients stays until the shard is there, and the buffer until the next
+      unit is.
+    * The unit of the whole model is at work from beginning to end. Its
+      gradients are reduced at the end of the backward pass, and after them
+      those of the first block: its input is the batch, which needs no
+      gradient that would tell when the block is done.
+    * With ``embedding`` the model's own unit works before the first block,
+      too, whose gradients are then reduced as the others'. All gradients of
+      the own unit count from the beginning of the backward pass: those of
+      the embedding come later, so the result may be too large by them. Make
+      the embedding the first block, and it is exact.
+    * A new gradient is there beside the whole one that waits for it, until
+      it is added, if both have the same dtype. An operator that makes two,
+      as those of a weight and a bias, makes them together: then the result
+      may be too small by the bias.
 
     The optimizer's own temporaries are not counted.
 
@@ -110,6 +121,7 @@ def rank_moments(
         synchronise: whether the backward pass reduces the gradients
             (``set_requires_gradient_sync``). Otherwise they stay whole.
         waiting: whether whole gradients of earlier micro-batches are there.
+        embedding: whether the model's own unit has an input embedding.
 
     Raises:
         ValueError: as :func:`membudget.sharding.rank_states`.
@@ -124,7 +136,7 @@ def rank_moments(
     between = walk.held()
     walk.forward(stage)
     forward, after_forward = walk.worst(), walk.held()
-    walk.backward(stage, synchronise)
+    walk.backward(stage, synchronise, embedding)
     backward, after_backward = walk.worst(), walk.held()
     return Moments(
         between,
@@ -193,11 +205,25 @@ class _Walk:
         self.add("buffers", -self._copies(unit))
         return self.whole(unit)
 
+    def unshard(self, unit: Unit) -> None:
+        """Fill the whole parameters; one rank does it one by one."""
+        if self.ranks > 1:
+            self.add("gathered", self.whole(unit))
+            return
+        before = 0
+        for shape in unit.shapes:
+            copy = self._copies(Unit("", (shape,)))
+            self.add("buffers", copy)
+            self.add("buffers", -before)
+            self.add("gathered", self.gathered * prod(shape))
+            before = copy
+        self.add("buffers", -before)
+
     def forward(self, stage: str) -> None:
         before = 0
         for unit in self.units:
             buffer = self.gather(unit)
-            self.add("gathered", self.whole(unit))
+            self.unshard(unit)
             self.add("buffers", -before)
             before = buffer
             if unit.name and stage == "zero-3":
@@ -207,23 +233,24 @@ class _Walk:
             if not unit.name and stage == "zero-3":
                 self.add("gathered", -self.whole(unit))
 
-    def backward(self, stage: str, synchronise: bool) -> None:
+    def backward(self, stage: str, synchronise: bool, embedding: bool) -> None:
         own = [unit for unit in self.units if not unit.name]
         blocks = [unit for unit in self.units if unit.name][::-1]
         again = stage == "zero-3"
         order = own + blocks
+        late = own + ([] if embedding else blocks[-1:])
         fetched = self.gather(order[0]) if again else 0
         buffer = 0
         for i, unit in enumerate(order):
             if again:
-                self.add("gathered", self.whole(unit))
+                self.unshard(unit)
                 self.add("buffers", -fetched)
                 if i + 1 < len(order):
                     fetched = self.gather(order[i + 1])
             self.gradients(unit)
-            if unit.name:
+            if unit not in late:
                 buffer = self.reduce(unit, buffer, synchronise)
-        for unit in own:
+        for unit in late:
             buffer = self.reduce(unit, buffer, synchronise)
         self.add("buffers", -buffer)
 
@@ -249,6 +276,13 @@ class _Walk:
         self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
-        self.add("gradients", -unit.numbers * held)
+        last = prod(unit.shapes[-1]) * held if self.ranks > 1 else 0
+        self.add("gradients", last - unit.numbers * held)
+        self.add("buffers", size)
+        if self.reduced == self.itemsize:
+            self.add("buffers", -size)
         self.add("gradients", unit.padded(self.ranks) * self.itemsize)
+        if self.reduced != self.itemsize:
+            self.add("buffers", -size)
+        self.add("gradients", -last)
         return size * self.ranks

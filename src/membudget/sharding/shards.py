@@ -50,34 +50,52 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
 
     Args:
         model: not sharded yet; on any device, ``meta`` included.
-        blocks: modules of the model, in the order in which they run; a
-            parameter belongs to the first that has it.
+        blocks: modules of the model, in the order in which they run; those
+            inside another one before it.
 
     Returns:
         The whole model's own unit first (it is gathered first), then those
-        of the blocks.
+        of the blocks. Modules without parameters of their own make none.
 
     Raises:
-        ValueError: a block that is not in the model, or a parameter that
-            ``fully_shard`` cannot cut.
+        ValueError: a block that is not in the model, or not in this order,
+            and what ``fully_shard`` refuses: a parameter without a dimension
+            or one that two units would have.
     """
     names = {module: name for name, module in model.named_modules()}
-    units, seen = [], set()
+    units: list[Unit] = []
+    done: set[nn.Module] = set()
+    seen: dict[nn.Parameter, str] = {}
     for block in [*blocks, model]:
         if block not in names:
             raise ValueError(
                 f"a {type(block).__name__} among the blocks is not a part "
                 "of the model: pass modules of the model"
             )
-        own = [p for p in block.parameters() if p not in seen]
+        name = names[block] or "the model"
+        if block in done:
+            raise ValueError(
+                f"{name} comes twice, or after a block that contains it: "
+                "pass each block once, inner ones first, and not the model"
+            )
+        modules = [m for m in block.modules() if m not in done]
+        done.update(modules)
+        own = dict.fromkeys(
+            p for m in modules for p in m.parameters(recurse=False)
+        )
         for p in own:
+            if p in seen:
+                raise ValueError(
+                    f"{name} shares a parameter with {seen[p]}, and "
+                    "fully_shard keeps tied weights in one unit: leave out "
+                    "the blocks that share it, or use one that has both"
+                )
             if not p.ndim:
                 raise ValueError(
-                    f"{names[block] or 'the model'} has a parameter without "
-                    "a dimension, which fully_shard cannot cut: give it the "
-                    "shape (1,)"
+                    f"{name} has a parameter without a dimension, which "
+                    "fully_shard cannot cut: give it the shape (1,)"
                 )
-        seen.update(own)
+        seen.update(dict.fromkeys(own, name))
         if own:
             shapes = tuple(tuple(p.shape) for p in own)
             units.append(Unit(names[block], shapes))

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from membudget.ledger import States
 from membudget.ledger.checks import scalar_loss, whole
 from membudget.measuring import PeakTracker
-from membudget.sharding._private import fake_group, fake_mode
+from membudget.sharding._private import fake_group, fake_mode, is_fake
 from membudget.sharding.communication import CommunicationCounter, Traffic
 from membudget.sharding.shards import held_states
 
@@ -84,8 +84,8 @@ def simulate_rank(
             shards; by default all ranks in a row.
 
     Raises:
-        ValueError: no such rank, a mesh of another size, a loss without a
-            graph.
+        ValueError: no such rank, a mesh of another size, a model that was
+            there before, a loss without a graph.
         RuntimeError: this process is in a process group, or this PyTorch
             lacks what the simulation needs.
     """
@@ -107,6 +107,11 @@ def simulate_rank(
         device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         with fake_mode():
             model = build()
+            if not all(map(is_fake, model.parameters())):
+                raise ValueError(
+                    "build gave a model that was there before: it must make "
+                    "the model, as in build=lambda: GPT(...)"
+                )
             total = sum(p.numel() for p in model.parameters())
             shard(model, device_mesh)
             parameters = list(model.parameters())

@@ -1,0 +1,16 @@
+"""Settings of this room's tests, and the way to their helpers."""
+
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import settings
+
+# The helpers of this folder; the ranks import them, too.
+sys.path.insert(0, str(Path(__file__).parent))
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "fixed", derandomize=True, deadline=None, database=None, print_blob=False
+)
+settings.load_profile("fixed")

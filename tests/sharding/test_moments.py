@@ -1,0 +1,290 @@
+"""What FSDP2 holds at each moment, against the tracker, to the byte.
+
+On a batch of 0 rows all activations are empty, so that parameters, gradients,
+states and buffers are everything there is, but for the loss.
+"""
+
+import random
+from dataclasses import fields
+from functools import partial
+from itertools import pairwise, product
+from math import prod
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from membudget.measuring import PeakTracker
+from membudget.models import MLPBlock
+from membudget.sharding import (
+    Held,
+    Moments,
+    Unit,
+    rank_moments,
+    rank_states,
+    shard,
+    units_of,
+)
+from membudget.sharding._private import fake_group, fake_mode
+
+LOSS = 4  # bytes; as many for its gradient
+MOMENTS = [field.name for field in fields(Moments)]
+POLICIES = {
+    "none": (None, {}),
+    "bf16, fp32": (torch.float32, {"gathered": 2, "reduced": 4}),
+    "bf16, bf16": (None, {"gathered": 2}),
+}
+
+
+def layers_of_two(widths, bias, own):
+    """Blocks of two layers; the model's own unit is a layer or nothing."""
+    blocks = [
+        nn.Sequential(nn.Linear(a, b, bias), nn.Linear(b, b, bias))
+        for a, b in pairwise(widths)
+    ]
+    last = [nn.Linear(widths[-1], 3, bias)] if own else []
+    return nn.Sequential(*blocks, *last)
+
+
+def policy_of(name):
+    if name == "none":
+        return {}
+    return {
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=POLICIES[name][0]
+        )
+    }
+
+
+def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
+    """The moments of a step, and its units."""
+    with fake_group(ranks, rank):
+        mesh = init_device_mesh("cpu", (ranks,))
+        with fake_mode():
+            model, x = build(), torch.empty(x.shape, dtype=x.dtype)
+            units = units_of(model, blocks(model))
+            options = policy_of(policy)
+            shard(model, blocks(model), stage, mesh=mesh, **options)
+            optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+            def step(mark):
+                loss = model(x).float().sum()
+                mark("forward")
+                loss.backward()
+                del loss
+                torch.empty(0)  # the tracker looks at each operator
+                mark("backward")
+                optimizer.step()
+                mark("step")
+                optimizer.zero_grad()
+
+            step(lambda label: None)
+            with PeakTracker(model, optimizer, x) as tracker:
+                if waiting:
+                    model.set_requires_gradient_sync(False)
+                    model(x).float().sum().backward()
+                torch.empty(0)
+                tracker.mark("begin")
+                model.set_requires_gradient_sync(sync)
+                step(tracker.mark)
+    lines = tracker.timeline
+    at = {label: index for index, label in tracker.marks}
+    found = {
+        "between": lines[at["begin"] - 1],
+        # Without the operators of the loss, which is there at the end.
+        "forward": max(lines[at["begin"] : at["forward"] - 3]),
+        "after_forward": lines[at["forward"] - 1] - LOSS,
+        "backward": max(lines[at["forward"] : at["backward"]]) - 2 * LOSS,
+        "after_backward": lines[at["backward"] - 1],
+        "step": lines[at["step"] - 1],
+    }
+    return found, units
+
+
+def predicted(units, ranks, rank, stage, policy, sync, waiting, **options):
+    moments = rank_moments(
+        units,
+        ranks,
+        rank,
+        stage,
+        synchronise=sync,
+        waiting=waiting,
+        **POLICIES[policy][1],
+        **options,
+    )
+    return {name: getattr(moments, name).total for name in MOMENTS}
+
+
+GRID = list(
+    product(
+        (1, 2, 3, 4, 8),
+        ((8, 8, 8, 8), (8, 9, 7, 6), (3, 5, 2, 9)),
+        ("zero-2", "zero-3"),
+        POLICIES,
+        (True, False),  # reduced
+        (True, False),  # others wait
+        (True, False),  # a bias
+        (True, False),  # parameters of the model's own
+    )
+)
+
+CHOSEN = [
+    # The first block is reduced after the model's own unit,
+    (2, (8, 8, 8, 8), "zero-2", "bf16, fp32", False, False, True, True),
+    (2, (8, 9, 7, 6), "zero-2", "bf16, fp32", True, False, False, True),
+    # and a unit's last whole gradient stays until its shard is there.
+    (2, (8, 8, 8, 8), "zero-2", "bf16, bf16", True, True, False, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "widths", "stage", "policy", "sync", "waiting", "bias", "own"),
+    CHOSEN + random.Random(7).sample(GRID, 25),
+)
+def test_all_moments(ranks, widths, stage, policy, sync, waiting, bias, own):
+    build = partial(layers_of_two, widths, bias, own)
+
+    def blocks(model):
+        return list(model)[: len(widths) - 1]
+
+    x, rank = torch.empty(0, widths[0]), ranks - 1
+    setting = ranks, rank, stage, policy, sync, waiting
+    found, units = tracked(build, blocks, x, *setting)
+    said = predicted(units, *setting)
+    if waiting and bias and policy != "bf16, fp32":
+        # A weight's and its bias's new gradients are there together.
+        itemsize = 4 if policy == "none" else 2
+        more = found["backward"] - said["backward"]
+        assert 0 <= more <= itemsize * max(widths)
+        said["backward"] = found["backward"]
+    assert found == said
+
+
+def test_the_residual_of_waiting_gradients_is_the_bias():
+    """Of one layer: its weight's new gradient, and its bias's."""
+    build = partial(layers_of_two, (8, 8, 8, 8), True, False)
+    setting = 2, 0, "zero-2", "none", False, True
+    x = torch.empty(0, 8)
+    found, units = tracked(build, list, x, *setting)
+    said = predicted(units, *setting)
+    assert found["backward"] - said["backward"] == 4 * 8
+
+
+class Words(nn.Module):
+    """An embedding, blocks, a norm and a head, as in a GPT.
+
+    (Attention cannot reshape tensors without elements.)
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Embedding(40, 12)
+        self.blocks = nn.Sequential(*(MLPBlock(12) for _ in range(2)))
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 40, bias=False)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.blocks(self.token(tokens))))
+
+
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
+def test_an_embedding_in_the_models_own_unit(stage, policy):
+    """Too large by the gradient of the embedding, at most."""
+    setting = 4, 1, stage, policy, True, False
+    found, units = tracked(
+        Words, lambda m: list(m.blocks), NO_TOKENS, *setting
+    )
+    said = predicted(units, *setting, embedding=True)
+    itemsize = 4 if policy == "none" else 2
+    assert 0 <= said["backward"] - found["backward"] <= itemsize * 40 * 12
+    said["backward"] = found["backward"]
+    assert found == said
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
+def test_an_embedding_as_a_block(stage, policy):
+    setting = 4, 3, stage, policy, True, False
+    found, units = tracked(
+        Words, lambda m: [m.token, *m.blocks], NO_TOKENS, *setting
+    )
+    assert found == predicted(units, *setting)
+
+
+def test_the_parts_by_hand():
+    """Two blocks of 4 numbers on 2 ranks, 2 numbers of which each has."""
+    units = [Unit("0", ((4,),)), Unit("1", ((4,),))]
+    found = rank_moments(units, 2, optimizer="sgd")
+    empty = Held(16, 0, 0, 0, 0)
+    assert found.between == found.after_forward == empty
+    # The second is copied out of its buffer, the first's is there still.
+    assert found.forward == Held(16, 16, 0, 0, 32)
+    # In the first's: both whole, its gradient, and the other's buffer.
+    assert found.after_backward == Held(16, 0, 16, 0, 0)
+    assert found.step == found.after_backward
+    assert found.backward.total == max(
+        16 + 16 + 16 + 16,  # the second with its gradient; prefetched
+        16 + 16 + 16 + 32,  # the first with its; the second's, reduced
+    ) + (8 - 16)
+    assert found.peak.total == max(
+        getattr(found, name).total for name in MOMENTS
+    )
+
+
+def test_zero_2_keeps_what_zero_3_frees():
+    units = [Unit("", ((8, 8),)), Unit("0", ((8, 8),)), Unit("1", ((8, 8),))]
+    kept = rank_moments(units, 4, stage="zero-2")
+    freed = rank_moments(units, 4, stage="zero-3")
+    assert kept.after_forward.gathered == 3 * 8 * 8 * 4
+    assert freed.after_forward.gathered == 0
+    assert kept.step == freed.step
+
+
+def test_gradients_that_wait_are_whole():
+    units = [Unit("", ((8, 8),)), Unit("0", ((8, 8),))]
+    wait = rank_moments(units, 4, synchronise=False)
+    assert wait.after_backward.gradients == 2 * 8 * 8 * 4
+    then = rank_moments(units, 4, waiting=True)
+    assert then.between.gradients == 2 * 8 * 8 * 4
+    assert then.after_backward.gradients == 2 * 8 * 8 * 4 // 4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_the_step_is_that_of_rank_states(ranks, optimizer):
+    units = [Unit("", ((5, 3), (5,))), Unit("0", ((2,), (7, 2)))]
+    for rank in range(ranks):
+        states = rank_states(units, ranks, rank, optimizer)
+        step = rank_moments(units, ranks, rank, optimizer=optimizer).step
+        assert step.total == states.total
+        assert step.gradients == states.gradients
+        assert step.optimizer == states.optimizer
+
+
+def test_the_last_of_a_units_gradients_stays_until_its_shard_is_there():
+    """Where all is one parameter, the whole gradient, the buffer and the
+    shard are there together."""
+    size = prod((8, 4)) * 4
+    unit = [Unit("", ((8, 4),))]
+    found = rank_moments(unit, 4, optimizer="sgd").backward
+    assert found.total == size // 4 + size + size + size // 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((2, 0, "ddp"), "no stage of FSDP2 'ddp': use one of zero-2, zero-3"),
+        ((0,), "ranks is 0"),
+        ((2, 2), "rank is 2"),
+        ((2, 0, "zero-3", "lion"), "no optimizer 'lion'"),
+    ],
+)
+def test_errors(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        rank_moments([Unit("", ((2,),))], *arguments)

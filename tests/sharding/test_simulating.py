@@ -1,0 +1,305 @@
+"""One rank, simulated: against PyTorch's tracker, and without a trace."""
+
+import gc
+import sys
+from functools import partial
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from fsdp_workers import BF16, CASES, OPTIMIZERS, gpt, loss_of
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.device_mesh import init_device_mesh
+
+from membudget.models import GPT, Block, Llama, mlp
+from membudget.sharding import (
+    Traffic,
+    rank_states,
+    sent,
+    shard,
+    simulate_rank,
+    units_of,
+)
+from membudget.sharding._private import fake_group, fake_mode
+
+BUILD = partial(GPT, 64, 16, 24, 2, 3)
+TOKENS = torch.empty(2, 16, dtype=torch.int64, device="meta")
+
+
+def sharder(checkpointed=False, bf16=False, stage="zero-3"):
+    def apply(model, mesh):
+        if checkpointed:
+            apply_activation_checkpointing(
+                model, check_fn=lambda module: isinstance(module, Block)
+            )
+        policy = {"mp_policy": BF16} if bf16 else {}
+        shard(model, model.blocks, stage, mesh=mesh, **policy)
+
+    return apply
+
+
+def simulate(build=BUILD, apply=None, loss=loss_of, x=TOKENS, **options):
+    options = {"ranks": 2} | options
+    return simulate_rank(build, apply or sharder(), loss, x, **options)
+
+
+def of_the_peer(apply, ranks, rank):
+    """Bytes at the peak, by PyTorch's own tracker of FSDP2."""
+    with fake_group(ranks, rank):
+        mesh = init_device_mesh("cpu", (ranks,))
+        with fake_mode():
+            model = BUILD()
+            apply(model, mesh)
+            optimizer = OPTIMIZERS["adam"](model.parameters())
+            x = torch.empty(TOKENS.shape, dtype=TOKENS.dtype)
+            loss_of(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            gc.collect()
+            tracker = FSDPMemTracker(model, optimizer)
+            tracker.track_inputs((x,))
+            with tracker:
+                loss_of(model, x).backward()
+                optimizer.step()
+            (at_peak,) = tracker.get_tracker_snapshot("peak").values()
+    return {getattr(k, "value", k): size for k, size in at_peak.items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {}),
+        (2, {"checkpointed": True}),
+        (8, {"checkpointed": True, "bf16": True}),
+        (64, {"bf16": True, "stage": "zero-2"}),
+        (64, {"checkpointed": True}),
+    ],
+)
+def test_the_tracker_of_pytorch(ranks, options):
+    """The same peak, to the byte, and the same parts where they have the
+    same names."""
+    rank = ranks - 1
+    found = simulate(apply=sharder(**options), ranks=ranks, rank=rank)
+    said = of_the_peer(sharder(**options), ranks, rank)
+    assert found.peak == said["Total"]
+    assert found.gathered == said["Unsharded Param"]
+    assert found.split["parameters"] == said["Sharded Param"]
+    assert found.split["gradients"] == said["Sharded Grad"]
+    assert found.split["optimizer"] == said["OptState"]
+    assert found.split["inputs"] == said["Inputs"]
+    assert sum(found.split.values()) == found.peak
+
+
+def test_what_it_says():
+    model = BUILD()
+    found = simulate(ranks=7, rank=6)
+    assert (found.ranks, found.rank) == (7, 6)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.states == rank_states(units_of(model, model.blocks), 7, 6)
+    assert found.gathered == found.split["gathered"]
+    assert found.after_forward < found.peak == found.tracker.peak
+    assert [label for _, label in found.tracker.marks] == [
+        *("forward", "backward", "step")
+    ]
+
+
+def test_a_rank_of_64_needs_less_but_not_a_64th():
+    few, many = simulate(ranks=2), simulate(ranks=64, rank=3)
+    assert many.states.total < few.states.total / 8
+    assert many.peak > few.peak / 4
+
+
+def test_activations_do_not_shrink_with_the_ranks():
+    """The widths are multiples of 8: nothing is padded at 2, 4 and 8."""
+    build = partial(mlp, 64, 64, 3, 64)
+    x = torch.empty(32, 64)
+
+    def apply(model, mesh):
+        shard(model, [model[0], model[2]], "zero-2", mesh=mesh)
+
+    after = [
+        simulate(build, apply, x=x, ranks=n, optimizer=OPTIMIZERS["sgd"])
+        for n in (2, 4, 8)
+    ]
+    held = {
+        s.after_forward - s.states.parameters for s in after
+    }  # all parameters are gathered
+    assert len(held) == 1
+
+
+def test_two_replicas_of_four_shards():
+    """A rank holds as much as on four; its shards are all-reduced."""
+    rows = simulate(ranks=4, rank=2, mesh=[4])
+    assert rows.peak == simulate(ranks=4, rank=2).peak
+    found = simulate(ranks=8, rank=6, mesh=(2, 4))
+    assert found.states == rows.states
+    for kind in ("all-gather", "reduce-scatter"):
+        assert found.traffic[kind] == rows.traffic[kind]
+    scattered = found.traffic["reduce-scatter"]
+    reduced = found.traffic["all-reduce"]
+    assert reduced == Traffic(scattered.calls, scattered.bytes // 4)
+    assert sent("all-reduce", reduced.bytes, 2) == reduced.bytes
+    assert rows.traffic["all-reduce"] == Traffic()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_micro_batches(last):
+    options = {"micro_batches": 3, "synchronise_last": last}
+    one, three = simulate(), simulate(**options)
+    gathered = three.traffic["all-gather"]
+    reduced = three.traffic["reduce-scatter"]
+    assert gathered.calls == 3 * one.traffic["all-gather"].calls
+    times = 1 if last else 3
+    assert reduced.calls == times * one.traffic["reduce-scatter"].calls
+    assert three.states == one.states
+    labels = [label for _, label in three.tracker.marks]
+    assert labels == ["forward", "backward"] * 3 + ["step"]
+    after_the_first = dict(
+        (label, index) for index, label in three.tracker.marks[:2]
+    )["backward"]
+    held = three.tracker.timeline[after_the_first - 1] - three.tracker.start
+    # All that is there more than before the step.
+    assert held == (4 * one.parameters if last else one.states.gradients)
+
+
+def test_the_optimizer_is_the_callers():
+    seen: list = []
+
+    def optimizer(parameters):
+        seen.extend(parameters)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    found = simulate(optimizer=optimizer)
+    assert found.states.optimizer == 0
+    assert len(seen) == len(list(BUILD().parameters()))
+    assert all(isinstance(p.to_local(), FakeTensor) for p in seen)
+
+
+def test_a_batch_of_this_device_is_only_looked_at():
+    x = torch.ones(2, 5)
+    case = CASES["uneven"]
+    found = simulate(case.build, case.shard, x=x)
+    assert found.split["inputs"] == x.nbytes
+    assert torch.equal(x, torch.ones(2, 5))
+
+
+def test_nothing_is_allocated():
+    """States of 3.7 GB, and 1.9 GB of gathered parameters."""
+    build = partial(Llama, 32000, 4096, 1, 32, 32, 11008)
+    process = psutil.Process()
+    simulate(ranks=4)  # imports what it needs
+    before = process.memory_info().rss
+    found = simulate(build, ranks=2, x=TOKENS[:, :4])
+    assert found.states.total > 3.5e9
+    assert found.peak > found.states.total + 1e9
+    assert process.memory_info().rss - before < 3e8
+
+
+THERE_BEFORE = BUILD()
+
+
+def broken_loss(model, x):
+    raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"ranks": 0}, ValueError, "ranks is 0"),
+        ({"rank": 2}, ValueError, "rank is 2: 2 ranks are numbered 0 to 1"),
+        ({"rank": -1}, ValueError, "rank is -1"),
+        ({"micro_batches": 0}, ValueError, "micro_batches is 0"),
+        (
+            {"ranks": 8, "mesh": (2, 3)},
+            ValueError,
+            "2 × 3 is not 8 ranks: the product",
+        ),
+        (
+            {"loss": lambda model, x: loss_of(model, x).detach()},
+            ValueError,
+            "the loss has no graph",
+        ),
+        (
+            {"loss": lambda model, x: model(x)},
+            ValueError,
+            "backward needs a tensor with one element",
+        ),
+        ({"loss": broken_loss}, ZeroDivisionError, "on purpose"),
+        ({"build": lambda: THERE_BEFORE}, ValueError, "it must make"),
+    ],
+)
+def test_errors_leave_nothing_behind(options, error, said):
+    with pytest.raises(error, match=said):
+        simulate(**options)
+    assert not dist.is_initialized()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not isinstance(torch.empty(1), FakeTensor)
+
+
+def test_in_a_group_already():
+    with (
+        fake_group(2, 0),
+        pytest.raises(RuntimeError, match="in a process group already"),
+    ):
+        simulate()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torch._subclasses.fake_tensor",
+        "torch.testing._internal.distributed.fake_pg",
+    ],
+)
+def test_a_private_interface_is_missing(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RuntimeError, match=f"has no {module}.*use torch"):
+        simulate()
+    assert not dist.is_initialized()
+
+
+def test_the_state_of_the_process_is_as_before():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    dtype = torch.get_default_dtype()
+    simulate(partial(GPT, 64, 16, 24, 2, 3, dropout=0.1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_dtype() == dtype
+    assert torch.empty(1).device.type == "cpu"
+    assert not dist.is_initialized()
+    assert torch.is_grad_enabled()
+
+
+def test_twice_the_same():
+    found = [simulate(ranks=5, rank=4) for _ in range(2)]
+    assert found[0].peak == found[1].peak
+    assert found[0].tracker.timeline == found[1].tracker.timeline
+
+
+def test_shapes_and_types_are_those_of_the_batch():
+    seen = []
+
+    def loss(model, x, y):
+        seen.append((x, y))
+        return model(x).sum() * y.sum()
+
+    simulate_rank(
+        partial(nn.Linear, 3, 3),
+        lambda model, mesh: shard(model, [], mesh=mesh),
+        loss,
+        torch.empty(4, 3),
+        torch.empty(2, dtype=torch.float64),
+        ranks=2,
+    )
+    x, y = seen[0]
+    assert (x.shape, x.dtype) == ((4, 3), torch.float32)
+    assert (y.shape, y.dtype) == ((2,), torch.float64)
+    assert all(isinstance(t, FakeTensor) for t in (x, y))
+    assert gpt().x.device.type == "cpu"

@@ -1,0 +1,226 @@
+"""ZeRO on paper, against the paper and an independent computation."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from membudget.ledger import OPTIMIZERS, RECIPES, States
+from membudget.sharding import STAGES, zero_states, zero_traffic
+
+BILLION = 10**9
+PSI = 7_500_000_000  # the example of figure 1
+
+
+def gigabytes(ranks, stage):
+    return zero_states(PSI, ranks, stage).total / BILLION
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "said"),
+    [
+        (64, "ddp", 120),
+        (64, "zero-1", 31.4),
+        (64, "zero-2", 16.6),
+        (64, "zero-3", 1.9),
+        # Of table 1, column 7.5B.
+        (1, "zero-3", 120),
+        (4, "zero-1", 52.5),
+        (4, "zero-2", 41.3),
+        (4, "zero-3", 30),
+        (8, "ddp", 120),
+        (8, "zero-1", 41.25),
+        (8, "zero-2", 28.125),
+        (8, "zero-3", 15),
+        (16, "zero-1", 35.6),
+        (16, "zero-2", 21.6),
+        (16, "zero-3", 7.5),
+        (1024, "zero-1", 30.1),
+        (1024, "zero-2", 15.1),
+        (1024, "zero-3", 0.12),
+    ],
+)
+def test_the_figures_of_the_paper(ranks, stage, said):
+    assert gigabytes(ranks, stage) == pytest.approx(said, abs=0.051)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("ddp", (16, 16, 32)),
+        ("zero-1", (16, 16, 8)),
+        ("zero-2", (16, 4, 8)),
+        ("zero-3", (4, 4, 8)),
+    ],
+)
+def test_fp32_by_hand(stage, said):
+    """4 numbers of 4 bytes, and two moments each, on 4 ranks."""
+    assert zero_states(4, 4, stage, "fp32") == States(*said)
+
+
+SPLIT = {
+    "ddp": (False, False, False),
+    "zero-1": (False, False, True),
+    "zero-2": (False, True, True),
+    "zero-3": (True, True, True),
+}
+EACH = {  # bytes of a parameter, a gradient, a stepped number, the copy
+    "fp32": (4, 4, 4, 0),
+    "autocast": (4, 4, 4, 0),
+    "bf16": (2, 2, 2, 0),
+    "master": (2, 2, 4, 4),
+    "master-fp32-gradients": (2, 4, 4, 4),
+}
+
+sizes = st.integers(1, 10**12)
+groups = st.integers(1, 5000)
+stages = st.sampled_from(sorted(STAGES))
+recipes = st.sampled_from(sorted(RECIPES))
+
+
+@given(
+    sizes,
+    groups,
+    stages,
+    recipes,
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.booleans(),
+)
+def test_states_are_fractions_rounded_up(
+    parameters, ranks, stage, recipe, optimizer, waiting
+):
+    first, second, stepped, copy = EACH[recipe]
+    kept = {
+        "sgd": 0,
+        "momentum": stepped,
+        "adam": 2 * stepped,
+        "adam-8bit": 2,
+    }[optimizer]
+    split = list(SPLIT[stage])
+    split[1] = split[1] and not waiting
+    said = [
+        math.ceil(Fraction(parameters * size, ranks if is_split else 1))
+        for size, is_split in zip(
+            (first, second, copy + kept), split, strict=True
+        )
+    ]
+    found = zero_states(
+        parameters, ranks, stage, recipe, optimizer, waiting=waiting
+    )
+    assert found == States(*said)
+
+
+@given(sizes, groups, recipes)
+def test_more_is_split_less_is_held(parameters, ranks, recipe):
+    held = [
+        zero_states(parameters, ranks, stage, recipe).total for stage in STAGES
+    ]
+    assert held == sorted(held, reverse=True)
+    if ranks == 1:
+        assert len(set(held)) == 1
+
+
+def test_a_stage_says_what_it_splits():
+    for name, stage in STAGES.items():
+        assert (
+            stage.parameters,
+            stage.gradients,
+            stage.optimizer,
+        ) == SPLIT[name]
+
+
+def test_waiting_micro_batches_keep_whole_gradients():
+    """ZeRO-2 and -3 lose what they saved; the others have them anyway."""
+    for stage in STAGES:
+        kept = zero_states(1000, 8, stage, waiting=True)
+        assert kept.gradients == 2000
+        now = zero_states(1000, 8, stage)
+        assert kept.parameters == now.parameters
+        assert kept.optimizer == now.optimizer
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [("ddp", 2), ("zero-1", 2), ("zero-2", 2), ("zero-3", 3)],
+)
+def test_traffic_of_the_paper(stage, said):
+    """2 Ψ, 2 Ψ, 2 Ψ and 3 Ψ numbers (section 7)."""
+    assert zero_traffic(PSI, stage, "fp32") == said * PSI * 4
+    assert zero_traffic(PSI, stage, "master") == said * PSI * 2
+    assert zero_traffic(PSI, stage, "fp32", ranks=1) == 0
+    assert zero_traffic(PSI, stage, "fp32", ranks=4) == said * PSI * 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "each", "last"),
+    [
+        ("ddp", 2 * 3, 2),
+        ("zero-1", 3 + 1, 1 + 1),
+        ("zero-2", 3 + 1, 1 + 1),
+        ("zero-3", 3 * (2 + 1), 3 * 2 + 1),
+    ],
+)
+def test_traffic_of_three_micro_batches(stage, each, last):
+    def numbers(**options):
+        sent = zero_traffic(
+            PSI, stage, "fp32", accumulation_steps=3, **options
+        )
+        return sent / (4 * PSI)
+
+    assert numbers() == each
+    assert numbers(synchronise_last=True) == last
+
+
+@given(
+    sizes,
+    stages,
+    recipes,
+    groups,
+    st.integers(1, 100),
+    st.booleans(),
+)
+def test_traffic_is_a_sum_of_collectives(
+    parameters, stage, recipe, ranks, steps, last
+):
+    """An all-reduce is two collectives, all others are one."""
+    first, second, *_ = EACH[recipe]
+    reductions = 1 if last else steps
+    gathers = {"ddp": 0, "zero-1": 1, "zero-2": 1, "zero-3": 2 * steps}
+    scatters = (2 if stage == "ddp" else 1) * reductions
+    moved = parameters * (first * gathers[stage] + second * scatters)
+    found = zero_traffic(
+        parameters,
+        stage,
+        recipe,
+        ranks=ranks,
+        accumulation_steps=steps,
+        synchronise_last=last,
+    )
+    assert found == math.floor(moved * Fraction(ranks - 1, ranks))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: zero_states(0, 4), "parameters is 0"),
+        (lambda: zero_states(7.5e9, 4), "parameters is 7500000000.0"),
+        (lambda: zero_states(10, 0), "ranks is 0"),
+        (lambda: zero_states(10, True), "ranks is True"),
+        (lambda: zero_states(10, 4, "zero-4"), "no stage 'zero-4'.*zero-3"),
+        (lambda: zero_states(10, 4, recipe="fp8"), "no recipe 'fp8'.*fp32"),
+        (lambda: zero_states(10, 4, optimizer="lion"), "no optimizer 'lion'"),
+        (lambda: zero_traffic(-1), "parameters is -1"),
+        (lambda: zero_traffic(10, "fsdp"), "no stage 'fsdp'"),
+        (lambda: zero_traffic(10, recipe="fp8"), "no recipe 'fp8'"),
+        (lambda: zero_traffic(10, ranks=0), "ranks is 0"),
+        (
+            lambda: zero_traffic(10, accumulation_steps=0),
+            "accumulation_steps is 0",
+        ),
+    ],
+)
+def test_errors(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
