@@ -123,9 +123,10 @@ def test_an_unknown_experiment(tmp_path, capsys):
     )
     assert last == (
         "membudget.experiments: no experiment is named 'x': use one of "
-        "allocator, bf16_accumulation, largest_batch, matmul_rate, "
-        "micro_batch, mixed_precision, recoveries, segments_gpt, "
-        "segments_mlp, step_peaks, synchronisation"
+        "allocator, bf16_accumulation, fsdp_one_gpu, fsdp_ranks, "
+        "largest_batch, matmul_rate, micro_batch, mixed_precision, "
+        "recoveries, segments_gpt, segments_mlp, sharded_ranks, step_peaks, "
+        "synchronisation"
     )
     assert not out.exists()
 
@@ -170,6 +171,17 @@ def test_a_size_that_needs_a_gpu(tmp_path, capsys, size):
     assert last.endswith(
         f"size {size} needs a GPU (--device cuda): on a CPU use --size tiny"
     )
+
+
+def test_a_size_that_needs_no_gpu(tmp_path, capsys, planted, monkeypatch):
+    planted(a=SIMPLE, b=SIMPLE)
+    monkeypatch.setattr(records, "NEED_NO_GPU", ("a",))
+    given = ("--size", "large", "--device", "cpu", "--out", str(tmp_path))
+    assert cli.main(["run", "a", *given]) == 0
+    assert "measured" in capsys.readouterr().out
+    for names in (["a", "b"], []):  # none stands for all
+        last = refused(capsys, "run", *names, *given)
+        assert last.endswith("use --size tiny")
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):

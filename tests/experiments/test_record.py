@@ -405,9 +405,10 @@ def test_an_unknown_experiment(tmp_path):
     (found,) = records.check(path)
     assert found == (
         "no experiment is named unknown: allowed are allocator, "
-        "bf16_accumulation, largest_batch, matmul_rate, micro_batch, "
-        "mixed_precision, recoveries, segments_gpt, segments_mlp, "
-        "step_peaks, synchronisation"
+        "bf16_accumulation, fsdp_one_gpu, fsdp_ranks, largest_batch, "
+        "matmul_rate, micro_batch, mixed_precision, recoveries, "
+        "segments_gpt, segments_mlp, sharded_ranks, step_peaks, "
+        "synchronisation"
     )
 
 
@@ -575,6 +576,18 @@ def test_missing(tmp_path):
     assert text() == "Not measured yet: t4, which needs a GPU."
     records.write(on_gpu("t4"), tmp_path)
     assert text() == ""
+
+
+def test_an_experiment_that_needs_no_gpu(tmp_path):
+    assert set(records.NEED_NO_GPU) < records.catalogue().keys()
+    (name,) = records.NEED_NO_GPU
+    assert records.missing(name, tmp_path) == (
+        "Not measured yet: tiny; t4; large."
+    )
+    records.write(good(experiment=name, size="large"), tmp_path)
+    assert records.missing(name, tmp_path) == "Not measured yet: tiny; t4."
+    records.write(on_gpu("t4", experiment=name), tmp_path)
+    assert records.best(name, tmp_path)["size"] == "large"
 
 
 def test_provenance_of_a_cpu():

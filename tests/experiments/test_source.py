@@ -19,6 +19,8 @@ def test_the_catalogue_agrees_with_the_modules():
     assert list(found) == [
         "allocator",
         "bf16_accumulation",
+        "fsdp_one_gpu",
+        "fsdp_ranks",
         "largest_batch",
         "matmul_rate",
         "micro_batch",
@@ -26,6 +28,7 @@ def test_the_catalogue_agrees_with_the_modules():
         "recoveries",
         "segments_gpt",
         "segments_mlp",
+        "sharded_ranks",
         "step_peaks",
         "synchronisation",
     ]
@@ -49,6 +52,7 @@ def test_every_declared_experiment_is_in_the_catalogue():
     import membudget.experiments.ledger
     import membudget.experiments.measuring
     import membudget.experiments.precision
+    import membudget.experiments.sharding
 
     declared = {
         name
@@ -58,6 +62,7 @@ def test_every_declared_experiment_is_in_the_catalogue():
             membudget.experiments.ledger,
             membudget.experiments.measuring,
             membudget.experiments.precision,
+            membudget.experiments.sharding,
         )
         for name, value in vars(module).items()
         if hasattr(value, "sizes") and value.__module__ == module.__name__

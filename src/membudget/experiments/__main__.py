@@ -95,7 +95,8 @@ def run_experiments(given: argparse.Namespace) -> int:
 
     from membudget.experiments import machine, runner  # need torch
 
-    device = _device(given.device, given.size)
+    needs = any(experiment.gpu for experiment in experiments)
+    device = _device(given.device, given.size, needs)
     try:
         machine.commit()
     except ValueError as error:
@@ -130,7 +131,7 @@ def _prepare(folder: Path) -> None:
         ) from None
 
 
-def _device(name: str | None, size: str):
+def _device(name: str | None, size: str, needs: bool):
     """The device to run on; without a name a GPU if there is one."""
     from membudget.measuring.device import resolve_device
 
@@ -138,7 +139,7 @@ def _device(name: str | None, size: str):
         device = resolve_device(name)
     except ValueError as error:
         raise Refused(error) from None
-    if device.type == "cpu" and size in record.NEED_A_GPU:
+    if needs and device.type == "cpu" and size in record.NEED_A_GPU:
         raise Refused(
             f"size {size} needs a GPU (--device cuda): on a CPU use "
             "--size tiny"

@@ -24,6 +24,7 @@ RECORDS = HERE / "records"
 SCHEMA = 1
 SIZES = ("tiny", "t4", "large")
 NEED_A_GPU = ("t4", "large")
+NEED_NO_GPU = ("sharded_ranks",)
 FINISHED = ("measured", "out of memory")
 OUTCOMES = ("predicted", *FINISHED, "failed")
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -55,6 +56,11 @@ class Experiment:
     units: dict[str, str]
     over: str
     source: str
+
+    @property
+    def gpu(self) -> bool:
+        """Whether its sizes :data:`NEED_A_GPU` need one."""
+        return self.name not in NEED_NO_GPU
 
 
 @functools.cache
@@ -575,15 +581,17 @@ def load(
 def best(name: str, folder: Path = RECORDS) -> Record:
     """The record that a page shows: a GPU's, the largest size, or the CPU's.
 
-    Among several the newest.
+    Among several the newest. Where no size needs a GPU, the size decides.
 
     Raises:
         ValueError: as :func:`load`.
         LookupError: nothing was measured yet.
     """
 
+    needs = find(name).gpu
+
     def rank(record: Record) -> tuple:
-        on_gpu = record["device"]["kind"] != "cpu"
+        on_gpu = needs and record["device"]["kind"] != "cpu"
         return on_gpu, SIZES.index(record["size"]), record["utc"]
 
     records = [
@@ -604,7 +612,8 @@ def missing(name: str, folder: Path = RECORDS) -> str:
         if record["outcome"] in FINISHED
     }
     sizes = [size for size in SIZES if size not in measured]
-    on_gpu = [size for size in sizes if size in NEED_A_GPU]
+    needed = NEED_A_GPU if find(name).gpu else ()
+    on_gpu = [size for size in sizes if size in needed]
     parts = [size for size in sizes if size not in on_gpu]
     if on_gpu:
         needs = "which need" if len(on_gpu) > 1 else "which needs"

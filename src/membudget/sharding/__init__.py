@@ -25,6 +25,7 @@ from membudget.sharding.saving import (
     load_checkpoint,
     save_checkpoint,
 )
+from membudget.sharding.script import training_script
 from membudget.sharding.shards import (
     Unit,
     held_states,
@@ -67,6 +68,7 @@ __all__ = [
     "shard",
     "simulate_rank",
     "torchrun",
+    "training_script",
     "units_of",
     "zero_states",
     "zero_traffic",

@@ -1,5 +1,6 @@
 """Ranks on one machine: started, watched, ended."""
 
+import atexit
 import gc
 import os
 import pickle
@@ -15,12 +16,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,9 @@ from membudget.sharding import rank_process
 
 GRACE = 1.0
 """Seconds in which a failure may turn out to follow from another one."""
+
+LONGEST = 1e6
+"""The longest deadline in seconds, about 11 days."""
 
 
 class RankError(RuntimeError):
@@ -184,7 +188,7 @@ class Ranks:
 
     Raises:
         ValueError: no ranks, a missing backend, a deadline that is no
-            positive number.
+            positive number, no such port.
     """
 
     def __init__(
@@ -199,7 +203,10 @@ class Ranks:
         self.ranks = whole(ranks, "ranks")
         self.backend = checked_backend(backend, ranks)
         self.deadline = _positive(deadline)
+        if port is not None and whole(port, "port") > 65535:
+            raise ValueError(f"port is {port}: the last one is 65535")
         self.port, self.show = port, show
+        self._store: dist.TCPStore | None = None
         self._processes: list[_Process] = []
         self._end: weakref.finalize | None = None
 
@@ -241,8 +248,9 @@ class Ranks:
             What each rank returned, in order of ranks.
 
         Raises:
-            TypeError: a function, argument or result that cannot be sent.
-            RankError: a rank raised an error or died.
+            TypeError: a function or argument that cannot be sent.
+            RankError: a rank raised an error, died, or returned what cannot
+                be sent.
             DeadlineError: a rank did not end in time; the message shows
                 where each of them was.
             OSError: the port is in use.
@@ -254,10 +262,9 @@ class Ranks:
         end = time.monotonic() + seconds
         try:
             if not self._processes:
-                self._start(seconds)
+                self._start()
                 self._collect("ready", end, seconds)
-            for p in self._processes:
-                p.connection.send_bytes(task)
+            self._tell(task)
             done = self._collect("done", end, seconds)
         except BaseException:
             self.kill()
@@ -270,10 +277,11 @@ class Ranks:
         Raises:
             RankError: one did not end well.
         """
+        end = time.monotonic() + self.deadline
         try:
-            for p in self._processes:
-                p.connection.send_bytes(b"")
-            end = time.monotonic() + self.deadline
+            if self._processes:
+                self._tell(b"")
+                self._collect("left", end, self.deadline)
             for p in self._processes:
                 p.process.join(max(end - time.monotonic(), 0.1))
             for rank, p in enumerate(self._processes):
@@ -289,11 +297,18 @@ class Ranks:
     def kill(self) -> None:
         """End the processes at once."""
         self._processes = []
+        self._store = None  # gives its port back
         if self._end:
             self._end()
+            atexit.unregister(self._end)
 
-    def _start(self, seconds: float) -> None:
-        self._store = _store(self.port, seconds)
+    def _tell(self, message: bytes) -> None:
+        for p in self._processes:
+            with suppress(OSError):  # a rank that died: _collect finds it
+                p.connection.send_bytes(message)
+
+    def _start(self) -> None:
+        self._store = _store(self.port)
         folder = tempfile.TemporaryDirectory(prefix="ranks-")
         context = get_context(
             "forkserver" if sys.platform == "linux" else "spawn"
@@ -302,6 +317,8 @@ class Ranks:
             context.set_forkserver_preload([rank_process.__name__])
         started: list[_Process] = []
         self._end = weakref.finalize(self, _kill, started, folder)
+        # Before multiprocessing waits for its processes at the end.
+        atexit.register(self._end)
         with _no_main():
             for rank in range(self.ranks):
                 here, there = context.Pipe()
@@ -313,7 +330,6 @@ class Ranks:
                         self.ranks,
                         self._store.port,
                         self.backend,
-                        seconds + self.deadline,
                         there,
                         str(log),
                     ),
@@ -327,7 +343,7 @@ class Ranks:
         """What each rank sends; the lines in between are shown."""
         found: dict[int, object] = {}
         failed: dict[int, tuple[str, str]] = {}
-        dead: set[int] = set()
+        dead: list[int] = []
         while len(found) < self.ranks:
             if failed or dead:
                 end = min(end, time.monotonic() + GRACE)
@@ -336,7 +352,7 @@ class Ranks:
                 try:
                     name, content = pickle.loads(p.connection.recv_bytes())
                 except (EOFError, OSError):
-                    dead.add(rank)
+                    dead.append(rank)
                     continue
                 if name == "line":
                     if self.show:
@@ -345,12 +361,12 @@ class Ranks:
                     failed[rank] = content
                 elif name == kind:
                     found[rank] = content
-            if len(failed) + len(dead) == self.ranks:
+            if len({*found, *failed, *dead}) == self.ranks:
                 break
             if time.monotonic() >= end:
                 break
         if dead:
-            rank = min(dead)
+            rank = dead[0]
             p = self._processes[rank]
             p.process.join(GRACE)
             raise RankError(rank, f"rank {rank} {_fate(p)}", _tail(p))
@@ -363,7 +379,7 @@ class Ranks:
         return [found[rank] for rank in range(self.ranks)]
 
     def _ready(
-        self, end: float, found: dict[int, object], dead: set[int]
+        self, end: float, found: dict[int, object], dead: list[int]
     ) -> list[int]:
         """Ranks with news; waits for them until the end."""
         open_ = {
@@ -381,7 +397,8 @@ class Ranks:
                     os.kill(self._processes[rank].process.pid, signal.SIGUSR1)
             time.sleep(0.3)
         where = "\n".join(
-            f"rank {rank} was here:\n{_tail(self._processes[rank])}"
+            f"rank {rank} was here:\n"
+            f"{_tail(self._processes[rank]) or '(not started yet)'}"
             for rank in late
         )
         names = ", ".join(map(str, late))
@@ -395,19 +412,25 @@ class Ranks:
 
 
 def _positive(seconds: float) -> float:
-    if isinstance(seconds, bool) or not seconds > 0:
-        raise ValueError(f"deadline is {seconds!r}: use a number of seconds")
+    number = isinstance(seconds, int | float) and seconds is not True
+    if not number or not 0 < seconds <= LONGEST:
+        raise ValueError(
+            f"deadline is {seconds!r}: use a number of seconds above 0 and "
+            f"up to {LONGEST:,.0f}"
+        )
     return float(seconds)
 
 
-def _store(port: int | None, seconds: float) -> dist.TCPStore:
+def _store(port: int | None) -> dist.TCPStore:
     """The place where the ranks find each other."""
-    limit = timedelta(seconds=seconds)
     try:
         return dist.TCPStore(
-            "127.0.0.1", port or 0, None, True, limit, wait_for_workers=False
+            *("127.0.0.1", port or 0, None, True, rank_process.LIMIT),
+            wait_for_workers=False,
         )
-    except (dist.DistNetworkError, RuntimeError) as error:
+    except RuntimeError as error:
+        if port is None:
+            raise
         raise OSError(
             f"port {port} is in use: leave port out, and a free one is taken"
         ) from error
@@ -491,7 +514,8 @@ def torchrun(
         nodes: agents.
         restarts: how often all ranks are started again after one failed.
         deadline: seconds for everything.
-        show: called with each line of output, as it comes.
+        show: called with each line of output, as it comes: when the script
+            flushes it, as in ``print(..., flush=True)``.
         check: whether an exit code other than 0 is an error.
 
     Raises:
@@ -509,12 +533,15 @@ def torchrun(
         raise FileNotFoundError(
             f"there is no script {script}: give the path of a Python file"
         )
-    # A store of its own for each rendezvous, so that one rank's death does
-    # not take the store with it.
+    mark = f"MEMBUDGET_TORCHRUN_{uuid4().hex}"
     environment = {
         **os.environ,
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        mark: "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "",  # a line and its end come in one piece
+        # A store of its own for each rendezvous, so that one rank's death
+        # does not take the store with it.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     meeting = ["--standalone"]
     if nodes > 1:
@@ -533,21 +560,30 @@ def torchrun(
     errors: list[str] = []
     agents: list[subprocess.Popen] = []
     threads: list[threading.Thread] = []
-    news: queue.SimpleQueue[tuple[list[str], str]] = queue.SimpleQueue()
+    wrote: list[list[str]] = [[] for _ in range(nodes)]
+    news: queue.SimpleQueue[tuple[list[str], int, str]] = queue.SimpleQueue()
 
-    def read(stream: Iterator[str], into: list[str]) -> None:
+    def read(stream: Iterator[str], into: list[str], node: int) -> None:
         for line in stream:
-            news.put((into, line.rstrip("\n")))
+            news.put((into, node, line.rstrip("\n")))
 
     def look(wait: float) -> None:
         with suppress(queue.Empty):
-            into, line = news.get(timeout=wait)
+            into, node, line = news.get(timeout=wait)
             into.append(line)
+            wrote[node].append(line)
             if show and into is lines:
                 show(line)
 
+    def running() -> bool:
+        return any(agent.poll() is None for agent in agents)
+
+    def failed() -> int | None:
+        """The first node."""
+        return next((i for i in range(nodes) if agents[i].poll()), None)
+
     try:
-        for _ in range(nodes):
+        for node in range(nodes):
             agent = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -562,32 +598,39 @@ def torchrun(
                 (agent.stdout, lines),
                 (agent.stderr, errors),
             ):
-                thread = threading.Thread(target=read, args=(stream, into))
+                thread = threading.Thread(
+                    target=read, args=(stream, into, node)
+                )
                 thread.start()
                 threads.append(thread)
-        end = time.monotonic() + seconds
-        while any(agent.poll() is None for agent in agents):
+        end, bad = time.monotonic() + seconds, None
+        while running() and time.monotonic() < end:
             look(wait=0.05)
-            if time.monotonic() > end:
-                said = "\n".join((lines + errors)[-20:])
-                raise TimeoutError(
-                    f"{Path(script).name} did not end within {seconds:g} s: "
-                    "give it a longer deadline, or see where it waits. It "
-                    f"wrote:\n{said}"
-                )
+            if bad is None and (bad := failed()) is not None:
+                # The other nodes may wait for this one for ever.
+                end = min(end, time.monotonic() + 5 * GRACE)
+        late = running() and bad is None
+        bad = failed() if bad is None else bad
+        code = 0 if bad is None else agents[bad].returncode
     finally:
+        _kill_marked(mark)
         for agent in agents:
-            _kill_tree(agent)
+            agent.kill()
+            agent.wait()
         for thread in threads:
             thread.join()
-        while not news.empty():
-            look(wait=0)
         for agent in agents:
             agent.stdout.close()
             agent.stderr.close()
-    code = next((a.returncode for a in agents if a.returncode), 0)
+    while not news.empty():
+        look(wait=0)
+    said = "\n".join((lines + errors if bad is None else wrote[bad])[-100:])
+    if late:
+        raise TimeoutError(
+            f"{Path(script).name} did not end within {seconds:g} s: give it "
+            f"a longer deadline, or see where it waits. It wrote:\n{said}"
+        )
     if code and check:
-        said = "\n".join((lines + errors)[-40:])
         raise RuntimeError(
             f"{Path(script).name} failed with exit code {code}:\n{said}"
         )
@@ -601,25 +644,25 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def _kill_tree(agent: subprocess.Popen) -> None:
-    """End an agent and the ranks it started, which have sessions of theirs."""
-    if agent.poll() is not None:
-        return
-    numbers = [agent.pid, *_descendants(agent.pid)]
-    for number in numbers:
-        with suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-    agent.wait()
+def _kill_marked(mark: str) -> None:
+    """End every process with this name in its environment (Linux).
+
+    The ranks of an agent have sessions of their own, and outlive it.
+    """
+    killed: set[int] = set()
+    for _ in range(250):  # a process may start another one meanwhile
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark.encode() in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    killed.add(int(entry.name))
+        if not any(map(_running, killed)):
+            return
+        time.sleep(0.02)
 
 
-def _descendants(number: int) -> list[int]:
-    """Processes below this one, where the system tells (Linux)."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            text = (entry / "stat").read_text()
-            parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
-    found = [number]
-    for parent in found:  # grows while it is read
-        found += [child for child in parents if parents[child] == parent]
-    return found[1:]
+def _running(number: int) -> bool:
+    with suppress(OSError):
+        stat = Path("/proc", str(number), "stat").read_text()
+        return stat.rpartition(")")[2].split()[0] not in "XZ"
+    return False

@@ -1,5 +1,7 @@
 """What runs in each process of :class:`membudget.sharding.Ranks`."""
 
+import __future__
+
 import faulthandler
 import gc
 import inspect
@@ -23,6 +25,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 
+LIMIT = timedelta(days=30)
+"""For a collective: the parent's deadline comes first."""
+
 FROM_SOURCE = "function of the notebook"
 """Begins the file name of a function that came as text."""
 
@@ -39,23 +44,29 @@ def pack(*objects: object) -> bytes:
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(objects)
-    except (pickle.PicklingError, AttributeError, TypeError, OSError) as error:
+    except Exception as error:  # each type has its own way to refuse
         raise TypeError(
             f"this cannot be sent to another process: {error}. Use numbers, "
             "text, tensors, lists and dictionaries of them, and functions "
             "that are written with def at the top level of a module or of "
             "a notebook's cell"
-        ) from error
+        ) from None
     return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, thing: object) -> object:
-        if isinstance(thing, FunctionType) and thing.__module__ == "__main__":
-            if thing.__qualname__ != thing.__name__ or thing.__closure__:
-                raise TypeError(
-                    f"{thing.__qualname__} is no function of the top level"
-                )
+        if getattr(thing, "__module__", None) != "__main__":
+            return NotImplemented
+        if isinstance(thing, type):
+            raise TypeError(
+                f"the class {thing.__qualname__} is written in the notebook "
+                "or script, where no other process can import it"
+            )
+        if isinstance(thing, FunctionType):
+            name = thing.__qualname__
+            if not name.isidentifier() or thing.__closure__:
+                raise TypeError(f"{name} is no function of the top level")
             source = textwrap.dedent(inspect.getsource(thing))
             return rebuild, (thing.__name__, source)
         return NotImplemented
@@ -66,7 +77,9 @@ def rebuild(name: str, source: str) -> Callable:
     file = f"<{FROM_SOURCE}: {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     found: dict = {"__name__": "__mp_main__"}
-    exec(compile(source, file, "exec"), found)
+    # Annotations may name what is imported elsewhere: they stay text.
+    flags = __future__.annotations.compiler_flag
+    exec(compile(source, file, "exec", flags), found)
     return found[name]
 
 
@@ -92,7 +105,6 @@ def main(
     ranks: int,
     port: int,
     backend: str,
-    timeout: float,
     connection: Connection,
     log: str,
 ) -> None:
@@ -100,6 +112,7 @@ def main(
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    faulthandler.enable(file, all_threads=False)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file, all_threads=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sees to it
@@ -113,7 +126,7 @@ def main(
             connection.send_bytes(data)
 
     try:
-        _join(rank, ranks, port, backend, timeout)
+        _join(rank, ranks, port, backend)
         send("ready", os.getpid())
         while task := connection.recv_bytes():
             send("done", _work(task, send))
@@ -122,6 +135,7 @@ def main(
         dist.barrier()
         gc.collect()
         dist.destroy_process_group()
+        send("left", None)
     except BaseException as error:
         _report(error, send)
         signal.pause()  # leaving now would fail the other ranks, too
@@ -132,9 +146,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _join(
-    rank: int, ranks: int, port: int, backend: str, timeout: float
-) -> None:
+def _join(rank: int, ranks: int, port: int, backend: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
@@ -148,10 +160,9 @@ def _join(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if "nccl" in backend:
         torch.cuda.set_device(rank)
-    limit = timedelta(seconds=timeout)
-    store = dist.TCPStore("127.0.0.1", port, None, False, limit)
+    store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=ranks, timeout=limit
+        backend, store=store, rank=rank, world_size=ranks, timeout=LIMIT
     )
 
 
@@ -168,15 +179,17 @@ def _work(task: bytes, send: Callable[[str, object], None]) -> bytes:
 
 def _report(error: BaseException, send: Callable[[str, object], None]) -> None:
     trace = error.__traceback__
-    while trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    last = traceback.extract_tb(trace)[-1].filename
+    frames = traceback.extract_tb(trace)
     hint = ""
-    if isinstance(error, NameError) and FROM_SOURCE in last:
+    if type(error) is NameError and FROM_SOURCE in frames[-1].filename:
         hint = (
             ". A function written in a notebook travels alone: import "
             "inside it what it uses, and pass the rest as arguments"
         )
     text = f"{type(error).__name__}: {error}{hint}"
     said = traceback.format_exception(type(error), error, trace)
+    if not frames:  # the message says it all
+        said = []
     send("error", (text, "".join(said)))

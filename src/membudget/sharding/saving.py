@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
@@ -23,7 +25,7 @@ from membudget.ledger.checks import whole
 T = TypeVar("T")
 
 MANIFEST = "complete.json"
-"""The file that is written last: the name and size of every other one."""
+"""The file that is written last: size and CRC-32 of every other one."""
 
 
 class CheckpointError(RuntimeError):
@@ -54,15 +56,15 @@ def save_checkpoint(
 
     The files go into a folder of another name, which gets its own,
     ``step-00000010``, when all of them are on the disk. Whatever interrupts
-    this, the checkpoints before are there. All ranks call it, and all see
-    the same file system.
+    this, the checkpoints before are there. Model and optimizer stay as they
+    are. All ranks call it, and all see the same file system.
 
     Args:
         folder: for all checkpoints of the run; made if it is missing.
         step: after which step this is.
         model, optimizer: sharded or not.
-        keep: how many of the newest checkpoints stay; older ones are
-            deleted.
+        keep: how many checkpoints stay, this one and those of the steps
+            before; older ones are deleted.
 
     Returns:
         The checkpoint's own folder.
@@ -77,19 +79,25 @@ def save_checkpoint(
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for old in (partial, final):
-            shutil.rmtree(old, ignore_errors=True)
+        for old in Path(folder).glob("saving-*"):
+            shutil.rmtree(old)
     _wait()
+    fresh = not optimizer.state
     with _quiet():
         dcp.save(_state(model, optimizer), checkpoint_id=partial)
+    if fresh:
+        optimizer.state.clear()
     if first:
-        files = {f.name: f.stat().st_size for f in partial.iterdir()}
+        files = {f.name: _size_and_sum(f) for f in partial.iterdir()}
         with open(partial / MANIFEST, "w") as file:
             json.dump(files, file)
             file.flush()
             os.fsync(file.fileno())
+        if final.exists():  # an earlier one of this step
+            shutil.rmtree(final)
         partial.rename(final)
-        for old in _all(folder)[keep:]:
+        before = [path for path in _all(folder) if _step(path) < step]
+        for old in before[keep - 1 :]:
             shutil.rmtree(old)
     _wait()
     return final
@@ -102,28 +110,31 @@ def load_checkpoint(
 ) -> Loaded:
     """Read the newest whole checkpoint, on any number of ranks.
 
-    One that is not whole, because a file is missing, cut short or cannot be
-    read, is left where it is, and the one before is read instead.
+    One that is not whole, because a file is missing, cut short, changed or
+    cannot be read, is left where it is, and the one before is read instead.
 
     Args:
         folder: as for :func:`save_checkpoint`.
         model, optimizer: get its values; sharded or not.
 
     Raises:
-        CheckpointError: the checkpoint is another model's; the model keeps
-            its values. Or there are checkpoints and none of them can be
-            read; the model's values may then be mixed, so do not use them.
+        CheckpointError: the checkpoint is another model's; model and
+            optimizer keep their values. Or there are checkpoints and none of
+            them can be read; the model's values may then be mixed, so do not
+            use them.
     """
     skipped: list[str] = []
     for path in _share(lambda: _all(folder)):
         if problem := _share(lambda: missing(path)):  # noqa: B023
             skipped.append(f"{path.name}: {problem}")
             continue
-        state = _state(model, optimizer)
-        _compare(path, state["model"])
         try:
+            _compare(path, get_model_state_dict(model))
+            state = _state(model, optimizer)
             with _quiet():
                 dcp.load(state, checkpoint_id=path)
+        except CheckpointError:
+            raise
         except (Exception, dcp.CheckpointException) as error:
             skipped.append(f"{path.name}: {_reason(error)}")
             continue
@@ -133,7 +144,7 @@ def load_checkpoint(
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        return Loaded(int(path.name.split("-")[1]), tuple(skipped))
+        return Loaded(_step(path), tuple(skipped))
     if skipped:
         raise CheckpointError(
             f"no checkpoint in {folder} can be read: {'; '.join(skipped)}. "
@@ -148,22 +159,57 @@ def missing(path: Path) -> str:
         files = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError):
         return f"{MANIFEST} is missing or cut short"
-    for name, size in files.items():
+    for name, (size, checksum) in files.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} of {size} bytes"
+        found = _size_and_sum(file)
+        if found[0] != size:
+            return f"{name} has {found[0]} of {size} bytes"
+        if found[1] != checksum:
+            return f"{name} is not what was written"
     return ""
+
+
+def _size_and_sum(file: Path) -> tuple[int, int]:
+    """Bytes, and their CRC-32: PyTorch reads changed numbers as they are."""
+    size = checksum = 0
+    with open(file, "rb") as content:
+        while part := content.read(2**20):
+            size += len(part)
+            checksum = zlib.crc32(part, checksum)
+    return size, checksum
 
 
 def _all(folder: str | os.PathLike) -> list[Path]:
     """The checkpoints, newest first."""
-    return sorted(Path(folder).glob("step-*"), reverse=True)
+    found = Path(folder).glob("step-*")
+    whole_names = (p for p in found if p.name[5:].isdecimal() and p.is_dir())
+    return sorted(whole_names, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:])
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    """Both as dictionaries, with the optimizer's states in any case.
+
+    Where there are none yet, PyTorch makes them by a step with gradients of
+    zero; it does not if there are gradients, and it counts that step.
+    """
+    fresh = not optimizer.state
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    gradients = [p.grad for p in parameters]
+    if fresh:
+        for p in parameters:
+            p.grad = None
     states = get_state_dict(model, optimizer)
+    if fresh:
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+            if "step" in optimizer.state[p]:
+                optimizer.state[p]["step"].zero_()
     return dict(zip(("model", "optimizer"), states, strict=True))
 
 
@@ -198,7 +244,8 @@ def _compare(path: Path, state: dict) -> None:
 def _reason(error: BaseException) -> str:
     """In a line; PyTorch's has a traceback of every rank."""
     for rank, (cause, _) in getattr(error, "failures", {}).items():
-        return f"rank {rank} met a {type(cause).__name__}"
+        said = str(cause).splitlines()[:1]
+        return ": ".join([f"rank {rank} met a {type(cause).__name__}", *said])
     return f"{type(error).__name__}: {error}"
 
 
