@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget import accumulation
 from membudget import checkpointing as ck
+from membudget.sharding import zero_states
 
 
 def weights(counts):
@@ -425,3 +426,83 @@ def train_step(model, optimizer, scaler, x, y, dtype):
         loss.backward()
         optimizer.step()
     optimizer.zero_grad()
+
+
+def rank_bytes(numbers, ranks, stage):
+    parameters, gradients, optimizer = 2 * numbers, 2 * numbers, 12 * numbers
+    if stage in ("zero-1", "zero-2", "zero-3"):
+        optimizer //= ranks
+    if stage in ("zero-2", "zero-3"):
+        gradients //= ranks
+    if stage == "zero-3":
+        parameters //= ranks
+    return parameters, gradients, optimizer
+
+
+def stored_rows(rows, ranks, rank):
+    stored = -(-rows // ranks)  # rounded up, on all ranks alike
+    own = rows - rank * stored  # what is left for this rank
+    return max(min(own, stored), 0), stored
+
+
+def average_gradients(model):
+    import torch.distributed as dist
+
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def weighted_average(model, samples):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    for p in model.parameters():
+        p.grad *= samples / total.item()
+        dist.all_reduce(p.grad)
+
+
+def in_step(model, optimizer, x, y, average):
+    from torch.nn import functional, utils
+
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    for p in model.parameters():
+        average(p.grad)
+    norm = utils.clip_grad_norm_(model.parameters(), 1.0)
+    if norm.isfinite():  # the same number on all ranks
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def accumulate_sharded(model, optimizer, micro_batches):
+    import torch.nn.functional as F
+
+    for i, (x, y) in enumerate(micro_batches):
+        last = i == len(micro_batches) - 1
+        model.set_requires_gradient_sync(last)
+        loss = F.cross_entropy(model(x), y)
+        (loss / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def fewest_ranks(numbers, stage, card, rest):
+    for power in range(11):
+        states = zero_states(numbers, 2**power, stage)
+        if states.total + rest <= card:
+            return 2**power
+    return None
+
+
+def shard_bytes(shapes, ranks, rank):
+    stored = own = 0
+    for rows, *rest in shapes:
+        each = -(-rows // ranks)  # rounded up: what rank 0 has
+        mine = max(min(each, rows - rank * each), 0)
+        stored += each * math.prod(rest)
+        own += mine * math.prod(rest)
+    return 4 * stored, 4 * stored, 8 * own + 4 * len(shapes)

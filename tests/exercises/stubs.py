@@ -238,3 +238,41 @@ def train_step(model, optimizer, scaler, x, y, dtype):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
+
+
+def rank_bytes(numbers, ranks, stage): ...
+
+
+def stored_rows(rows, ranks, rank): ...
+
+
+def average_gradients(model):
+    import torch.distributed as dist  # noqa: F401
+
+
+def weighted_average(model, samples):
+    import torch  # noqa: F401
+    import torch.distributed as dist  # noqa: F401
+
+
+def in_step(model, optimizer, x, y, average):
+    from torch.nn import functional, utils
+
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    utils.clip_grad_norm_(model.parameters(), 1.0)
+    for p in model.parameters():
+        average(p.grad)
+    if loss.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def accumulate_sharded(model, optimizer, micro_batches):
+    import torch.nn.functional as F  # noqa: F401
+
+
+def fewest_ranks(numbers, stage, card, rest): ...
+
+
+def shard_bytes(shapes, ranks, rank): ...

@@ -9,7 +9,9 @@ import math
 from collections import defaultdict
 from itertools import pairwise
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -3805,3 +3807,584 @@ def train_step(model, optimizer, scaler, x, y, dtype):
     scaler.scale(fp16_loss(model, x, y, dtype)).backward()
     scaler.step(optimizer)
     optimizer.zero_grad()
+
+
+# rank_bytes
+
+
+def of_stage(numbers, ranks, parts, each=(2, 2, 12)):
+    sizes = zip("pgo", each, strict=True)
+    return [numbers * n // (ranks if p in parts else 1) for p, n in sizes]
+
+
+@hinted("ZeRO-1 is DDP here")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"zero-2": "go", "zero-3": "pgo"}
+    return of_stage(numbers, ranks, parts.get(stage, ""))
+
+
+@hinted("ZeRO-2 leaves the parameters whole")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"ddp": "", "zero-1": "o"}
+    return of_stage(numbers, ranks, parts.get(stage, "pgo"))
+
+
+@hinted("8 bytes are counted for the optimizer")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"ddp": "", "zero-1": "o", "zero-2": "go", "zero-3": "pgo"}
+    return of_stage(numbers, ranks, parts[stage], (2, 2, 8))
+
+
+@hinted("The fp32 copy belongs to the optimizer")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"ddp": "", "zero-1": "o", "zero-2": "go", "zero-3": "pgo"}
+    return of_stage(numbers, ranks, parts[stage], (4, 4, 8))
+
+
+@hinted("ZeRO-1 splits the optimizer states, and nothing else")
+def rank_bytes(numbers, ranks, stage):
+    stages = ["ddp", "", "zero-1", "zero-2 zero-3"]
+    count = next(i for i, names in enumerate(stages) if stage in names.split())
+    return of_stage(numbers, ranks, "ogp"[:count])
+
+
+@hinted("DDP splits the batch, and no model state")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"zero-1": "o", "zero-2": "go"}
+    return of_stage(numbers, ranks, parts.get(stage, "pgo"))
+
+
+@hinted("every part is divided by the ranks in every stage of ZeRO")
+def rank_bytes(numbers, ranks, stage):
+    return of_stage(numbers, ranks, "" if stage == "ddp" else "pgo")
+
+
+@hinted("each stage splits what the one before it does")
+def rank_bytes(numbers, ranks, stage):
+    parts = {"ddp": "", "zero-1": "o", "zero-2": "g", "zero-3": "p"}
+    return of_stage(numbers, ranks, parts[stage])
+
+
+@hinted("is a single number; it must be 3 numbers")
+def rank_bytes(numbers, ranks, stage):
+    return 16 * numbers // ranks
+
+
+# stored_rows
+
+
+@hinted("the rank's own rows are stored and nothing more")
+def stored_rows(rows, ranks, rank):
+    own = len(range(rows)[-(-rows // ranks) * rank :][: -(-rows // ranks)])
+    return own, own
+
+
+@hinted("has 0 rows of its own, not fewer")
+def stored_rows(rows, ranks, rank):
+    stored = math.ceil(rows / ranks)
+    return min(stored, rows - rank * stored), stored
+
+
+@hinted("here the last rank has the rest")
+def stored_rows(rows, ranks, rank):
+    own = rows // ranks
+    if rank == ranks - 1:
+        own += rows % ranks
+    return own, math.ceil(rows / ranks)
+
+
+@hinted("here the first ranks have one row more")
+def stored_rows(rows, ranks, rank):
+    own = [len(part) for part in np.array_split(range(rows), ranks)][rank]
+    return own, math.ceil(rows / ranks)
+
+
+@hinted("rows / ranks is rounded down")
+def stored_rows(rows, ranks, rank):
+    stored = rows // ranks
+    return max(min(stored, rows - rank * stored), 0), stored
+
+
+@hinted("every rank has a full shard here")
+def stored_rows(rows, ranks, rank):
+    return math.ceil(rows / ranks), math.ceil(rows / ranks)
+
+
+@hinted("that is one row too many")
+def stored_rows(rows, ranks, rank):
+    stored = rows // ranks + 1
+    return max(min(stored, rows - rank * stored), 0), stored
+
+
+# average_gradients
+
+
+@hinted("the gradients are added up and not divided")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+
+
+@hinted("divided by the number of ranks twice")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@hinted("all_reduce` works in place: give it `p.grad` itself")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad / dist.get_world_size())
+
+
+@hinted("all_reduce` works in place: give it `p.grad` itself")
+def average_gradients(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p /= dist.get_world_size()
+            dist.all_reduce(p)
+
+
+@hinted("the parameters have changed: only the gradients are asked")
+def average_gradients(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            dist.all_reduce(p)
+
+
+@hinted("only the first parameter is averaged")
+def average_gradients(model):
+    p = next(model.parameters())
+    dist.all_reduce(p.grad)
+    p.grad /= dist.get_world_size()
+
+
+@hinted("the biases are left out")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.ndim == 2:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@hinted("both ranks have the gradient of rank 0")
+def average_gradients(model):
+    for p in model.parameters():
+        dist.broadcast(p.grad, src=0)
+
+
+@hinted("only rank 0 has the result")
+def average_gradients(model):
+    for p in model.parameters():
+        p.grad /= dist.get_world_size()
+        dist.reduce(p.grad, dst=0)
+
+
+@hinted("nothing is added up")
+def average_gradients(model):
+    for p in model.parameters():
+        p.grad /= dist.get_world_size()
+
+
+@hinted("the first layer is frozen, and its `p.grad` is None")
+def average_gradients(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@hinted("Your function returns a list instead")
+def average_gradients(model):
+    return [p.grad / dist.get_world_size() for p in model.parameters()]
+
+
+@hinted("there is no gradient in `p.grad` at the end")
+def average_gradients(model):
+    model.zero_grad()
+
+
+@hinted("trying to initialize the default process group twice")
+def average_gradients(model):
+    dist.init_process_group("gloo")
+
+
+# weighted_average
+
+
+@hinted("each rank weighs 1/N")
+def weighted_average(model, samples):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@hinted("never divided by those of all ranks")
+def weighted_average(model, samples):
+    for p in model.parameters():
+        p.grad *= samples
+        dist.all_reduce(p.grad)
+
+
+@hinted("divided by the number of ranks as well")
+def weighted_average(model, samples):
+    total = torch.tensor(float(samples))
+    dist.all_reduce(total)
+    for p in model.parameters():
+        p.grad *= samples / total.item()
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@hinted("divide by the samples of all ranks instead")
+def weighted_average(model, samples):
+    for p in model.parameters():
+        p.grad *= samples
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@hinted("they are means, not sums")
+def weighted_average(model, samples):
+    total = torch.tensor(float(samples))
+    dist.all_reduce(total)
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= total.item()
+
+
+@hinted("it is a mean already")
+def weighted_average(model, samples):
+    for p in model.parameters():
+        p.grad /= samples
+        dist.all_reduce(p.grad)
+
+
+@hinted("TypeError in line 3 of your function")
+def weighted_average(model, samples):
+    dist.all_reduce(samples)
+
+
+# in_step
+
+
+def summed_loss(model, x, y, average):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    for p in model.parameters():
+        average(p.grad)
+    return loss
+
+
+@hinted("each rank decides by its own loss whether it steps")
+def in_step(model, optimizer, x, y, average):
+    loss = summed_loss(model, x, y, average)
+    clip_grad_norm_(model.parameters(), 1.0)
+    if loss.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the ranks agree with each other and not with one process")
+def in_step(model, optimizer, x, y, average):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    for p in model.parameters():
+        average(p.grad)
+    average(loss.detach())
+    if loss.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the gradient is not clipped")
+def in_step(model, optimizer, x, y, average):
+    loss = summed_loss(model, x, y, average)
+    average(loss.detach())
+    if loss.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("no weight of either rank is a number any more")
+def in_step(model, optimizer, x, y, average):
+    summed_loss(model, x, y, average)
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("no weight of either rank is a number any more")
+def in_step(model, optimizer, x, y, average):
+    loss = summed_loss(model, x, y, average)
+    clip_grad_norm_(model.parameters(), 1.0)
+    if loss.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+    for p in model.parameters():
+        average(p.data)
+
+
+@hinted("each rank trains a model of its own")
+def in_step(model, optimizer, x, y, average):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if norm.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("`average` divides by the number of ranks already")
+def in_step(model, optimizer, x, y, average):
+    summed_loss(model, x, y, average)
+    for p in model.parameters():
+        p.grad /= 2
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if norm.isfinite():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("in step 1 a sample of rank 1 is NaN")
+def in_step(model, optimizer, x, y, average):
+    summed_loss(model, x, y, average)
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if norm.isfinite():
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("after step 0 the weights of the ranks differ")
+def in_step(model, optimizer, x, y, average):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    average(next(model.parameters()).grad)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# accumulate_sharded
+
+
+@hinted("there is no reduce-scatter")
+def accumulate_sharded(model, optimizer, micro_batches):
+    model.set_requires_gradient_sync(False)
+    for x, y in micro_batches:
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("there is no reduce-scatter")
+def accumulate_sharded(model, optimizer, micro_batches):
+    model.set_requires_gradient_sync(False)
+    for x, y in micro_batches:
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+    model.set_requires_gradient_sync(True)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("there are 9 and 9 reduce-scatters in the two steps")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for x, y in micro_batches:
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("there are 6 and 3 reduce-scatters in the two steps")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for i, (x, y) in enumerate(micro_batches):
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+        model.set_requires_gradient_sync(i == len(micro_batches) - 2)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def deferred(model, micro_batches, divisor):
+    for x, y in micro_batches[:-1]:
+        model.set_requires_gradient_sync(False)
+        (F.cross_entropy(model(x), y) / divisor).backward()
+    x, y = micro_batches[-1]
+    model.set_requires_gradient_sync(True)
+    (F.cross_entropy(model(x), y) / divisor).backward()
+
+
+@hinted("the losses are not divided by the number of micro-batches")
+def accumulate_sharded(model, optimizer, micro_batches):
+    deferred(model, micro_batches, 1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("FSDP2 divides by the number of ranks already")
+def accumulate_sharded(model, optimizer, micro_batches):
+    deferred(model, micro_batches, 2 * len(micro_batches))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("the gradients are not wiped after the step")
+def accumulate_sharded(model, optimizer, micro_batches):
+    deferred(model, micro_batches, len(micro_batches))
+    optimizer.step()
+
+
+@hinted("the optimizer does not step")
+def accumulate_sharded(model, optimizer, micro_batches):
+    deferred(model, micro_batches, len(micro_batches))
+
+
+@hinted("the optimizer steps after every micro-batch")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for x, y in micro_batches:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@hinted("the last one must be it")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for i, (x, y) in enumerate(micro_batches):
+        model.set_requires_gradient_sync(i == 0)
+        (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("no backward pass runs")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for x, y in micro_batches:
+        F.cross_entropy(model(x), y)
+    optimizer.step()
+
+
+@hinted("has no attribute 'no_sync'")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for x, y in micro_batches[:-1]:
+        with model.no_sync():
+            F.cross_entropy(model(x), y).backward()
+
+
+# fewest_ranks
+
+
+def model_bytes(numbers, ranks, stage):
+    return sum(of_stage(numbers, ranks, SPLIT[stage]))
+
+
+SPLIT = {"ddp": "", "zero-1": "o", "zero-2": "go", "zero-3": "pgo"}
+POWERS = [2**power for power in range(11)]
+
+
+@hinted("the rest is left out")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS:
+        if model_bytes(numbers, ranks, stage) <= card:
+            return ranks
+
+
+@hinted("the rest is divided by the ranks")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS:
+        if model_bytes(numbers, ranks, stage) + rest / ranks <= card:
+            return ranks
+
+
+@hinted("need <= card")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS:
+        if model_bytes(numbers, ranks, stage) + rest < card:
+            return ranks
+
+
+@hinted("all 16 bytes are divided by the ranks in every stage")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS:
+        if 16 * numbers / ranks + rest <= card:
+            return ranks
+
+
+@hinted("1024 ranks are allowed, too")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS[:-1]:
+        if model_bytes(numbers, ranks, stage) + rest <= card:
+            return ranks
+
+
+@hinted("the answer is None")
+def fewest_ranks(numbers, stage, card, rest):
+    ranks = 1
+    while ranks < 1024 and (model_bytes(numbers, ranks, stage) + rest > card):
+        ranks *= 2
+    return ranks
+
+
+@hinted("8 bytes are counted for the optimizer")
+def fewest_ranks(numbers, stage, card, rest):
+    for ranks in POWERS:
+        states = of_stage(numbers, ranks, SPLIT[stage], (2, 2, 8))
+        if sum(states) + rest <= card:
+            return ranks
+
+
+@hinted("your function returns None: end it with `return`")
+def fewest_ranks(numbers, stage, card, rest):
+    answer = 1
+    while model_bytes(numbers, answer, stage) + rest > card:
+        if answer == 1024:
+            break
+        answer *= 2
+
+
+# shard_bytes
+
+
+def cut_rows(shapes, ranks, rank):
+    """Of each shape: rows of rank 0, rows of this rank, and numbers in one."""
+    for rows, *rest in shapes:
+        parts = [len(part) for part in torch.zeros(rows).chunk(ranks)]
+        parts += [0] * (ranks - len(parts))
+        yield parts[0], parts[rank], math.prod(rest)
+
+
+@hinted("only the rank's own rows are counted")
+def shard_bytes(shapes, ranks, rank):
+    own = sum(mine * each for _, mine, each in cut_rows(shapes, ranks, rank))
+    return 4 * own, 4 * own, 8 * own + 4 * len(shapes)
+
+
+@hinted("Adam's moments have no padding")
+def shard_bytes(shapes, ranks, rank):
+    full = sum(first * each for first, _, each in cut_rows(shapes, ranks, 0))
+    return 4 * full, 4 * full, 8 * full + 4 * len(shapes)
+
+
+@hinted("Adam also counts its steps")
+def shard_bytes(shapes, ranks, rank):
+    cut = list(cut_rows(shapes, ranks, rank))
+    full = sum(first * each for first, _, each in cut)
+    own = sum(mine * each for _, mine, each in cut)
+    return 4 * full, 4 * full, 8 * own
+
+
+@hinted("whole rows, not single numbers")
+def shard_bytes(shapes, ranks, rank):
+    flat = [(math.prod(shape),) for shape in shapes]
+    cut = list(cut_rows(flat, ranks, rank))
+    full = sum(first for first, _, _ in cut)
+    own = sum(mine for _, mine, _ in cut)
+    return 4 * full, 4 * full, 8 * own + 4 * len(shapes)
+
+
+@hinted("cut into whole ones, and rounded up")
+def shard_bytes(shapes, ranks, rank):
+    part = sum(math.prod(shape) for shape in shapes) / ranks
+    return 4 * part, 4 * part, 8 * part + 4 * len(shapes)

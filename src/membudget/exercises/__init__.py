@@ -72,10 +72,12 @@ __all__ = [
     "Outcome",
     "OwnLedger",
     "check_accumulate",
+    "check_accumulate_sharded",
     "check_alive_at_peak",
     "check_allocated",
     "check_amp_step",
     "check_autocast_saved",
+    "check_average_gradients",
     "check_backward_outside",
     "check_best_count",
     "check_best_epoch",
@@ -86,8 +88,10 @@ __all__ = [
     "check_estimate",
     "check_expensive",
     "check_extrapolate",
+    "check_fewest_ranks",
     "check_forget",
     "check_gated_block",
+    "check_in_step",
     "check_largest_batch",
     "check_largest_micro_batch",
     "check_llama_parameters",
@@ -98,6 +102,7 @@ __all__ = [
     "check_own_ledger",
     "check_padded_gradient",
     "check_predict_peak",
+    "check_rank_bytes",
     "check_remember",
     "check_round_to",
     "check_same_network",
@@ -105,10 +110,12 @@ __all__ = [
     "check_scale_history",
     "check_segment_step",
     "check_sequential_peak",
+    "check_shard_bytes",
     "check_shrinking",
     "check_square_root",
     "check_statuses",
     "check_stochastic_round",
+    "check_stored_rows",
     "check_survive",
     "check_survives",
     "check_token_weights",
@@ -118,5 +125,16 @@ __all__ = [
     "check_two_losses",
     "check_two_sweeps",
     "check_uneven",
+    "check_weighted_average",
     "check_weights",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The checkers on sharding: what they import takes a second."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from membudget.exercises import fsdp, sharding
+
+    module = fsdp if name == "check_shard_bytes" else sharding
+    return getattr(module, name)

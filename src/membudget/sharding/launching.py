@@ -32,6 +32,9 @@ from membudget.sharding import rank_process
 GRACE = 1.0
 """Seconds in which a failure may turn out to follow from another one."""
 
+DUMPED = "most recent call first"
+"""What begins the dump of a rank's stack."""
+
 LONGEST = 1e6
 """The longest deadline in seconds, about 11 days."""
 
@@ -395,7 +398,7 @@ class Ranks:
             for rank in late:
                 with suppress(ProcessLookupError):
                     os.kill(self._processes[rank].process.pid, signal.SIGUSR1)
-            time.sleep(0.3)
+            self._wait_for_dumps(late)
         where = "\n".join(
             f"rank {rank} was here:\n"
             f"{_tail(self._processes[rank]) or '(not started yet)'}"
@@ -409,6 +412,15 @@ class Ranks:
             "longer than the deadline allows",
             where,
         )
+
+    def _wait_for_dumps(self, late: list[int]) -> None:
+        """Until each rank wrote where it is; a busy machine takes its time."""
+        end = time.monotonic() + 5 * GRACE
+        while time.monotonic() < end and not all(
+            DUMPED in _tail(self._processes[rank]) for rank in late
+        ):
+            time.sleep(0.02)
+        time.sleep(0.02)  # the rest of the lines
 
 
 def _positive(seconds: float) -> float:

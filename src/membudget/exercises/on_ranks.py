@@ -1,0 +1,273 @@
+"""Run a reader's function on two real ranks, and say what goes wrong there.
+
+The ranks are processes: they are started when a check first needs them, and
+serve all checks. A function travels to them as its compiled code, because
+the one of a notebook cannot be imported.
+"""
+
+import builtins
+import gc
+import io
+import itertools
+import marshal
+import os
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from types import CellType, FunctionType
+
+import torch.distributed as dist
+
+from membudget.exercises import guard
+from membudget.exercises.compare import Seen
+from membudget.sharding import (
+    CommunicationCounter,
+    DeadlineError,
+    RankError,
+    Ranks,
+)
+
+RANKS = 2
+"""How many ranks there are."""
+
+START = 60.0
+"""Seconds in which they must have started."""
+
+DEADLINE = 20.0
+"""Seconds for a function; it needs far less than one."""
+
+PATIENCE = 1.0
+"""Seconds that a rank whose function failed waits for the other ones."""
+
+NOTEBOOK = "__mp_main__"
+"""What ``__main__`` is called in the ranks."""
+
+TRAVELS = (
+    "A function of a notebook travels to the ranks alone: import inside it "
+    "what it uses, and call no other function of the notebook."
+)
+
+_turns = itertools.count()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception in a reader's function.
+
+    Attributes:
+        text: a sentence.
+        stub: whether it says that nothing was written yet.
+    """
+
+    text: str
+    stub: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank sends back.
+
+    Attributes:
+        result: of the scene, or a :class:`Fault`.
+        calls: of each collective, how many.
+    """
+
+    result: object
+    calls: dict[str, int]
+
+
+class Alone(Exception):
+    """A function failed on this rank, and not on all others."""
+
+
+def together(scene: Callable, fn: Callable, *args: object) -> list | Seen:
+    """Call ``scene(fn, *args)`` on both ranks at once.
+
+    Args:
+        scene: an importable function; it calls ``fn`` with what it makes of
+            the arguments.
+        fn: the reader's.
+
+    Returns:
+        A :class:`Report` of each rank, or what there is to say if ``fn``
+        fails, waits for ever or cannot be sent.
+    """
+    try:
+        code = _pack(fn)
+    except Exception as error:
+        return Seen(
+            hint="your function cannot be sent to another process: "
+            f"{guard.message(error)}. Write it with `def` at the top level "
+            "of a cell."
+        )
+    pool = _pool()
+    try:
+        if not pool.processes:
+            pool.run(_ready, deadline=START)
+        reports = pool.run(
+            _enter, code, scene, args, next(_turns), PATIENCE,
+            deadline=DEADLINE,
+        )  # fmt: skip
+    except DeadlineError as error:
+        return Seen(hint=_waiting(error, fn))
+    except RankError as error:
+        return Seen(hint=_alone(error))
+    if any(report.calls != reports[0].calls for report in reports):
+        pool.kill()  # what one rank sent may still be on its way
+    faults = [report.result for report in reports]
+    faults = [f if isinstance(f, Fault) else None for f in faults]
+    if not any(faults):
+        return reports
+    rank, fault = next((r, f) for r, f in enumerate(faults) if f)
+    same = all(f and f.text == fault.text for f in faults)
+    return Seen(
+        hint=fault.text if same else f"on rank {rank}: {fault.text}",
+        attempted=not (same and fault.stub),
+    )
+
+
+@cache
+def _pool() -> Ranks:
+    return Ranks(RANKS, backend="gloo")
+
+
+def _waiting(error: DeadlineError, fn: Callable) -> str:
+    """Say which ranks wait, and in which line."""
+    code = getattr(fn, "__code__", None)
+    places = []
+    for text in re.split(
+        r"^rank (?=\d+ was here)", error.traceback, flags=re.M
+    ):
+        if not text[:1].isdigit():
+            continue
+        place = f"rank {text.split()[0]}"
+        if code:
+            here = rf'"{re.escape(code.co_filename)}", line (\d+) in '
+            found = re.search(here + re.escape(code.co_name), text)
+            if found:
+                line = int(found[1]) - code.co_firstlineno + 1
+                place += f" in line {line} of your function"
+        places.append(place)
+    return (
+        f"after {DEADLINE:g} s not all ranks were done. Still there: "
+        f"{', '.join(places)}. A collective waits until every rank calls it, "
+        "and all must call the same ones in the same order: look for what "
+        "one rank leaves out."
+    )
+
+
+def _alone(error: RankError) -> str:
+    """Say what failed on one rank."""
+    text = str(error).split("\n")[0]
+    name = f": {Alone.__name__}: "
+    if name not in text:
+        return f"{text}."
+    rank, text = text.split(name, 1)
+    return f"on {rank}: {text} The other rank waits for it in a collective."
+
+
+# In the ranks
+
+
+def _ready() -> None:
+    """Have what is imported by now left out of garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def _enter(
+    code: bytes, scene: Callable, args: tuple, turn: int, patience: float
+) -> Report:
+    """One rank's part of :func:`together`."""
+    fn = pickle.loads(code)
+    with guard.sealed(), CommunicationCounter() as counter:
+        try:
+            result = scene(fn, *args)
+        except BaseException as error:
+            result = Fault(_describe(error, fn), guard.is_stub(error))
+    _meet(result, turn, patience)
+    return Report(result, {**counter.calls, **counter.others})
+
+
+def _describe(error: BaseException, fn: Callable) -> str:
+    text = guard.describe(error, fn)
+    space = getattr(fn, "__globals__", {})
+    if type(error) is NameError and space.get("__name__") == NOTEBOOK:
+        text += f" {TRAVELS}"
+    return text
+
+
+def _meet(result: object, turn: int, patience: float) -> None:
+    """Let all ranks know that this one is through.
+
+    Raises:
+        Alone: the function failed here, and another rank is not through: it
+            may wait for this one for ever.
+    """
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store.set(f"{turn}/{dist.get_rank()}", "through")
+    if isinstance(result, Fault):
+        others = [f"{turn}/{r}" for r in range(dist.get_world_size())]
+        try:
+            store.wait(others, timedelta(seconds=patience))
+        except RuntimeError:
+            raise Alone(result.text) from None
+
+
+# How a function travels
+
+
+def _pack(fn: Callable) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(fn)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Sends the code of functions that cannot be imported by their name."""
+
+    def reducer_override(self, thing: object) -> object:
+        if not isinstance(thing, FunctionType) or _is_importable(thing):
+            return NotImplemented
+        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
+        return _rebuild, (
+            marshal.dumps(thing.__code__),
+            thing.__module__,
+            thing.__name__,
+            thing.__defaults__,
+            thing.__kwdefaults__,
+            cells,
+        )
+
+
+def _is_importable(fn: FunctionType) -> bool:
+    module = sys.modules.get(fn.__module__)
+    return fn.__module__ != "__main__" and (
+        getattr(module, fn.__qualname__, None) is fn
+    )
+
+
+def _rebuild(
+    code: bytes,
+    module: str,
+    name: str,
+    defaults: tuple | None,
+    keywords: dict | None,
+    cells: list,
+) -> FunctionType:
+    """A function from its code; one of a notebook is there alone."""
+    space = {"__name__": NOTEBOOK, "__builtins__": builtins}
+    if module != "__main__":
+        space = vars(import_module(module))
+    closure = tuple(map(CellType, cells))
+    fn = FunctionType(marshal.loads(code), space, name, defaults, closure)
+    fn.__kwdefaults__ = keywords
+    if module == "__main__":
+        space[name] = fn
+    return fn

@@ -1,0 +1,479 @@
+"""Exercises whose functions run on two ranks: what can go wrong there."""
+
+import subprocess
+import sys
+from types import FunctionType
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
+
+from membudget import exercises, sharding
+from membudget.exercises import on_ranks
+from membudget.exercises import sharding as checkers
+from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
+
+from . import solutions, stubs
+
+ON_RANKS = [
+    "average_gradients",
+    "weighted_average",
+    "in_step",
+    "accumulate_sharded",
+]
+
+
+def judge(name, fn):
+    return getattr(exercises, f"check_{name}").judge(fn)
+
+
+def of_a_notebook(fn):
+    """The function as if it were written in ``__main__``."""
+    copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__)
+    copy.__module__ = "__main__"
+    copy.__defaults__ = fn.__defaults__
+    return copy
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Who waits gets to know it soon, in ranks that have imported this."""
+    assert judge("average_gradients", lambda model: None)
+    monkeypatch.setattr(on_ranks, "DEADLINE", 4.0)
+
+
+# The truth is one process with all data
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 2)])
+def test_the_gradient_is_that_of_all_samples(sizes):
+    seen = checkers._observe_averaging(checkers.alone, (sizes, False, True))
+    model, shares = checkers._averaging_start(sizes, False)
+    x, y = map(torch.cat, zip(*shares, strict=True))
+    F.cross_entropy(model(x), y).backward()
+    right = torch.cat([p.grad.flatten() for p in model.parameters()])
+    for part in seen.parts.values():
+        assert torch.equal(part, right)
+
+
+def test_a_step_of_one_process_on_all_samples():
+    (seen, *_) = checkers._observe_stepping(
+        checkers.alone, (3, 1)
+    ).parts.values()
+    model, optimizer, windows = checkers._stepping_start(3, 1)
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    clipped = []
+    for k, shares in enumerate(windows):
+        x, y = map(torch.cat, zip(*shares, strict=True))
+        F.cross_entropy(model(x), y).backward()
+        clipped.append(clip_grad_norm_(model.parameters(), 1.0) > 1)
+        if k != 1:  # the one with the NaN
+            optimizer.step()
+        optimizer.zero_grad()
+    end = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(seen, end - start)
+    assert clipped[0] and clipped[2]
+
+
+def test_not_every_gradient_is_clipped():
+    norms = []
+
+    def observed(model, optimizer, x, y, average):
+        F.cross_entropy(model(x), y).backward()
+        norms.append(clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.zero_grad()
+
+    model, optimizer, windows = checkers._stepping_start(3, None)
+    for shares in windows:
+        x, y = map(torch.cat, zip(*shares, strict=True))
+        observed(model, optimizer, x, y, None)
+    assert min(norms) < 1 < max(norms)
+
+
+def test_unequal_shares_tell_the_mean_of_means():
+    def plain(model, samples):
+        solutions.average_gradients(model)
+
+    assert "each rank weighs 1/N" in judge("weighted_average", plain).text
+
+
+def test_stored_rows_are_those_of_fsdp():
+    for length, ranks in ((10, 4), (3, 8), (7, 1)):
+        own = [len(part) for part in torch.empty(length).chunk(ranks)]
+        own += [0] * (ranks - len(own))
+        for rank in range(ranks):
+            found = solutions.stored_rows(length, ranks, rank)
+            assert found == (own[rank], own[0])
+
+
+def test_what_is_said_about_7_5_billion():
+    totals = [
+        sum(solutions.rank_bytes(7_500_000_000, 64, stage)) / 1e9
+        for stage in sharding.STAGES
+    ]
+    assert [round(total, 1) for total in totals] == [120, 31.4, 16.6, 1.9]
+    assert "120, 31.4, 16.6 and 1.9 GB" in exercises.check_rank_bytes.shown
+
+
+def test_what_is_said_about_the_ends_of_the_stages():
+    for stage, whole in (("ddp", 16), ("zero-1", 4), ("zero-2", 2)):
+        n = 10**9
+        fits = solutions.fewest_ranks(n, stage, whole * n, 0)
+        assert (fits is None) == (stage != "ddp")
+        assert solutions.fewest_ranks(n, stage, whole * n + n // 16, 0)
+
+
+# Functions of a notebook
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_a_solution_written_in_a_notebook(name):
+    fn = of_a_notebook(getattr(solutions, name))
+    assert judge(name, fn).state == CORRECT
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_a_stub_written_in_a_notebook(name):
+    state = NOT_RIGHT if name == "in_step" else NOT_ATTEMPTED
+    assert judge(name, of_a_notebook(getattr(stubs, name))).state == state
+
+
+def test_what_a_notebook_imports_does_not_travel():
+    def average_gradients(model):
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+
+    text = judge("average_gradients", of_a_notebook(average_gradients)).text
+    assert "NameError in line 3 of your function" in text
+    assert "import inside it what it uses" in text
+    # and a module's does
+    text = judge("average_gradients", average_gradients).text
+    assert "added up and not divided" in text
+
+
+def test_other_forms_of_functions():
+    step = 1.0
+
+    def average_gradients(
+        model: "no_such_name",  # noqa: F821
+        ranks: int = 2,
+        *,
+        op=dist.ReduceOp.SUM,
+    ) -> "None":
+        import torch.distributed as dist
+
+        def each(parameter):
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, op)
+                parameter.grad *= step / ranks
+
+        list(map(each, model.parameters()))
+
+    outcome = judge("average_gradients", average_gradients)
+    assert outcome.state == CORRECT, outcome
+
+
+def test_a_function_that_calls_itself():
+    def halve(model, parameters=None):
+        if parameters is None:
+            parameters = list(model.parameters())
+        if parameters:
+            import torch.distributed as dist
+
+            if parameters[0].grad is not None:
+                dist.all_reduce(parameters[0].grad)
+                parameters[0].grad /= 2
+            halve(model, parameters[1:])
+
+    fn = of_a_notebook(halve_of_the_module)
+    assert judge("average_gradients", fn).state == CORRECT
+    outcome = judge("average_gradients", halve)
+    assert outcome.state == NOT_RIGHT
+    assert "cannot be sent to another process" in outcome.text
+
+
+def halve_of_the_module(model, parameters=None):
+    if parameters is None:
+        parameters = list(model.parameters())
+    if parameters:
+        import torch.distributed as dist
+
+        if parameters[0].grad is not None:
+            dist.all_reduce(parameters[0].grad)
+            parameters[0].grad /= 2
+        halve_of_the_module(model, parameters[1:])
+
+
+def test_what_cannot_travel():
+    lines = (line for line in ())
+
+    def average_gradients(model):
+        return list(lines)
+
+    text = judge("average_gradients", average_gradients).text
+    assert "your function cannot be sent to another process" in text
+    assert "generator" in text
+
+
+SCRIPT = """
+from membudget import exercises
+from membudget.exercises import on_ranks
+
+def average_gradients(model):
+    import torch.distributed as dist
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+def forgets(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+
+if __name__ == "__main__":
+    print(*on_ranks._pool().processes)
+    exercises.check_average_gradients(average_gradients)
+    exercises.check_average_gradients(forgets)
+    print(*on_ranks._pool().processes)
+"""
+
+
+def test_a_real_main_and_no_process_is_left():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    before, *said, after = done.stdout.split("\n")[:-1]
+    assert not before
+    said = " ".join(said)
+    assert said.startswith(f"{CORRECT} ")
+    assert f"{NOT_RIGHT} NameError in line 3 of your function" in said
+    assert not done.stderr
+    assert len(after.split()) == on_ranks.RANKS
+    assert not any(psutil.pid_exists(int(pid)) for pid in after.split())
+
+
+# Ranks that wait, fail or die
+
+
+def test_who_skips_a_step_lets_the_others_wait(short):
+    def in_step(model, optimizer, x, y, average):
+        loss = F.cross_entropy(model(x), y)
+        if not loss.isfinite():
+            return
+        loss.backward()
+        for p in model.parameters():
+            average(p.grad)
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    outcome = judge("in_step", in_step)
+    assert outcome.state == NOT_RIGHT
+    assert "after 4 s not all ranks were done" in outcome.text
+    assert "Still there: rank 0 in line 7 of your function" in outcome.text
+    assert judge("in_step", solutions.in_step).state == CORRECT
+
+
+def test_a_collective_on_one_rank(short):
+    def average_gradients(model):
+        if dist.get_rank() == 1:
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+
+    text = judge("average_gradients", average_gradients).text
+    assert "Still there: rank 1 in line 4 of your function" in text
+
+
+def test_both_ranks_wait(short):
+    def average_gradients(model):
+        dist.recv(torch.empty(1), 1 - dist.get_rank())
+
+    text = judge("average_gradients", average_gradients).text
+    assert "rank 0 in line 2 of your function" in text
+    assert "rank 1 in line 2 of your function" in text
+
+
+def test_one_rank_fails():
+    def average_gradients(model):
+        if dist.get_rank() == 1:
+            raise ValueError("no")
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+
+    text = judge("average_gradients", average_gradients).text
+    assert text.startswith("on rank 1: ValueError in line 3 of your function")
+    assert "The other rank waits for it in a collective." in text
+
+
+def test_one_rank_fails_and_nobody_waits():
+    def average_gradients(model):
+        if dist.get_rank() == 1:
+            raise ValueError("no")
+
+    text = judge("average_gradients", average_gradients).text
+    assert text.startswith("on rank 1: ValueError in line 3 of your function")
+    assert "waits" not in text
+
+
+def test_one_rank_dies():
+    def average_gradients(model):
+        import os
+        import signal
+
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    text = judge("average_gradients", average_gradients).text
+    assert text.startswith("rank 0 died of signal 9 (SIGKILL).")
+    outcome = judge("average_gradients", solutions.average_gradients)
+    assert outcome.state == CORRECT
+
+
+def test_a_message_that_nobody_took_does_not_reach_the_next_function():
+    def average_gradients(model):
+        if dist.get_rank() == 0:
+            dist.isend(torch.ones(3), 1)
+
+    judge("average_gradients", solutions.average_gradients)
+    before = on_ranks._pool().processes
+    assert len(before) == on_ranks.RANKS
+    assert judge("average_gradients", average_gradients).state == NOT_RIGHT
+    assert not on_ranks._pool().processes
+    outcome = judge("average_gradients", solutions.average_gradients)
+    assert outcome.state == CORRECT
+    assert not any(map(psutil.pid_exists, before))
+
+
+def test_the_ranks_are_shared_by_right_and_wrong_answers():
+    def wrong(model):
+        raise ValueError("no")
+
+    judge("average_gradients", solutions.average_gradients)
+    before = on_ranks._pool().processes
+    judge("weighted_average", solutions.weighted_average)
+    judge("average_gradients", wrong)
+    judge("accumulate_sharded", solutions.accumulate_sharded)
+    assert on_ranks._pool().processes == before
+
+
+def test_what_rank_0_prints_is_shown(capsys):
+    def average_gradients(model):
+        print("rank", dist.get_rank())
+        raise NotImplementedError
+
+    outcome = judge("average_gradients", average_gradients)
+    assert outcome.state == NOT_ATTEMPTED
+    assert capsys.readouterr().out == "rank 0\n"
+
+
+def test_an_interrupt_ends_the_ranks(monkeypatch):
+    judge("average_gradients", solutions.average_gradients)
+    before = on_ranks._pool().processes
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sharding.Ranks, "_collect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exercises.check_average_gradients(solutions.average_gradients)
+    assert not any(map(psutil.pid_exists, before))
+
+
+# What must be told apart, and what is right as well
+
+
+def test_seeds_and_modes_do_not_stay_in_the_ranks():
+    def average_gradients(model):
+        torch.set_default_dtype(torch.float16)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(7)
+        solutions.average_gradients(model)
+
+    for fn in (average_gradients, solutions.average_gradients):
+        assert judge("average_gradients", fn).state == CORRECT
+
+
+def test_other_right_answers():
+    def flat(model):
+        trained = [p for p in model.parameters() if p.grad is not None]
+        joined = torch.cat([p.grad.flatten() for p in trained])
+        dist.all_reduce(joined)
+        joined /= 2
+        parts = joined.split([p.numel() for p in trained])
+        for p, part in zip(trained, parts, strict=True):
+            p.grad = part.view_as(p)
+
+    def gathered(model):
+        for p in model.parameters():
+            if p.grad is not None:
+                parts = [torch.empty_like(p.grad) for _ in range(2)]
+                dist.all_gather(parts, p.grad)
+                p.grad = torch.stack(parts).mean(0)
+
+    def waiting(model):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for p in trained:
+            p.grad /= dist.get_world_size()
+        for work in [dist.all_reduce(p.grad, async_op=True) for p in trained]:
+            work.wait()
+
+    for answer in (flat, gathered, waiting):
+        assert judge("average_gradients", answer).state == CORRECT
+
+    def weighed(model, samples):
+        counts = [None, None]
+        dist.all_gather_object(counts, samples)
+        for p in model.parameters():
+            p.grad *= samples
+            dist.all_reduce(p.grad)
+            p.grad /= sum(counts)
+
+    assert judge("weighted_average", weighed).state == CORRECT
+
+    def decides_by_the_mean_loss(model, optimizer, x, y, average):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        average(loss.detach())
+        for p in model.parameters():
+            average(p.grad)
+        clip_grad_norm_(model.parameters(), 1.0)
+        if loss.isfinite():
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def leaves_out_together(model, optimizer, x, y, average):
+        loss = F.cross_entropy(model(x), y)
+        mean = loss.detach().clone()
+        average(mean)
+        if mean.isnan():
+            return
+        loss.backward()
+        for p in model.parameters():
+            average(p.grad)
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        model.zero_grad()
+
+    for answer in (decides_by_the_mean_loss, leaves_out_together):
+        assert judge("in_step", answer).state == CORRECT
+
+    def two_loops(model, optimizer, micro_batches):
+        count = len(micro_batches)
+        model.set_requires_gradient_sync(False)
+        for x, y in micro_batches[:-1]:
+            (F.cross_entropy(model(x), y) / count).backward()
+        model.set_requires_gradient_sync(True)
+        x, y = micro_batches[-1]
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        (loss / len(x) / count).backward()
+        optimizer.step()
+        model.zero_grad()
+
+    assert judge("accumulate_sharded", two_loops).state == CORRECT

@@ -1,0 +1,425 @@
+"""Checkpoints: read on any number of ranks, whole or not at all."""
+
+import json
+import re
+import shutil
+import zlib
+
+import pytest
+import sharding_workers as workers
+import torch
+import torch.distributed as dist
+from sharding_workers import build, everything, resume, step, train
+from torch import nn
+
+from membudget.sharding import (
+    CheckpointError,
+    Loaded,
+    RankError,
+    Ranks,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(),
+    reason="this PyTorch has no gloo",
+)
+
+LAST = 3  # the newest checkpoint of `run`
+INTERRUPTIONS = [  # which step is saved, where it ends, on which rank, how
+    (LAST + 1, "before", 1, "raise"),
+    (LAST, "before", 0, "kill"),
+    (LAST + 1, "writing", 1, "kill"),
+    (LAST, "writing", 1, "raise"),
+    (LAST, "after", 0, "raise"),
+    (LAST, "manifest", 0, "kill"),
+    (LAST + 1, "manifest", 0, "kill"),
+]
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """One for each number of ranks, started when it is needed."""
+    found = {}
+
+    def pool(ranks):
+        return found.setdefault(ranks, Ranks(ranks, deadline=120))
+
+    yield pool
+    for pool in found.values():
+        pool.kill()
+
+
+@pytest.fixture(scope="module")
+def run(pools, tmp_path_factory):
+    """Saved on 4 ranks: where, and everything after each step."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, pools(4).run(train, str(folder), LAST + 2)[0]
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """Of the checkpoints, to damage."""
+    return shutil.copytree(run[0], tmp_path / "copy"), run[1]
+
+
+def alike(found, expected):
+    """Bit by bit."""
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], value)
+        if torch.is_tensor(value)
+        else found[name] == value
+        for name, value in expected.items()
+    )
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def checkpoint(folder, number=LAST):
+    return folder / f"step-{number:08d}"
+
+
+def says(text):
+    """The whole message, literally."""
+    return f"^{re.escape(text)}$"
+
+
+# Round trips -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_saved_on_four_ranks_and_loaded_on_any_number(run, pools, ranks):
+    """The optimizer, too: the next step is the same."""
+    folder, after = run
+    for loaded, found, then in pools(ranks).run(resume, str(folder)):
+        assert loaded == Loaded(LAST)
+        assert alike(found, after[LAST])
+        assert alike(then, after[LAST + 1])
+    assert not alike(after[LAST], after[LAST - 1])
+
+
+def test_loaded_in_a_plain_process(run, recwarn):
+    folder, after = run
+    assert not dist.is_initialized()
+    loaded, found, then = resume(folder)
+    assert loaded == Loaded(LAST)
+    assert alike(found, after[LAST]) and alike(then, after[LAST + 1])
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])
+def test_saved_in_a_plain_process(tmp_path, pools, optimizer):
+    after = train(tmp_path, 3, optimizer=optimizer)
+    assert alike(resume(tmp_path, optimizer)[2], after[2])
+    for _, found, then in pools(3).run(resume, str(tmp_path), optimizer):
+        assert alike(found, after[1]) and alike(then, after[2])
+
+
+def test_the_newest_ones_are_kept(run, tmp_path):
+    assert names(run[0]) == ["step-00000002", "step-00000003"]
+    train(tmp_path / "made" / "on demand", 6, keep=3)
+    assert names(tmp_path / "made" / "on demand") == [
+        f"step-{i:08d}" for i in (2, 3, 4)
+    ]
+
+
+def test_what_was_saved_just_now_is_kept(copy):
+    """Also after a return to an earlier step."""
+    folder, after = copy
+    model, optimizer = build()
+    path = save_checkpoint(folder, 1, model, optimizer, keep=1)
+    assert path == checkpoint(folder, 1)
+    assert names(folder) == [f"step-{i:08d}" for i in (1, 2, 3)]
+    save_checkpoint(str(folder), 3, model, optimizer, keep=1)
+    assert names(folder) == ["step-00000003"]
+    assert alike(resume(folder)[1] | after[0], after[0] | resume(folder)[1])
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    model, optimizer = build()
+    for number in (99_999_999, 100_000_000):
+        save_checkpoint(tmp_path, number, model, optimizer)
+    model, optimizer = build()
+    assert load_checkpoint(tmp_path, model, optimizer) == Loaded(100_000_000)
+
+
+def test_other_files_in_the_folder(copy):
+    folder, _ = copy
+    (folder / "step-notes.txt").write_text("mine")
+    (folder / "step-best").mkdir()
+    (folder / "step-00000009").write_text("a file")
+    assert resume(folder)[0] == Loaded(LAST)
+    save_checkpoint(folder, LAST + 1, *build(), keep=1)
+    assert names(folder) == [
+        *("step-00000004", "step-00000009", "step-best", "step-notes.txt"),
+    ]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])
+def test_saving_before_the_first_step_changes_nothing(tmp_path, optimizer):
+    """PyTorch makes the states by a step, and counts it."""
+    expected = build(optimizer)
+    saved = build(optimizer)
+    for p in saved[0].parameters():
+        p.grad = torch.ones_like(p)  # not saved, and not touched
+    save_checkpoint(tmp_path, 0, *saved)
+    assert alike(everything(*saved), everything(*expected))
+    assert all(bool((p.grad == 1).all()) for p in saved[0].parameters())
+    step(*expected)
+    step(*saved)
+    assert alike(everything(*saved), everything(*expected))
+    assert alike(resume(tmp_path, optimizer)[2], everything(*expected))
+
+
+def test_gradients_that_are_there_when_a_checkpoint_is_loaded(run):
+    folder, after = run
+    model, optimizer = build(seed=1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    load_checkpoint(folder, model, optimizer)
+    assert alike(everything(model, optimizer), after[LAST])
+
+
+# Nothing there, or of another model --------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_no_checkpoint_yet(tmp_path, pools, ranks):
+    for folder in (tmp_path, tmp_path / "missing"):
+        load = pools(ranks).run if ranks else lambda f, *a: [f(*a)]
+        fresh = load(untouched, str(folder))
+        for loaded, same in fresh:
+            assert loaded == Loaded(None) and same
+
+
+def untouched(folder):
+    """Loaded, and whether the model and the optimizer stayed as they were."""
+    model, optimizer = build()
+    before = everything(model, optimizer)
+    loaded = load_checkpoint(folder, model, optimizer)
+    return loaded, alike(everything(model, optimizer), before)
+
+
+def test_a_checkpoint_of_other_shapes(run, pools):
+    folder, _ = run
+    path = checkpoint(folder)
+    for found in (
+        workers.refused(str(folder), widths=(7, 6, 3)),
+        *pools(2).run(workers.refused, str(folder), widths=(7, 6, 3)),
+    ):
+        message, before, after = found
+        assert message == (
+            f"{path} is the checkpoint of another model, 7 tensors differ: "
+            "0.bias is (5,) in the checkpoint and (6,) in the model; "
+            "0.weight is (5, 7) in the checkpoint and (6, 7) in the model; "
+            "1.bias is (5,) in the checkpoint and (6,) in the model. Build "
+            "the model with the sizes it was saved with, or use another "
+            "folder"
+        )
+        assert alike(after, before)
+
+
+def test_a_checkpoint_of_other_names(tmp_path):
+    def sgd(model):
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    save_checkpoint(tmp_path, 1, *sgd(nn.Sequential(nn.Linear(2, 2))))
+    model, optimizer = sgd(nn.Linear(2, 2))
+    before = everything(model, optimizer)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path, model, optimizer)
+    text = str(caught.value)
+    assert "another model, 4 tensors differ" in text
+    assert "0.bias is (2,) in the checkpoint and missing in the model" in text
+    assert "bias is missing in the checkpoint and (2,) in the model" in text
+    assert alike(everything(model, optimizer), before)
+
+
+def test_a_checkpoint_of_another_optimizer(run):
+    with pytest.raises(CheckpointError, match=r"momentum_buffer"):
+        resume(run[0], "momentum")
+
+
+# Damage ------------------------------------------------------------------
+
+
+def shards(folder):
+    return sorted(checkpoint(folder).glob("*.distcp"))
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def one_bit(file, model):
+    """In the middle of a parameter: PyTorch would read it."""
+    content = bytearray(file.read_bytes())
+    first = content.find(next(model.parameters()).detach().numpy().tobytes())
+    assert first > 0
+    content[first + 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "a file cut short": (
+        lambda folder: cut(shards(folder)[1]),
+        r"__1_0\.distcp has \d+ of \d+ bytes",
+    ),
+    "an empty file": (
+        lambda folder: shards(folder)[0].write_bytes(b""),
+        r"__0_0\.distcp has 0 of \d+ bytes",
+    ),
+    "a file too long": (
+        lambda folder: shards(folder)[0].open("ab").write(b"x"),
+        r"__0_0\.distcp has \d+ of \d+ bytes",
+    ),
+    "a file that is missing": (
+        lambda folder: shards(folder)[2].unlink(),
+        r"__2_0\.distcp is missing",
+    ),
+    "the metadata are missing": (
+        lambda folder: (checkpoint(folder) / ".metadata").unlink(),
+        r"\.metadata is missing",
+    ),
+    "overwritten metadata": (
+        lambda folder: overwrite(checkpoint(folder) / ".metadata"),
+        r"\.metadata is not what was written",
+    ),
+    "overwritten bytes": (
+        lambda folder: overwrite(shards(folder)[0]),
+        r"__0_0\.distcp is not what was written",
+    ),
+    "no manifest": (
+        lambda folder: (checkpoint(folder) / "complete.json").unlink(),
+        r"complete\.json is missing or cut short",
+    ),
+    "a manifest cut short": (
+        lambda folder: cut(checkpoint(folder) / "complete.json"),
+        r"complete\.json is missing or cut short",
+    ),
+    "an empty folder": (
+        lambda folder: [f.unlink() for f in checkpoint(folder).iterdir()],
+        r"complete\.json is missing or cut short",
+    ),
+}
+
+
+def overwrite(file):
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_one_before_is_used(copy, kind):
+    folder, after = copy
+    damage, reason = DAMAGE[kind]
+    damage(folder)
+    loaded, found, _ = resume(folder)
+    assert loaded.step == LAST - 1
+    assert re.fullmatch(rf"step-00000003: {reason}", *loaded.skipped)
+    assert alike(found, after[LAST - 1])
+    # The run goes on, and saves the same step again.
+    save_checkpoint(folder, LAST, *build(seed=1))
+    assert resume(folder)[0] == Loaded(LAST)
+
+
+def test_the_one_before_is_used_on_ranks(copy, pools):
+    folder, after = copy
+    overwrite(shards(folder)[0])
+    for loaded, found, _ in pools(2).run(resume, str(folder)):
+        assert loaded.step == LAST - 1 and len(loaded.skipped) == 1
+        assert alike(found, after[LAST - 1])
+
+
+def test_a_single_bit(tmp_path):
+    saved = build()
+    for number in (1, 2):
+        path = save_checkpoint(tmp_path, number, *saved)
+    one_bit(path / "__0_0.distcp", saved[0])
+    loaded = resume(tmp_path)[0]
+    assert loaded.step == 1
+    assert loaded.skipped == (
+        "step-00000002: __0_0.distcp is not what was written",
+    )
+
+
+def test_what_pytorch_cannot_read(copy):
+    """Whole by the manifest, but of another format, say."""
+    folder, after = copy
+    for file in (checkpoint(folder) / ".metadata", shards(folder)[0]):
+        again = shutil.copytree(folder, folder.parent / f"with {file.name}")
+        file = checkpoint(again) / file.name
+        overwrite(file)
+        manifest = checkpoint(again) / "complete.json"
+        files = json.loads(manifest.read_text())
+        size = file.stat().st_size
+        files[file.name] = [size, zlib.crc32(b"x" * size)]
+        manifest.write_text(json.dumps(files))
+        loaded, found, _ = resume(again)
+        assert loaded.step == LAST - 1
+        assert loaded.skipped[0].startswith("step-00000003: ")
+        assert "Error" in loaded.skipped[0]
+        assert "\n" not in loaded.skipped[0]
+        assert alike(found, after[LAST - 1])
+
+
+def test_none_that_can_be_read(copy, pools):
+    folder, _ = copy
+    cut(shards(folder)[0])
+    (checkpoint(folder, LAST - 1) / "complete.json").unlink()
+    pattern = (
+        rf"no checkpoint in {re.escape(str(folder))} can be read: "
+        r"step-00000003: __0_0\.distcp has \d+ of \d+ bytes; "
+        r"step-00000002: complete\.json is missing or cut short\. Start "
+        r"without --resume, or from another folder"
+    )
+    with pytest.raises(CheckpointError, match=f"^{pattern}$"):
+        resume(folder)
+    with pytest.raises(RankError, match=f"CheckpointError: {pattern}"):
+        pools(2).run(resume, str(folder))
+
+
+# A crash while a checkpoint is saved -------------------------------------
+
+
+@pytest.mark.parametrize(("number", "where", "rank", "how"), INTERRUPTIONS)
+def test_a_crash_leaves_the_ones_before(copy, pools, number, where, rank, how):
+    """Also one while the same step is saved again."""
+    folder, after = copy
+    with pytest.raises(RankError) as caught:
+        pools(2).run(
+            workers.interrupted, str(folder), number, where, rank, how
+        )
+    if how == "kill":
+        assert caught.value.rank == rank
+    assert f"saving-{number:08d}" in names(folder) or where == "before"
+    loaded, found, _ = resume(folder)
+    assert loaded == Loaded(LAST)
+    assert alike(found, after[LAST])
+    pools(2).run(workers.interrupted, str(folder), LAST + 1, "", 0, "")
+    assert names(folder) == ["step-00000003", "step-00000004"]
+    loaded, found, _ = resume(folder)
+    assert loaded == Loaded(LAST + 1)
+    assert alike(found, after[LAST + 1])
+
+
+# What cannot be ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "keep", "message"),
+    [
+        (-1, 2, "step is -1: use a whole number of at least 0"),
+        (1.0, 2, "step is 1.0: use a whole number of at least 0"),
+        (True, 2, "step is True: use a whole number of at least 0"),
+        ("1", 2, "step is '1': use a whole number of at least 0"),
+        (1, 0, "keep is 0: use a whole number of at least 1"),
+        (1, None, "keep is None: use a whole number of at least 1"),
+    ],
+)
+def test_numbers_that_cannot_be(tmp_path, step, keep, message):
+    with pytest.raises(ValueError, match=says(message)):
+        save_checkpoint(tmp_path, step, *build(), keep=keep)
+    assert names(tmp_path) == []

@@ -1,0 +1,216 @@
+"""Scripts under ``torchrun``: few starts, for each takes seconds."""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import processes
+import pytest
+import torch.distributed as dist
+
+from membudget.sharding import launching, torchrun
+
+SCRIPT = Path(__file__).with_name("torchrun_script.py")
+DEADLINE = 120  # seconds; each takes about 5
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available()
+    or not dist.is_gloo_available()
+    or not sys.platform.startswith("linux"),
+    reason="this PyTorch has no gloo, or processes cannot be counted",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def mark():
+    """In the environment of all processes that these tests start."""
+    name = f"TORCHRUN_TEST_{os.getpid()}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, "1")
+        # Where it is set, a line and its end are two pieces.
+        patch.setenv("PYTHONUNBUFFERED", "1")
+        yield name
+        for number in processes.marked(name):
+            os.kill(number, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left(mark):
+    """Agents and ranks, which have sessions of their own."""
+    yield
+    assert processes.marked(mark) == []
+    readers = threading.enumerate()
+    assert [t for t in readers if t.name.endswith("(read)")] == []
+
+
+class Shown:
+    """The lines, and in which thread they came."""
+
+    def __init__(self, then=None):
+        self.said, self.threads, self.then = [], set(), then
+
+    def __call__(self, line):
+        self.said.append(json.loads(line))
+        self.threads.add(threading.get_ident())
+        if len(self.said) == 2 and self.then:
+            self.then()
+
+    @property
+    def numbers(self):
+        return [said["pid"] for said in self.said]
+
+
+@pytest.fixture(scope="module")
+def two_nodes(mark, tmp_path_factory):
+    """Two agents with two ranks each; one is killed, all start again."""
+    show, sign = Shown(), tmp_path_factory.mktemp("torchrun") / "killed"
+    done = torchrun(
+        *(SCRIPT, "results", sign),
+        ranks=2,
+        nodes=2,
+        restarts=1,
+        deadline=DEADLINE,
+        show=show,
+    )
+    assert sign.exists()
+    return done, show
+
+
+def test_the_lines_are_shown_in_the_calling_thread(two_nodes):
+    done, show = two_nodes
+    assert done.code == 0
+    assert list(map(json.loads, done.lines)) == show.said
+    assert show.threads == {threading.get_ident()}
+
+
+def test_two_nodes_are_one_group(two_nodes):
+    said = sorted(two_nodes[1].said, key=lambda said: said["rank"])
+    assert [s["rank"] for s in said] == [0, 1, 2, 3]
+    assert sorted(s["local"] for s in said) == ["0", "0", "1", "1"]
+    assert {s["world"] for s in said} == {"4"}
+    assert {s["threads"] for s in said} == {"1"}
+
+
+def test_launch_joins_the_group_and_has_the_results_of_all(two_nodes):
+    for said in two_nodes[1].said:
+        everyone = [[rank, 4] for rank in range(4)]
+        assert said["found"] == said["again"] == everyone
+
+
+def test_launch_refuses_another_number_of_ranks(two_nodes):
+    for said in two_nodes[1].said:
+        assert said["refused"] == (
+            "ranks is 99, but torchrun started 4: use its --nproc-per-node, "
+            "or leave ranks out"
+        )
+
+
+def test_all_start_again_after_one_was_killed(two_nodes):
+    assert any("exitcode: -9" in line for line in two_nodes[0].errors)
+
+
+def test_one_node_fails_and_the_other_one_waits():
+    """It is a failure, not a deadline, and the message is that node's."""
+    show = Shown()
+    with pytest.raises(RuntimeError) as caught:
+        torchrun(
+            *(SCRIPT, "failure"),
+            ranks=1,
+            nodes=2,
+            deadline=DEADLINE,
+            show=show,
+        )
+    message = str(caught.value)
+    assert message.startswith("torchrun_script.py failed with exit code 1:\n")
+    assert "\nValueError: boom\n" in message
+    assert 'raise ValueError("boom")' in message
+    assert len(show.numbers) == 2
+    assert not any(map(processes.alive, show.numbers))
+
+
+def test_a_script_that_does_not_end(monkeypatch):
+    """The deadline passes when both ranks are there."""
+    clock = SimpleNamespace(**vars(launching.time))
+    monkeypatch.setattr(launching, "time", clock)
+    real = clock.monotonic
+
+    def pass_by():
+        clock.monotonic = lambda: real() + 2 * DEADLINE
+
+    show = Shown(then=pass_by)
+    with pytest.raises(TimeoutError) as caught:
+        torchrun(SCRIPT, "wait", ranks=2, deadline=DEADLINE, show=show)
+    message = str(caught.value)
+    assert message.startswith(
+        f"torchrun_script.py did not end within {DEADLINE} s: give it a "
+        "longer deadline, or see where it waits. It wrote:\n"
+    )
+    assert all(f'"pid": {number}' in message for number in show.numbers)
+    assert not any(map(processes.alive, show.numbers))
+
+
+def test_an_agent_that_is_killed():
+    """Its ranks outlive it, and hold its output open."""
+
+    def kill():
+        os.kill(show.said[0]["agent"], signal.SIGKILL)
+
+    show = Shown(then=kill)
+    done = torchrun(
+        *(SCRIPT, "wait"),
+        ranks=2,
+        deadline=DEADLINE,
+        show=show,
+        check=False,
+    )
+    assert done.code == -9
+    assert len(done.lines) == len(show.numbers) == 2
+    assert not any(map(processes.alive, show.numbers))
+
+
+def test_a_deadline_before_the_ranks_are_there():
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+        torchrun(SCRIPT, "wait", ranks=2, deadline=0.01)
+
+
+def test_an_error_in_show(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('here')")
+
+    def show(line):
+        raise ZeroDivisionError(line)
+
+    with pytest.raises(ZeroDivisionError, match=r"^here$"):
+        torchrun(script, ranks=1, deadline=DEADLINE, show=show)
+
+
+def test_a_script_that_is_missing(tmp_path):
+    for path in (tmp_path / "none.py", tmp_path):
+        message = f"there is no script {path}: give the path of a Python file"
+        with pytest.raises(FileNotFoundError, match=re.escape(message)):
+            torchrun(path, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "least"),
+    [
+        *[("ranks", bad, 1) for bad in (0, -1, True, 2.0, "2")],
+        *[("nodes", bad, 1) for bad in (0, 1.5)],
+        *[("restarts", bad, 0) for bad in (-1, True)],
+    ],
+)
+def test_numbers_that_cannot_be(name, bad, least):
+    message = f"{name} is {bad!r}: use a whole number of at least {least}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        torchrun(SCRIPT, **{"ranks": 2, name: bad})
+
+
+@pytest.mark.parametrize("deadline", [0, -1, True, float("inf"), "60"])
+def test_deadlines_that_cannot_be(deadline):
+    with pytest.raises(ValueError, match=f"^deadline is {deadline!r}: use"):
+        torchrun(SCRIPT, ranks=2, deadline=deadline)
