@@ -415,7 +415,7 @@ class Ranks:
 
     def _wait_for_dumps(self, late: list[int]) -> None:
         """Until each rank wrote where it is; a busy machine takes its time."""
-        end = time.monotonic() + 5 * GRACE
+        end = time.monotonic() + 2 * GRACE
         while time.monotonic() < end and not all(
             DUMPED in _tail(self._processes[rank]) for rank in late
         ):
