@@ -10,7 +10,8 @@ and a run that resumes from a checkpoint goes on where it was.
 
 Rank 0 prints a JSON line for each step, with ``step`` and ``loss``. At the
 end every rank prints one, with its ``rank``, ``parameter_bytes``,
-``gradient_bytes`` and ``optimizer_bytes``, and a ``digest`` of its weights.
+``gradient_bytes`` and ``optimizer_bytes``, on a GPU the ``peak_bytes`` of the
+steps, and a ``digest`` of the whole model's weights, the same on all ranks.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -36,6 +39,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget.data import text
 from membudget.models import GPT
 from membudget.sharding import (
+    CheckpointError,
     held_states,
     joined,
     load_checkpoint,
@@ -49,10 +53,12 @@ SIZES = {  # the model, and the sequences of a batch over all ranks
 }
 
 
-def options() -> argparse.Namespace:
-    """What to do, from the command line."""
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What to do, from the command line; wrong options end the program."""
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="fsdp_train.py",
+        description=__doc__.splitlines()[0],
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--size", choices=SIZES, default="tiny")
@@ -63,35 +69,41 @@ def options() -> argparse.Namespace:
     add("--recompute", action="store_true", help="checkpoint activations")
     add("--mixed", action="store_true", help="gather and compute in bf16")
     add("--offload", action="store_true", help="shards live in CPU memory")
+    add("--cpu", action="store_true", help="even where there are GPUs")
     add("--checkpoint-dir", help="where the state is saved")
     add("--save-every", type=int, default=2, help="steps")
     add("--resume", action="store_true", help="from the last checkpoint")
     add("--die", metavar="RANK:STEP", help="kill a rank, to see what happens")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     for name in ("steps", "accumulate", "save_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if args.resume and not args.checkpoint_dir:
         parser.error("--resume needs --checkpoint-dir")
-    args.ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if args.die:
+        try:
+            rank, step = map(int, args.die.split(":"))
+        except ValueError:
+            parser.error(f"--die is {args.die!r}: write RANK:STEP, as 1:3")
+        args.die = rank, step
+    args.sharded = "RANK" in os.environ  # torchrun sets it
     args.rank = int(os.environ.get("RANK", 0))
-    batch = SIZES[args.size][1]
-    if batch % (args.ranks * args.accumulate):
+    args.ranks = int(os.environ.get("WORLD_SIZE", 1))
+    sequences = SIZES[args.size][1]
+    if sequences % (args.ranks * args.accumulate):
         parser.error(
-            f"the batch of {batch} sequences cannot be split evenly among "
-            f"{args.ranks} ranks x {args.accumulate} micro-batches: their "
-            "product must divide it"
+            f"the batch of {sequences} sequences cannot be split evenly "
+            f"among {args.ranks} ranks x {args.accumulate} micro-batches: "
+            "their product must divide it"
         )
     local = int(os.environ.get("LOCAL_RANK", 0))
-    each_has_one = torch.cuda.device_count() >= int(
-        os.environ.get("LOCAL_WORLD_SIZE", 1)
-    )
-    args.device = torch.device(f"cuda:{local}" if each_has_one else "cpu")
-    if (args.mixed or args.offload) and "RANK" not in os.environ:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpu = not args.cpu and torch.cuda.device_count() >= here
+    args.device = torch.device(f"cuda:{local}" if gpu else "cpu")
+    if (args.mixed or args.offload) and not args.sharded:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
-    if args.offload and args.device.type == "cpu":
+    if args.offload and not gpu:
         parser.error("--offload needs a GPU for each rank")
-    args.die = tuple(map(int, args.die.split(":"))) if args.die else None
     return args
 
 
@@ -101,98 +113,138 @@ def build(args: argparse.Namespace) -> GPT:
     shape, _ = SIZES[args.size]
     model = GPT(**shape).to(args.device)
     if args.recompute:
-        for block in model.blocks:
-            plain = block.forward
-            block.forward = lambda x, plain=plain: checkpoint(
-                plain, x, use_reentrant=False
-            )
-    if dist.is_initialized():
-        policies = {}
-        if args.mixed:
-            policies["mp_policy"] = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-            )
-        if args.offload:
-            policies["offload_policy"] = CPUOffloadPolicy()
-        mesh = init_device_mesh(args.device.type, (args.ranks,))
-        for module in [*model.blocks, model]:
-            fully_shard(
-                module,
-                mesh=mesh,
-                reshard_after_forward=args.stage == 3,
-                **policies,
-            )
+        recompute(model.blocks)
+    if args.sharded:
+        shard(model, args)
     return model
 
 
-def batch(data: torch.Tensor, step: int, args: argparse.Namespace):
-    """This rank's micro-batches of a step: inputs and targets."""
+def recompute(blocks: Iterable[nn.Module]) -> None:
+    """Make each block forget its activations and compute them again."""
+    for block in blocks:
+        plain = block.forward
+        block.forward = lambda x, plain=plain: checkpoint(
+            plain, x, use_reentrant=False
+        )
+
+
+def shard(model: GPT, args: argparse.Namespace) -> None:
+    """Every block is gathered on its own, the rest with the model."""
+    policies = {}
+    if args.mixed:
+        policies["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        )
+    if args.offload:
+        policies["offload_policy"] = CPUOffloadPolicy()
+    mesh = init_device_mesh(args.device.type, (args.ranks,))
+    for module in [*model.blocks, model]:
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=args.stage == 3,
+            **policies,
+        )
+
+
+def micro_batches(
+    data: torch.Tensor, step: int, args: argparse.Namespace
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's share of a step's batch: inputs and targets."""
     shape, sequences = SIZES[args.size]
-    generator = torch.Generator().manual_seed(step)
     length = shape["context"]
     starts = torch.randint(
-        len(data) - length, (sequences,), generator=generator
-    )
-    rows = torch.stack([data[s : s + length + 1] for s in starts.tolist()])
+        len(data) - length,
+        (sequences,),
+        generator=torch.Generator().manual_seed(step),
+    ).tolist()
+    rows = torch.stack([data[s : s + length + 1] for s in starts])
     own = rows.chunk(args.ranks)[args.rank].to(args.device)
     for part in own.chunk(args.accumulate):
         yield part[:, :-1], part[:, 1:]
+
+
+def train_step(
+    model: GPT,
+    optimizer: torch.optim.Optimizer,
+    data: torch.Tensor,
+    step: int,
+    args: argparse.Namespace,
+) -> float:
+    """One optimizer step; the mean loss of the whole batch."""
+    optimizer.zero_grad()
+    mean = torch.zeros((), device=args.device)
+    parts = micro_batches(data, step, args)
+    for number, (x, y) in enumerate(parts, start=1):
+        if args.sharded and args.synchronise == "last":
+            model.set_requires_gradient_sync(number == args.accumulate)
+        logits = model(x).float()  # bf16 under --mixed
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        die_if_told(step, args)
+        (loss / args.accumulate).backward()
+        mean += loss.detach() / args.accumulate
+    optimizer.step()
+    if args.sharded:
+        dist.all_reduce(mean)
+    return mean.item() / args.ranks
 
 
 def train(args: argparse.Namespace) -> None:
     """All steps, and what each rank holds at the end."""
     model = build(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    sharded = dist.is_initialized()
     first = 0
     if args.resume:
         loaded = load_checkpoint(args.checkpoint_dir, model, optimizer)
         first = loaded.step or 0
         if args.rank == 0:
-            print(f"begin at step {first}", *loaded.skipped, file=sys.stderr)
+            for problem in loaded.skipped:
+                print(f"skipped {problem}", file=sys.stderr)
+            print(f"begin at step {first}", file=sys.stderr, flush=True)
     data = text()
     for step in range(first, args.steps):
-        optimizer.zero_grad()
-        mean = torch.zeros((), device=args.device)
-        for i, (x, y) in enumerate(batch(data, step, args), start=1):
-            if sharded and args.synchronise == "last":
-                model.set_requires_gradient_sync(i == args.accumulate)
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            if args.die == (args.rank, step) and first_attempt():
-                os.kill(os.getpid(), signal.SIGKILL)
-            (loss / args.accumulate).backward()
-            mean += loss.detach() / args.accumulate
-        optimizer.step()
-        if sharded:
-            dist.all_reduce(mean)
+        loss = train_step(model, optimizer, data, step, args)
         if args.rank == 0:
-            say(step=step, loss=mean.item() / args.ranks)
+            say(step=step, loss=loss)
         done = step + 1
         if args.checkpoint_dir and (
             done % args.save_every == 0 or done == args.steps
         ):
             save_checkpoint(args.checkpoint_dir, done, model, optimizer)
+    report(model, optimizer, args)
+
+
+def report(
+    model: GPT, optimizer: torch.optim.Optimizer, args: argparse.Namespace
+) -> None:
+    """What this rank holds: bytes of its shards, wherever they live."""
     held = held_states(model, optimizer)
-    say(
-        rank=args.rank,
-        parameter_bytes=held.parameters,
-        gradient_bytes=held.gradients,
-        optimizer_bytes=held.optimizer,
-        digest=digest(model),
-    )
+    found = {
+        "parameter_bytes": held.parameters,
+        "gradient_bytes": held.gradients,
+        "optimizer_bytes": held.optimizer,
+    }
+    if args.device.type == "cuda":
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    say(rank=args.rank, **found, digest=digest(model, args))
 
 
-def first_attempt() -> bool:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-
-
-def digest(model: torch.nn.Module) -> str:
-    """Of this rank's weights: equal if and only if they are."""
+def digest(model: GPT, args: argparse.Namespace) -> str:
+    """Of all weights: equal if and only if they are, to the last bit."""
     found = hashlib.sha256()
     for p in model.parameters():
-        own = p.to_local() if isinstance(p, DTensor) else p
-        found.update(own.detach().cpu().contiguous().numpy().tobytes())
+        whole = p.detach().to(args.device)
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()  # one at a time; all ranks call it
+        found.update(whole.cpu().numpy().tobytes())
     return found.hexdigest()[:16]
+
+
+def die_if_told(step: int, args: argparse.Namespace) -> None:
+    """What a crash does, once: this process is gone in the middle."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if args.die == (args.rank, step) and attempt == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def say(**values: object) -> None:
@@ -203,5 +255,9 @@ def say(**values: object) -> None:
 
 if __name__ == "__main__":
     arguments = options()
-    with joined() if "RANK" in os.environ else nullcontext():
-        train(arguments)
+    try:
+        with joined() if arguments.sharded else nullcontext():
+            train(arguments)
+    except CheckpointError as error:
+        print(f"fsdp_train.py: error: {error}", file=sys.stderr)
+        sys.exit(2)

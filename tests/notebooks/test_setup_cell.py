@@ -107,3 +107,10 @@ def test_a_chapter_runs_with_nothing_but_itself(colab, clone, tmp_path):
     done = run(colab, tmp_path, path, clone)
     assert done.returncode == 0, done.stderr
     assert (site_packages(colab) / "membudget").is_dir()
+    # The script of the lab on FSDP came along.
+    ask = (
+        "from membudget.sharding import training_script as path\n"
+        "print(path().read_text(), end='')"
+    )
+    got = subprocess.check_output([colab, "-c", ask], cwd=tmp_path, text=True)
+    assert got == (ROOT / "labs/fsdp_train.py").read_text()

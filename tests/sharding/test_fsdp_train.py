@@ -1,0 +1,377 @@
+"""The training script of the lab: what it prints, and what it survives."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+from fsdp_train_workers import (
+    fsdp_train,
+    gathered,
+    main,
+    one_step,
+)
+
+from membudget.models import GPT
+from membudget.sharding import (
+    RankError,
+    Ranks,
+    fsdp_traffic,
+    rank_states,
+    torchrun,
+    training_script,
+    units_of,
+)
+
+ROUNDING = 2.0**-20
+"""How far losses may be apart whose sums were added in another order."""
+
+STEPS = 4
+CPU = ("--cpu", "--steps", str(STEPS))
+
+
+class Printed:
+    """The lines of a run: losses, last lines of the ranks, and the rest."""
+
+    def __init__(self, lines):
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        self.steps = [f["step"] for f in found if "step" in f]
+        self.losses = [f["loss"] for f in found if "step" in f]
+        last = [f for f in found if "rank" in f]
+        self.ranks = sorted(last, key=lambda f: f["rank"])
+        self.digests = {f["digest"] for f in last}
+        self.other = [line for line in lines if not line.startswith("{")]
+
+
+def alone(*options):
+    """The script's functions in this process, without any ranks."""
+    with redirect_stdout(io.StringIO()) as printed:
+        fsdp_train.train(fsdp_train.options([*CPU, *map(str, options)]))
+    return Printed(printed.getvalue().splitlines())
+
+
+def on(pool, *options):
+    """The same on ranks that wait."""
+    lines = []
+    pool.show = lambda rank, line: lines.append(line)
+    pool.run(main, *CPU, *map(str, options))
+    return Printed(lines)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return alone()
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Two ranks and four, for the whole module."""
+    found = {n: Ranks(n, backend="gloo") for n in (2, 4)}
+    yield found
+    for pool in found.values():
+        pool.kill()
+
+
+@pytest.fixture(scope="module")
+def pair(pools):
+    """The undisturbed run on two ranks."""
+    return on(pools[2])
+
+
+def units():
+    model = GPT(**fsdp_train.SIZES["tiny"][0])
+    return units_of(model, model.blocks)
+
+
+def close(ours, theirs):
+    pairs = zip(ours, theirs, strict=True)
+    return all(abs(a - b) <= ROUNDING * b for a, b in pairs)
+
+
+def sizes(line):
+    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    return [line[name] for name in names]
+
+
+def paper(ranks, rank):
+    held = rank_states(units(), ranks, rank)
+    return [held.parameters, held.gradients, held.optimizer]
+
+
+def test_the_interface_in_one_process(single):
+    assert single.steps == list(range(STEPS))
+    assert single.losses[-1] < single.losses[0] - 0.3
+    (line,) = single.ranks
+    assert set(line) == {
+        "rank",
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_bytes",
+        "digest",
+    }
+    assert line["rank"] == 0
+    assert sizes(line) == paper(1, 0)
+    assert single.other == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, ()),
+        (4, ("--stage", 2)),
+        (2, ("--accumulate", 3)),
+        (2, ("--accumulate", 3, "--synchronise", "each", "--stage", 2)),
+    ],
+    ids=str,
+)
+def test_ranks_learn_what_one_process_does(pools, single, ranks, options):
+    run = on(pools[ranks], *options)
+    assert run.steps == single.steps
+    assert close(run.losses, single.losses)
+    assert [line["rank"] for line in run.ranks] == list(range(ranks))
+    for rank, line in enumerate(run.ranks):
+        assert sizes(line) == paper(ranks, rank)
+    assert len(run.digests) == 1
+    assert run.other == []
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("synchronise", ["each", "last"])
+def test_the_gradient_and_the_traffic(pools, stage, synchronise):
+    """AdamW does not see the size of a gradient, so the losses do not."""
+    one, _ = one_step(*CPU)
+    options = ("--accumulate", "3", "--synchronise", synchronise)
+    many, traffic = pools[2].run(
+        one_step, *CPU, *options, "--stage", str(stage)
+    )[1]
+    assert (many - one).norm() <= 1e-5 * one.norm()
+    expected = fsdp_traffic(
+        units(),
+        2,
+        f"zero-{stage}",
+        accumulation_steps=3,
+        synchronise_last=synchronise == "last",
+    )
+    for kind in ("all-gather", "reduce-scatter"):
+        assert traffic[kind] == expected[kind]
+
+
+def test_the_ranks_share_the_batch_of_a_step(monkeypatch):
+    def drawn(step, rank, ranks, *options):
+        with monkeypatch.context() as patch:
+            patch.setenv("RANK", str(rank))
+            patch.setenv("WORLD_SIZE", str(ranks))
+            args = fsdp_train.options([*CPU, *options])
+        parts = fsdp_train.micro_batches(fsdp_train.text(), step, args)
+        return torch.cat([torch.cat([x, y[:, -1:]], 1) for x, y in parts])
+
+    whole = drawn(0, 0, 1)
+    assert whole.shape == (24, 65)
+    assert torch.equal(whole, torch.cat([drawn(0, r, 4) for r in range(4)]))
+    assert torch.equal(drawn(0, 1, 2), drawn(0, 1, 2, "--accumulate", "3"))
+    assert not torch.equal(whole, drawn(1, 0, 1))
+
+
+def test_the_stage_and_recomputation_change_no_bit(pools, pair):
+    assert on(pools[2], "--stage", 2).digests == pair.digests
+    assert on(pools[2], "--recompute").digests == pair.digests
+
+
+def test_uneven_shards(single):
+    with Ranks(3, backend="gloo") as pool:
+        run = on(pool, "--steps", 2)
+    assert close(run.losses, single.losses[:2])
+    assert [sizes(line) for line in run.ranks] == [
+        paper(3, rank) for rank in range(3)
+    ]
+    assert len({tuple(sizes(line)) for line in run.ranks}) == 2
+
+
+def test_mixed_precision_learns_nearly_the_same(pools, single):
+    run = on(pools[2], "--mixed")
+    assert not close(run.losses, single.losses)
+    pairs = zip(run.losses, single.losses, strict=True)
+    assert all(abs(a - b) < 0.01 for a, b in pairs)
+    assert [sizes(line) for line in run.ranks] == [paper(2, 0), paper(2, 1)]
+
+
+def test_the_digest_is_of_all_weights(pools, pair):
+    """Equal on all ranks, and different after another step."""
+    digests = {digest for digest, _ in pools[2].run(gathered, *CPU)}
+    assert len(digests) == 1
+    assert digests != pair.digests
+    first, second = pools[2].run(gathered, *CPU)
+    assert first == second
+
+
+def test_saved_on_four_loaded_on_two_and_on_one(pools, tmp_path):
+    saved = on(pools[4], "--checkpoint-dir", tmp_path)
+    resume = ("--checkpoint-dir", tmp_path, "--resume")
+    loaded = on(pools[2], *resume)
+    assert loaded.steps == []
+    assert loaded.other == [f"begin at step {STEPS}"]
+    assert loaded.digests == saved.digests
+    assert alone(*resume).digests == saved.digests
+
+    newest = max(tmp_path.glob("step-*"))
+    shards = newest / "__2_0.distcp"
+    shards.write_bytes(shards.read_bytes()[:100])
+    again = on(pools[2], *resume)
+    assert again.other[0].startswith(f"skipped {newest.name}: __2_0.distcp")
+    assert again.other[1:] == ["begin at step 2"]
+    assert again.steps == [2, 3]
+    assert close(again.losses, saved.losses[2:])
+
+
+def test_resume_without_a_checkpoint_begins_at_0(tmp_path, single):
+    run = alone("--checkpoint-dir", tmp_path / "new", "--resume")
+    assert run.digests == single.digests
+
+
+def test_a_checkpoint_is_written_every_so_often_and_at_the_end(tmp_path):
+    alone("--checkpoint-dir", tmp_path, "--save-every", 3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000003", "step-00000004"]
+
+
+def test_a_rank_dies_alone(pools):
+    with pytest.raises(RankError, match=r"rank 1 died of .*SIGKILL"):
+        on(pools[2], "--die", "1:2")
+
+
+def test_killed_in_a_step_and_resumed(tmp_path, pair):
+    done = torchrun(
+        training_script(),
+        *CPU,
+        *("--checkpoint-dir", tmp_path, "--resume", "--die", "1:3"),
+        ranks=2,
+        restarts=1,
+        show=None,
+    )
+    run = Printed(done.lines)
+    assert run.steps == [0, 1, 2, 2, 3]
+    assert run.digests == pair.digests
+    begun = [line for line in done.errors if line.startswith("begin")]
+    assert begun == ["begin at step 0", "begin at step 2"]
+
+
+def below(number):
+    """A process and those that it started, and they in turn."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents[int(entry.name)] = int(fields[1])
+    found = [number]
+    for parent in found:
+        found += [child for child in parents if parents[child] == parent]
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_agent_and_ranks_are_killed_and_started_again(tmp_path, pools):
+    agent = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", str(training_script()), "--cpu"),
+            *("--steps", "100000", "--save-every", "1"),
+            *("--checkpoint-dir", str(tmp_path)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    numbers = [agent.pid]
+    try:
+        for line in agent.stdout:
+            if json.loads(line)["step"] >= 2:
+                break
+        numbers = below(agent.pid)
+        assert len(numbers) == 3
+    finally:
+        for number in numbers:
+            os.kill(number, signal.SIGKILL)
+        agent.wait()
+        agent.stdout.close()
+    newest = max(int(p.name.split("-")[1]) for p in tmp_path.glob("step-*"))
+    steps = ("--steps", newest + 1)
+    run = on(pools[2], *steps, "--checkpoint-dir", tmp_path, "--resume")
+    assert run.other == [f"begin at step {newest}"]
+    assert run.steps == [newest]
+    assert run.digests == on(pools[2], *steps).digests
+
+
+def test_two_nodes(pair):
+    done = torchrun(training_script(), *CPU, ranks=1, nodes=2, show=None)
+    run = Printed(done.lines)
+    assert [line["rank"] for line in run.ranks] == [0, 1]
+    assert run.losses == pair.losses
+    assert run.digests == pair.digests
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--resume"], "--resume needs --checkpoint-dir"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--accumulate", "0"], "--accumulate must be at least 1"),
+        (["--save-every", "-1"], "--save-every must be at least 1"),
+        (["--accumulate", "5"], "24 sequences cannot be split evenly among 1"),
+        (["--die", "1"], "write RANK:STEP, as 1:3"),
+        (["--die", "a:b"], "write RANK:STEP, as 1:3"),
+        (["--mixed"], "are FSDP2's: start with torchrun"),
+        (["--offload"], "are FSDP2's: start with torchrun"),
+        (["--stage", "1"], "invalid choice: 1"),
+        (["--size", "huge"], "invalid choice: 'huge'"),
+        (["--step", "3"], "unrecognized arguments: --step 3"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_options(given, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        fsdp_train.options(given)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_options_that_depend_on_the_ranks(monkeypatch, capsys):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 5}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(SystemExit):
+        fsdp_train.options([])
+    assert "evenly among 5 ranks x 1 micro-batches" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(SystemExit):
+        fsdp_train.options(["--offload", "--cpu"])
+    assert "--offload needs a GPU for each rank" in capsys.readouterr().err
+
+
+def test_the_checkpoint_of_another_size(tmp_path, monkeypatch):
+    """The program's exit, so in a process of its own."""
+    shape, sequences = fsdp_train.SIZES["tiny"]
+    narrow = ({**shape, "width": 32}, sequences)
+    with monkeypatch.context() as patch:
+        patch.setitem(fsdp_train.SIZES, "tiny", narrow)
+        alone("--checkpoint-dir", tmp_path)
+    done = subprocess.run(
+        [
+            *(sys.executable, str(training_script()), *CPU),
+            *("--checkpoint-dir", str(tmp_path), "--resume"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("fsdp_train.py: error: ")
+    assert "is the checkpoint of another model" in done.stderr
+    assert "Traceback" not in done.stderr
