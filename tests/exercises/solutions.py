@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget import accumulation
 from membudget import checkpointing as ck
-from membudget.sharding import zero_states
+from membudget import sharding as sh
 
 
 def weights(counts):
@@ -492,7 +492,7 @@ def accumulate_sharded(model, optimizer, micro_batches):
 
 def fewest_ranks(numbers, stage, card, rest):
     for power in range(11):
-        states = zero_states(numbers, 2**power, stage)
+        states = sh.zero_states(numbers, 2**power, stage)
         if states.total + rest <= card:
             return 2**power
     return None
