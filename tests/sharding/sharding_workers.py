@@ -101,6 +101,8 @@ def fate(rank, how):
             sys.exit("enough")
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "real time":  # a signal without a name
+            os.kill(os.getpid(), 40)
         if how == "exit":
             os._exit(3)
         if how == "crash":
@@ -195,6 +197,8 @@ def build(optimizer="adamw", **options):
         shard(model, [model[0], model[2]], mesh=mesh)
     kinds = {
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+        "dampened": lambda p: torch.optim.SGD(p, 0.1, 0.9, dampening=0.5),
+        "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     }
@@ -250,6 +254,27 @@ def resume(folder, optimizer="adamw", **options):
     return loaded, found, everything(model, optimizer)
 
 
+def without_a_layer(folder):
+    """Two steps of the first layer alone: everything, saved and loaded."""
+
+    def step(model, optimizer):
+        model[0](torch.ones(2, 7)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    saved = build()
+    step(*saved)
+    save_checkpoint(folder, 1, *saved)
+    step(*saved)
+    loaded = build(seed=1)
+    step(*loaded)
+    for p in loaded[0][2].parameters():
+        loaded[1].state[p] = {"step": torch.ones(())}
+    load_checkpoint(folder, *loaded)
+    step(*loaded)
+    return everything(*saved), everything(*loaded)
+
+
 def refused(folder, **options):
     """The error's text, and what it changed."""
     model, optimizer = build(**{"seed": 1, **options})
@@ -292,6 +317,8 @@ def interrupted(folder, number, where, rank, how):
         writer.write_data = after(writer.write_data)
     elif where == "after":
         saving.dcp.save = after(saving.dcp.save)
+    elif where == "deleting":
+        saving.shutil.rmtree = after(saving.shutil.rmtree)
     elif where == "manifest":
         saving.json.dump = after(saving.json.dump)
     save_checkpoint(folder, number, model, optimizer)

@@ -342,6 +342,7 @@ def test_where_an_error_comes_from():
     ("how", "message", "trace"),
     [
         ("kill", "rank 1 died of signal 9 (SIGKILL)", ""),
+        ("real time", "rank 1 died of signal 40", ""),
         ("exit", "rank 1 left with exit code 3", ""),
         ("leave", "rank 1: SystemExit: enough", "in fate"),
         ("crash", "rank 1 died of signal 11 (SIGSEGV)", "in fate"),
@@ -522,6 +523,29 @@ def test_a_port_in_use():
     pool.close()
 
 
+def test_a_port_that_is_not_allowed(monkeypatch):
+    """That is another error than one in use."""
+
+    def refuse(address):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(launching.socket, "create_server", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        Ranks(2, port=80).run(workers.place)
+
+
+def test_the_store_listens_to_this_machine_only():
+    number = free_port()
+    port, lines = f":{number:04X}", []
+    with Ranks(2, port=number) as pool:
+        assert works(pool)
+        for table in ("tcp", "tcp6"):
+            table = Path("/proc/net", table).read_text()
+            lines += [line.split() for line in table.splitlines()]
+    listening = [w[1] for w in lines if w[1].endswith(port) and w[3] == "0A"]
+    assert listening == ["0100007F" + port]
+
+
 def test_a_port_of_ones_own_is_used_again():
     """After a failure and after the end."""
     pool = Ranks(2, port=free_port())
@@ -585,6 +609,18 @@ def test_a_pool_that_nobody_keeps():
     del pool
     gc.collect()
     assert not any(map(processes.alive, numbers))
+
+
+def test_a_fork_of_this_process_leaves_the_ranks_alone():
+    """What ends there is not theirs."""
+    with Ranks(2) as pool:
+        assert works(pool)
+        number = os.fork()
+        if not number:
+            pool.kill()
+            os._exit(0)
+        assert os.waitpid(number, 0)[1] == 0
+        assert works(pool)
 
 
 def test_a_deadline_longer_than_the_first_one_counts():

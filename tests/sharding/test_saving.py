@@ -35,6 +35,7 @@ INTERRUPTIONS = [  # which step is saved, where it ends, on which rank, how
     (LAST, "after", 0, "raise"),
     (LAST, "manifest", 0, "kill"),
     (LAST + 1, "manifest", 0, "kill"),
+    (LAST, "deleting", 0, "kill"),
 ]
 
 
@@ -158,7 +159,9 @@ def test_other_files_in_the_folder(copy):
     ]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "dampened", "momentum", "nadam", "sgd"]
+)
 def test_saving_before_the_first_step_changes_nothing(tmp_path, optimizer):
     """PyTorch makes the states by a step, and counts it."""
     expected = build(optimizer)
@@ -172,6 +175,16 @@ def test_saving_before_the_first_step_changes_nothing(tmp_path, optimizer):
     step(*saved)
     assert alike(everything(*saved), everything(*expected))
     assert alike(resume(tmp_path, optimizer)[2], everything(*expected))
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_layer_that_is_never_used(tmp_path, pools, ranks):
+    """Its parameters have no states, neither before nor after."""
+    run = pools(ranks).run if ranks else lambda f, *a: [f(*a)]
+    for saved, loaded in run(workers.without_a_layer, str(tmp_path)):
+        assert "0.weight, exp_avg" in saved and "2.weight" in saved
+        assert "2.weight, exp_avg" not in saved
+        assert alike(loaded, saved)
 
 
 def test_gradients_that_are_there_when_a_checkpoint_is_loaded(run):
@@ -300,11 +313,21 @@ DAMAGE = {
         lambda folder: cut(checkpoint(folder) / "complete.json"),
         r"complete\.json is missing or cut short",
     ),
+    "a file that cannot be read": (
+        lambda folder: unreadable(shards(folder)[1]),
+        r"__1_0\.distcp cannot be read: Input/output error",
+    ),
     "an empty folder": (
         lambda folder: [f.unlink() for f in checkpoint(folder).iterdir()],
         r"complete\.json is missing or cut short",
     ),
 }
+
+
+def unreadable(file):
+    """As on a broken disk (Linux)."""
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
 
 
 def overwrite(file):
@@ -394,7 +417,8 @@ def test_a_crash_leaves_the_ones_before(copy, pools, number, where, rank, how):
         )
     if how == "kill":
         assert caught.value.rank == rank
-    assert f"saving-{number:08d}" in names(folder) or where == "before"
+    sure = where not in ("before", "deleting")
+    assert f"saving-{number:08d}" in names(folder) or not sure
     loaded, found, _ = resume(folder)
     assert loaded == Loaded(LAST)
     assert alike(found, after[LAST])

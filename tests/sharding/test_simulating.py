@@ -221,6 +221,11 @@ def broken_loss(model, x):
             "2 × 3 is not 8 ranks: the product",
         ),
         (
+            {"ranks": 8, "mesh": (2, 2, 2)},
+            ValueError,
+            r"mesh is \(2, 2, 2\): use one number, the shards, or two",
+        ),
+        (
             {"loss": lambda model, x: loss_of(model, x).detach()},
             ValueError,
             "the loss has no graph",

@@ -154,6 +154,21 @@ def test_a_script_that_does_not_end(monkeypatch):
     assert not any(map(processes.alive, show.numbers))
 
 
+def test_where_there_is_no_proc(monkeypatch):
+    """As on macOS: the agents end their ranks."""
+
+    def pass_by():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(launching, "sys", SimpleNamespace(**vars(sys)))
+    launching.sys.platform = "darwin"
+    monkeypatch.setattr(launching, "_kill_marked", lambda mark: None)
+    show = Shown(then=pass_by)
+    with pytest.raises(ZeroDivisionError):
+        torchrun(SCRIPT, "wait", ranks=2, deadline=DEADLINE, show=show)
+    assert not any(map(processes.alive, show.numbers))
+
+
 def test_an_agent_that_is_killed():
     """Its ranks outlive it, and hold its output open."""
 

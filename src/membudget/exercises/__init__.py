@@ -134,7 +134,6 @@ def __getattr__(name: str) -> object:
     """The checkers on sharding: what they import takes a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from membudget.exercises import fsdp, sharding
+    from membudget.exercises import sharding
 
-    module = fsdp if name == "check_shard_bytes" else sharding
-    return getattr(module, name)
+    return getattr(sharding, name)

@@ -1,6 +1,7 @@
 """Ranks on one machine: started, watched, ended."""
 
 import atexit
+import errno
 import gc
 import os
 import pickle
@@ -179,6 +180,10 @@ class Ranks:
     end with :meth:`close`, at the end of the ``with`` block, and when this
     process ends, whatever the reason.
 
+    On Linux a helper process makes them, which starts with the first rank
+    and ends with this process: environment variables that are set after
+    that do not reach them.
+
     Args:
         ranks: how many.
         backend: by default NCCL where each rank has a GPU, gloo otherwise.
@@ -319,7 +324,7 @@ class Ranks:
         if sys.platform == "linux":
             context.set_forkserver_preload([rank_process.__name__])
         started: list[_Process] = []
-        self._end = weakref.finalize(self, _kill, started, folder)
+        self._end = weakref.finalize(self, _kill, started, folder, os.getpid())
         # Before multiprocessing waits for its processes at the end.
         atexit.register(self._end)
         with _no_main():
@@ -434,18 +439,22 @@ def _positive(seconds: float) -> float:
 
 
 def _store(port: int | None) -> dist.TCPStore:
-    """The place where the ranks find each other."""
+    """The place where the ranks find each other, on this machine only."""
     try:
-        return dist.TCPStore(
-            *("127.0.0.1", port or 0, None, True, rank_process.LIMIT),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        if port is None:
+        server = socket.create_server(("127.0.0.1", port or 0))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
             raise
         raise OSError(
             f"port {port} is in use: leave port out, and a free one is taken"
         ) from error
+    # Left to itself the store listens to the whole network.
+    return dist.TCPStore(
+        *server.getsockname(),
+        *(None, True, rank_process.LIMIT),
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )
 
 
 @contextmanager
@@ -460,8 +469,10 @@ def _no_main() -> Iterator[None]:
 
 
 def _kill(
-    processes: list[_Process], folder: tempfile.TemporaryDirectory
+    processes: list[_Process], folder: tempfile.TemporaryDirectory, owner: int
 ) -> None:
+    if os.getpid() != owner:  # a fork of the process that has them
+        return
     for p in processes:
         p.process.kill()
     for p in processes:
@@ -475,8 +486,9 @@ def _fate(p: _Process) -> str:
     if code is None:
         return "is still running"
     if code < 0:
-        name = signal.Signals(-code).name
-        return f"died of signal {-code} ({name})"
+        names = {int(s): s.name for s in signal.Signals}  # not real-time ones
+        name = f" ({names[-code]})" if -code in names else ""
+        return f"died of signal {-code}{name}"
     return f"left with exit code {code}"
 
 
@@ -625,6 +637,8 @@ def torchrun(
         bad = failed() if bad is None else bad
         code = 0 if bad is None else agents[bad].returncode
     finally:
+        if sys.platform != "linux":
+            _end_agents(agents)
         _kill_marked(mark)
         for agent in agents:
             agent.kill()
@@ -654,6 +668,15 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def _end_agents(agents: list[subprocess.Popen]) -> None:
+    """Let each agent end its ranks: it may wait 30 s for them, then kills."""
+    for agent in agents:
+        agent.terminate()
+    for agent in agents:
+        with suppress(subprocess.TimeoutExpired):
+            agent.wait(timeout=40)
 
 
 def _kill_marked(mark: str) -> None:

@@ -138,7 +138,7 @@ def main(
         send("left", None)
     except BaseException as error:
         _report(error, send)
-        signal.pause()  # leaving now would fail the other ranks, too
+        threading.Event().wait()  # leaving now would fail the others, too
 
 
 def _end_with_parent() -> None:
@@ -156,8 +156,9 @@ def _join(rank: int, ranks: int, port: int, backend: str) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    if "lo" in (name for _, name in socket.if_nameindex()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # the loopback of Linux, of macOS
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     if "nccl" in backend:
         torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, None, False, LIMIT)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
@@ -83,19 +84,23 @@ def save_checkpoint(
             shutil.rmtree(old)
     _wait()
     fresh = not optimizer.state
-    with _quiet():
-        dcp.save(_state(model, optimizer), checkpoint_id=partial)
-    if fresh:
+    state = _state(model, optimizer)
+    if fresh:  # what PyTorch made is of no step
         optimizer.state.clear()
+        state["optimizer"]["state"] = {}
+    with _quiet():
+        dcp.save(state, checkpoint_id=partial)
     if first:
         files = {f.name: _size_and_sum(f) for f in partial.iterdir()}
         with open(partial / MANIFEST, "w") as file:
             json.dump(files, file)
             file.flush()
             os.fsync(file.fileno())
-        if final.exists():  # an earlier one of this step
-            shutil.rmtree(final)
+        earlier = Path(folder, f"saving-{step:08d}-earlier")
+        if final.exists():
+            final.rename(earlier)
         partial.rename(final)
+        shutil.rmtree(earlier, ignore_errors=True)
         before = [path for path in _all(folder) if _step(path) < step]
         for old in before[keep - 1 :]:
             shutil.rmtree(old)
@@ -129,8 +134,15 @@ def load_checkpoint(
             skipped.append(f"{path.name}: {problem}")
             continue
         try:
-            _compare(path, get_model_state_dict(model))
+            saved = dcp.FileSystemReader(path).read_metadata()
+            saved = saved.state_dict_metadata
+            _compare(path, saved, get_model_state_dict(model))
             state = _state(model, optimizer)
+            states = state["optimizer"]["state"]
+            for name in list(states):  # without one if it had no gradient
+                start = f"optimizer.state.{name}."
+                if not any(key.startswith(start) for key in saved):
+                    del states[name]
             with _quiet():
                 dcp.load(state, checkpoint_id=path)
         except CheckpointError:
@@ -143,6 +155,7 @@ def load_checkpoint(
             optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # the names are equal
         )
         return Loaded(_step(path), tuple(skipped))
     if skipped:
@@ -163,7 +176,10 @@ def missing(path: Path) -> str:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        found = _size_and_sum(file)
+        try:
+            found = _size_and_sum(file)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
         if found[0] != size:
             return f"{name} has {found[0]} of {size} bytes"
         if found[1] != checksum:
@@ -196,7 +212,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     """Both as dictionaries, with the optimizer's states in any case.
 
     Where there are none yet, PyTorch makes them by a step with gradients of
-    zero; it does not if there are gradients, and it counts that step.
+    zero; it does not if there are gradients.
     """
     fresh = not optimizer.state
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
@@ -208,14 +224,11 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     if fresh:
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
-            if "step" in optimizer.state[p]:
-                optimizer.state[p]["step"].zero_()
     return dict(zip(("model", "optimizer"), states, strict=True))
 
 
-def _compare(path: Path, state: dict) -> None:
+def _compare(path: Path, saved: dict, state: dict) -> None:
     """Refuse the checkpoint of a model with other parameters."""
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     there = {
         name.removeprefix("model."): tuple(value.size)
         for name, value in saved.items()
