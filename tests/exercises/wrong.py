@@ -3919,6 +3919,15 @@ def stored_rows(rows, ranks, rank):
 # average_gradients
 
 
+@hinted("a parameter that has no gradient has got one")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
 @hinted("the gradients are added up and not divided")
 def average_gradients(model):
     for p in model.parameters():
@@ -4170,6 +4179,21 @@ def in_step(model, optimizer, x, y, average):
 
 
 # accumulate_sharded
+
+
+@hinted("several micro-batches run in one forward pass")
+def accumulate_sharded(model, optimizer, micro_batches):
+    x, y = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@hinted("FSDP2 has no `no_sync()`")
+def accumulate_sharded(model, optimizer, micro_batches):
+    for x, y in micro_batches[:-1]:
+        with model.no_sync():
+            (F.cross_entropy(model(x), y) / len(micro_batches)).backward()
 
 
 @hinted("there is no reduce-scatter")

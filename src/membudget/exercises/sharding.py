@@ -531,10 +531,12 @@ def _averaging(
     rank = dist.get_rank()
     mean_loss(model, shares[rank]).backward()
     own, weights = _gradients(model), _weights(model)
+    unused = [p for p in model.parameters() if p.grad is None]
     result = fn(model, sizes[rank]) if told else fn(model)
     left = _gradients(model)
     return {
         "left": left,
+        "filled": any(p.grad is not None for p in unused),
         "as it was": left is not None and torch.equal(left, own),
         "weights moved": not torch.equal(_weights(model), weights),
         "returned": _returned(result),
@@ -569,6 +571,12 @@ def _observe_averaging(fn: Callable, args: tuple) -> Seen:
             hint="the parameters have changed: only the gradients are asked, "
             "in `p.grad`. The parameters are equal on all ranks as long as "
             "the gradients are."
+        )
+    if any(f["filled"] for f in found):
+        return Seen(
+            hint="a parameter that has no gradient has got one: its `p.grad` "
+            "must stay None. An optimizer with momentum or weight decay "
+            "moves whatever has a gradient, also one of zero."
         )
     if any(f["left"] is None for f in found):
         return Seen(
@@ -1054,6 +1062,11 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
         return Seen({name: _weights(model) - start})
     reports = together(_accumulating, fn, *args)
     if isinstance(reports, Seen):
+        if reports.hint and "'no_sync'" in reports.hint:
+            reports.hint += (
+                " FSDP2 has no `no_sync()`: it has "
+                "`model.set_requires_gradient_sync(…)`."
+            )
         return reports
     found = reports[0].result
     if not found["forward"] and not found["update"].any():
@@ -1062,6 +1075,12 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     calls = found["scattered"]
     if not found["backward"]:
         seen.hint = "no backward pass runs: call `backward()` on each loss."
+    elif found["forward"] < STEPS * count:
+        seen.hint = (
+            "several micro-batches run in one forward pass: then all their "
+            "activations are there at once, which is what accumulation "
+            "avoids. Each needs a forward and a backward pass of its own."
+        )
     elif calls == [0] * STEPS:
         seen.hint = NEVER
     elif not found["update"].any():
