@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def say(**what):
-    print(json.dumps(what), flush=True)
+    """In one piece: `torchrun` runs scripts unbuffered, so that a line that
+    is printed and its end are two, and lines of two ranks may mix."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 def place():
@@ -30,12 +33,13 @@ def results(sign):
         launch(place, ranks=99)
     except ValueError as error:
         refused = str(error)
+    world = int(os.environ["WORLD_SIZE"])
     say(
         rank=rank,
         local=os.environ["LOCAL_RANK"],
         world=os.environ["WORLD_SIZE"],
         found=launch(place),
-        again=launch(place, ranks=int(os.environ["WORLD_SIZE"])),
+        again=[launch(place, ranks=world) for _ in range(3)],
         refused=refused,
         threads=os.environ["OMP_NUM_THREADS"],
     )

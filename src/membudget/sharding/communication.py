@@ -98,7 +98,10 @@ class CommunicationCounter(TorchDispatchMode):
         }
 
     def sent(self, ranks: int) -> int:
-        """Bytes that this rank sent, if rings did it all."""
+        """Bytes that this rank sent, if rings of all ranks did it all.
+
+        Not for a mesh of replicas and shards, whose rings are smaller.
+        """
         return sum(sent(name, self.bytes[name], ranks) for name in COLLECTIVES)
 
     def __torch_dispatch__(
@@ -148,8 +151,9 @@ def fsdp_traffic(
     nothing more.
 
     Args:
-        units: of :func:`membudget.sharding.units_of`.
-        ranks: N.
+        units: of :func:`membudget.sharding.units_of`; all parameters are
+            trained.
+        ranks: N, all in a row.
         stage: ``"zero-3"`` or ``"zero-2"``.
         gathered, reduced: bytes of a number on its way.
         accumulation_steps: micro-batches in the step.

@@ -3,6 +3,7 @@
 import atexit
 import errno
 import gc
+import itertools
 import os
 import pickle
 import queue
@@ -17,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,6 +28,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from membudget.ledger.checks import whole
 from membudget.sharding import rank_process
@@ -127,11 +130,30 @@ def joined(backend: str | None = None) -> Iterator[None]:
     )
     if "nccl" in backend:
         torch.cuda.set_device(local)
-    dist.init_process_group(backend)
+    store, rank, ranks = _meeting()
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"group {next(_groups)}", store),
+        rank=rank,
+        world_size=ranks,
+    )
     yield
     dist.barrier()
     gc.collect()  # sharded models hold the group
     dist.destroy_process_group()
+
+
+_groups = itertools.count()
+
+
+@cache
+def _meeting() -> tuple[dist.Store, int, int]:
+    """The store of ``torchrun``'s ranks, this one's number, how many.
+
+    One for all groups, one after the other: a rank that is early would find
+    the store of the group before, which rank 0 is about to end.
+    """
+    return next(rendezvous("env://"))
 
 
 def checked_backend(name: str | None, ranks: int) -> str:
@@ -538,8 +560,10 @@ def torchrun(
         nodes: agents.
         restarts: how often all ranks are started again after one failed.
         deadline: seconds for everything.
-        show: called with each line of output, as it comes: when the script
-            flushes it, as in ``print(..., flush=True)``.
+        show: called with each line of output, as it comes. ``torchrun`` runs
+            scripts unbuffered: a line that is printed and its end are two
+            pieces, and lines of two ranks may mix. Write both at once, with
+            ``sys.stdout.write``.
         check: whether an exit code other than 0 is an error.
 
     Raises:
@@ -562,7 +586,6 @@ def torchrun(
         **os.environ,
         mark: "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "",  # a line and its end come in one piece
         # A store of its own for each rendezvous, so that one rank's death
         # does not take the store with it.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",

@@ -106,7 +106,8 @@ def rank_moments(
     The optimizer's own temporaries are not counted.
 
     Args:
-        units: of :func:`membudget.sharding.units_of`.
+        units: of :func:`membudget.sharding.units_of`; all parameters are
+            trained.
         ranks, rank: of the group.
         stage: ``"zero-3"`` or ``"zero-2"``, see
             :func:`membudget.sharding.shard`.

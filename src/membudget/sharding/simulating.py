@@ -70,7 +70,9 @@ def simulate_rank(
     operators are those of a CPU.
 
     Args:
-        build: makes the model, on the CPU.
+        build: makes the model, on the CPU, and in the dtype in which it is
+            stored (``torch.set_default_dtype``, ``dtype=``): PyTorch cannot
+            convert a fake model with ``.to`` or ``.bfloat16()``.
         shard: called as ``shard(model, mesh)``; applies ``fully_shard``.
         loss: called as ``loss(model, *batch)``; the mean loss of a
             micro-batch.
@@ -84,7 +86,7 @@ def simulate_rank(
             shards; by default all ranks in a row.
 
     Raises:
-        ValueError: no such rank, a mesh of another size, a model that was
+        ValueError: no such rank, a mesh of another shape, a model that was
             there before, a loss without a graph.
         RuntimeError: this process is in a process group, or this PyTorch
             lacks what the simulation needs.
@@ -97,6 +99,11 @@ def simulate_rank(
             f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
         )
     shape = tuple(mesh) if mesh is not None else (ranks,)
+    if len(shape) not in (1, 2):
+        raise ValueError(
+            f"mesh is {shape}: use one number, the shards, or two, the "
+            "replicas and the shards of each"
+        )
     if torch.Size(shape).numel() != ranks:
         raise ValueError(
             f"a mesh of {' × '.join(map(str, shape))} is not {ranks} ranks: "
