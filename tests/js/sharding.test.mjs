@@ -6,6 +6,8 @@ import { pathToFileURL } from "node:url";
 import widget, {
   describe,
   layout,
+  notes,
+  sayings,
   sentence,
   titles,
 } from "../../src/membudget/widgets/sharding.mjs";
@@ -77,11 +79,52 @@ test("the sentence and the titles are Python's, to the letter", () => {
   }
   const texts = answers.sentences.flatMap(({ sentences }) => sentences.flat());
   for (const words of [
-    "would do.", "they would.", "is split.", "too much already.", "as much as",
-    "nothing is sent", "beyond the shard", "gathered parameters", "1 parameter,",
+    "; 1 rank would be enough.", "; of the powers of two, 4 ranks would be",
+    "fit", "nothing is split.", "too little is split.", "as much as",
+    "nothing is sent", "wait to be reduced", "a gradient 4)", "1 parameter,",
+    "gathered parameters", "reduced once",
   ]) {
     assert.ok(texts.some((text) => text.includes(words)), words);
   }
+});
+
+test("the notes say the bytes, the fraction, and what each ZeRO-2 sends", () => {
+  const seen = new Set();
+  for (const state of some) {
+    const { ranks, recipe, accumulation_steps: K, synchronise_last } = state;
+    const [states, traffic] = notes(state).map((note) =>
+      note.replaceAll("\u00a0", " "),
+    );
+    const [, words, each] = tables.recipes.find(([name]) => name === recipe);
+    const [parameter, gradient, optimizer] = each;
+    const bytes = `${parameter} + ${gradient} + ${optimizer} bytes per parameter`;
+    assert.ok(states.startsWith(`Recipe ${recipe} (${words}), with Adam: ${bytes}`));
+    assert.ok(traffic.startsWith(`Parameters (${parameter} bytes each)`));
+    assert.ok(traffic.includes(`gradients (${gradient} bytes each)`));
+    assert.ok(traffic.includes(`(N − 1)/N = ${ranks - 1}/${ranks}. `));
+    const sends = /send (.*) Ψ; FSDP2's zero-2 .*: (.*) Ψ\.$/;
+    const [ours, fsdp] = traffic.match(sends).slice(1);
+    seen.add(ours);
+    const value = { 2: 2, "(K + 1)": K + 1, "2K": 2 * K };
+    const { gathered, reduced } = describe(state).stages["zero-2"];
+    assert.equal(value[ours], gathered + reduced);
+    assert.equal(value[fsdp], K + (synchronise_last ? 1 : K));
+  }
+  assert.equal(seen.size, 2);
+});
+
+test("sayings are all that the sliders and the box make of a state", () => {
+  const chosen = { model: [1001], recipe: ["master-fp32-gradients"] };
+  const grid = { ...first.grid, ...chosen, card: ["24 GB"], stage: ["zero-2"] };
+  const all = states(grid);
+  assert.equal(all.length, 11 * 5 * 2);
+  const found = sayings(all[7]);
+  const wanted = all.map((one) => [sentence(one), ...titles(one), ...notes(one)]);
+  found.forEach((texts, i) => {
+    assert.deepEqual(new Set(texts), new Set(wanted.map((one) => one[i])));
+    assert.equal(texts.length, new Set(texts).size);
+  });
+  assert.equal(found.length, 5);
 });
 
 test("bars are as long as what is held and sent, part by part", () => {

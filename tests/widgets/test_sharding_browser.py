@@ -1,13 +1,13 @@
 """The sharding widget in a browser, without a kernel."""
 
 import json
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import sharding_cases as cases
 import widget_pages as pages
 
-from membudget.ledger import RECIPES
+from membudget.ledger import RECIPES, bytes_per_parameter
 from membudget.widgets import Sharding, bundle, format_bytes
 from membudget.widgets.sharding import CARDS, MODELS, STAGE_NAMES
 
@@ -24,7 +24,7 @@ SWEEP = f"""async (states) => {{
     const label = document.querySelector(".mb-picture")
       .getAttribute("aria-label");
     const titles = [...document.querySelectorAll("figcaption b")]
-      .map((title) => title.textContent);
+      .map((title) => title.innerText);
     shown.push([Object.fromEntries(all), label, titles]);
   }}
   return shown;
@@ -106,7 +106,9 @@ def test_first_picture(page, widget):
     assert {"DDP: 27.5 GiB, 2 Ψ", "ZeRO-3: 41.3 GiB, 3 Ψ"} <= set(texts)
     notes = page.locator("figcaption").all_inner_texts()
     assert "GB of a card are decimal: 24 GB are 24 · 10⁹ bytes" in notes[0]
-    assert notes[1].endswith("times (N − 1)/N = 63/64.")
+    assert "Adam: 2 + 2 + 12 bytes per parameter" in notes[0]
+    assert "times (N\u00a0−\u00a01)/N = 63/64. " in notes[1]
+    assert notes[1].endswith("for every micro-batch: 2K\u00a0Ψ.")
     rows = page.locator(".mb-table tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == list(STAGE_NAMES.values())
     assert page.locator(".mb-limit").count() == 0
@@ -161,6 +163,33 @@ def test_gradients_that_wait(page):
     assert any(text.endswith(" waiting") for text in texts)
 
 
+@pytest.mark.parametrize("width", [290, 1000])
+def test_the_legend_has_what_is_drawn(show, widget, width):
+    """And nothing moves when a part comes: it has its place."""
+    page = show(widget, width=width, style=WIDE_FONT)
+    names = page.locator(".mb-legend > span")
+    always = ["parameters", "gradients", "optimizer states"]
+
+    def seen():
+        drawn = page.eval_on_selector_all(
+            ".mb-picture rect",
+            "all => all.map((e) => e.getAttribute('class'))",
+        )
+        found = [one.inner_text() for one in names.all() if one.is_visible()]
+        assert ("waiting gradients" in found) == ("mb-waiting" in drawn)
+        return found, page.locator(".mb-table").bounding_box()["y"]
+
+    first, y = seen()
+    assert first == always
+    control(page, "accumulation_steps").press("ArrowRight")
+    control(page, "synchronise_last").check()
+    page.wait_for_selector(".mb-picture .mb-waiting")
+    assert seen() == ([*always, "waiting gradients"], y)
+    control(page, "ranks").press("Home")  # one rank has no shard
+    page.wait_for_selector(".mb-picture .mb-waiting", state="detached")
+    assert seen() == (always, y)
+
+
 def test_no_part_is_told_by_colour_alone(page):
     looks = page.eval_on_selector_all(
         ".mb-legend svg rect:last-child",
@@ -178,7 +207,7 @@ def test_no_part_is_told_by_colour_alone(page):
     )
     assert colours == [
         *("rgb(0, 114, 178)", "rgb(230, 159, 0)"),
-        *("rgb(230, 159, 0)", "rgb(0, 158, 115)"),
+        *("rgb(0, 158, 115)", "rgb(230, 159, 0)"),
     ]
 
 
@@ -242,17 +271,34 @@ def test_by_keyboard(page, widget):
 
 
 def test_an_own_number(page, widget):
-    """Typed, or begun from a preset; a bad one leaves the last."""
+    """Typed, or begun from a preset; a bad one leaves the last, and why."""
     field = control(page, "parameters")
-    for typed, stays in (
-        *(("0", None), ("1.5", None), ("", None), ("-3", None)),
-        *(("1099511627777", None), ("1e6", 1_000_000), ("7", 7)),
-    ):
-        field.fill(typed)
+
+    def enter(text):
+        field.fill(text)
         field.press("Tab")
-        widget.model = stays or widget.model
+
+    for typed in ("0", "1.5", "", "-3", "1099511627777"):
+        enter(typed)
+        assert field.input_value() == "7500000000"
+        words = (
+            "The number of parameters has to be whole, from 1 to "
+            "1\u202f099\u202f511\u202f627\u202f776 (2⁴⁰); it stays at "
+            "7\u202f500\u202f000\u202f000."
+        )
+        page.wait_for_function(
+            "(words) => document.querySelector('.mb-live').textContent"
+            " === words",
+            arg=words,
+        )
+        assert page.evaluate(SWEEP, [[]]) == [expected(widget)]
+        enter("7500000000")
         agree(page, widget)
-        assert field.input_value() == str(widget.parameters)
+    for typed, stays in (("1e6", 1_000_000), ("7", 7)):
+        enter(typed)
+        widget.model = stays
+        agree(page, widget)
+        assert field.input_value() == str(stays)
     control(page, "model").select_option("1.3 B")
     widget.model = "1.3 B"
     agree(page, widget)
@@ -266,6 +312,8 @@ def test_the_box_needs_several_micro_batches(page, widget):
     """It keeps what it was while there is one."""
     box = control(page, "synchronise_last")
     assert box.is_disabled()
+    label = box.evaluate("e => e.labels[0].innerText")
+    assert label.endswith("(from 2 accumulation steps on)")
     control(page, "accumulation_steps").press("ArrowRight")
     box.check()
     widget.accumulation_steps, widget.synchronise_last = 2, True
@@ -385,23 +433,101 @@ def test_labels_fit(show, widget, width, font):
     assert pages.misfits(page, states, crossed=True) == []
 
 
-@pytest.mark.parametrize("width", [390, 1000])
-def test_nothing_jumps_while_it_is_moved(show, widget, width):
-    """The sentence and the titles have room for their longest."""
+CHOSEN = [
+    {},
+    {"stage": "zero-2", "card": "24 GB"},
+    {"stage": "ddp", "card": "80 GB", "model": "Llama 3 8B"},
+    LONG,
+]
+"""The parts of a state that no slider changes, and a long one."""
+
+
+@pytest.mark.parametrize("width", [390, 640, 1000])
+@pytest.mark.parametrize("chosen", CHOSEN, ids=["", "zero-2", "ddp", "long"])
+def test_nothing_jumps_while_it_is_moved(show, width, chosen):
+    """Each text has room for what the sliders and the box make it say."""
+    widget = Sharding(**chosen)
     page = show(widget, width=width)
     shown = []
-    for stage, ranks, card in (
-        *(("zero-3", 512, "none"), ("zero-3", 1024, "24 GB")),
-        *(("zero-2", 1024, "none"), ("zero-2", 1024, "24 GB")),
-        *(("ddp", 1, "none"), ("ddp", 1, "141 GB")),
-    ):
-        traits = LONG | {"stage": stage, "ranks": ranks, "card": card}
-        if stage == "ddp":
-            traits |= {"model": "7.5 B", "accumulation_steps": 1}
+    moves = product((1, 4, 64, 1024), (1, 2, 16), (False, True))
+    for ranks, steps, last in moves:
+        traits = {"ranks": ranks, "accumulation_steps": steps}
+        traits |= {"synchronise_last": last} if steps > 1 else {}
         cases.set_to(widget, traits)
         shown.append((entries(traits), widget.sentence()))
     for selector in (".mb-picture", ".mb-table"):
         assert len(pages.places(page, selector, shown)) == 1
+
+
+ROOM = """() => {
+  const live = document.querySelector(".mb-live");
+  const range = document.createRange();
+  range.selectNodeContents(live);
+  const text = range.getBoundingClientRect().height;
+  const line = parseFloat(getComputedStyle(live).lineHeight);
+  const box = document.querySelector(".mb-said").getBoundingClientRect();
+  return Math.round((box.height - text) / line);
+}"""
+"""The empty lines below the sentence."""
+
+
+@pytest.mark.parametrize("width", [390, 640, 1000])
+@pytest.mark.parametrize("chosen", CHOSEN, ids=["", "zero-2", "ddp", "long"])
+def test_no_gap_below_the_sentence(show, width, chosen):
+    page = show(Sharding(**chosen), width=width)
+    assert page.evaluate(ROOM) <= 1
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_no_choice_is_cut_off(show, widget, width):
+    """Every text of a list has room in it, and says the recipe's bytes."""
+    page = show(widget, width=width, style=WIDE_FONT)
+    cut = page.eval_on_selector_all(
+        "select",
+        """(all) => all.filter((select) => {
+          const [given, style] = [select.offsetWidth, select.style];
+          Object.assign(style, { width: "max-content", maxWidth: "none" });
+          return select.offsetWidth > given;
+        }).map((select) => select.dataset.key)""",
+    )
+    assert cut == []
+    offered = control(page, "recipe").locator("option").all_inner_texts()
+    for text, recipe in zip(offered, RECIPES, strict=True):
+        each = bytes_per_parameter(recipe)
+        sizes = (each.parameters, each.gradients, each.optimizer)
+        assert text == f"{recipe}: {' + '.join(map(str, sizes))}"
+
+
+CELLS = """() => [...document.querySelectorAll(".mb-table tr")].map((tr) =>
+  [...tr.cells].map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    const words = cell.textContent.split(" ").length;
+    const tops = new Set([...range.getClientRects()].map(({ top }) => top));
+    const { left, right } = range.getBoundingClientRect();
+    return { left, right, broken: tops.size > words };
+  }))"""
+"""Where the texts of the table are, and whether a word is broken."""
+
+
+@pytest.mark.parametrize("width", [320, 374, 1000])
+@pytest.mark.parametrize("traits", [{"stage": "zero-2"}, LONG])
+def test_the_table_is_legible(show, width, traits):
+    """No word is broken, and columns are apart; 374 is the book's 390."""
+    page = show(Sharding(**traits), width=width, style=WIDE_FONT)
+    rows = page.evaluate(CELLS)
+    assert len(rows) == 5
+    assert not any(cell["broken"] for row in rows for cell in row)
+    edges = [
+        (
+            min(row[i]["left"] for row in rows),
+            max(row[i]["right"] for row in rows),
+        )
+        for i in range(5)
+    ]
+    for (_, right), (left, _) in pairwise(edges):
+        assert left - right >= 5
+    assert edges[-1][1] <= width - 12
 
 
 def test_nothing_moves_by_itself(page):

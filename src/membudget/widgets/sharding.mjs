@@ -29,7 +29,7 @@ const MOST_STEPS = 2 ** 4;
 const PARTS = {
   parameters: "parameters",
   gradients: "gradients",
-  waiting: "gradients beyond the shard, until the last micro-batch",
+  waiting: "waiting gradients",
   optimizer: "optimizer states",
 };
 
@@ -37,16 +37,6 @@ const KEYS = [
   ...["model", "ranks", "stage", "recipe", "accumulation_steps"],
   ...["synchronise_last", "card", "tables"],
 ];
-
-const NOTES = {
-  states:
-    "With Adam. The chosen stage is framed; where a bar is too short to be " +
-    "seen, the number tells. GB of a card are decimal: 24 GB are " +
-    "24 · 10⁹ bytes, 22.4 GiB.",
-  traffic:
-    "Parameters are gathered, gradients reduced. Ψ: one number for each " +
-    "parameter, times (N − 1)/N = ",
-};
 
 // ---- numbers ------------------------------------------------------------
 
@@ -126,19 +116,24 @@ function times(ratio, than) {
   return text === "1" ? "as much as DDP" : `${text} times ${than} DDP`;
 }
 
+/* Why the same Ψ are other bytes than DDP's. */
+function unequal({ tables, recipe }) {
+  const [, [parameter, gradient]] = row(tables.recipes, recipe);
+  return parameter === gradient
+    ? ""
+    : ` (a parameter has ${parameter} bytes, a gradient ${gradient})`;
+}
+
 function fitting({ stage, ranks, card }, { fits, fewest }) {
   if (fits === null) return "";
-  if (fits) {
-    const more = fewest < ranks ? `; ${plural(fewest, "rank")} would do` : "";
-    return ` The states fit a card of ${card}${more}.`;
+  const text = ` The states ${fits ? "fit" : "do not fit"} a card of ${card}`;
+  if (fewest === ranks) return `${text}.`;
+  if (fewest) {
+    const of = fewest > 2 ? "of the powers of two, " : "";
+    return `${text}; ${of}${plural(fewest, "rank")} would be enough.`;
   }
-  const why = stage === "ddp" ? "nothing" : "what is not";
-  const not = ` The states do not fit a card of ${card}; `;
-  if (fewest) return `${not}with ${fewest} ranks they would.`;
-  return (
-    `${not}no number of ranks helps, as ${why} ` +
-    `${stage === "ddp" ? "is split" : "split is too much already"}.`
-  );
+  const why = stage === "ddp" ? "nothing is" : "too little is";
+  return `${text}; no number of ranks helps, as ${why} split.`;
 }
 
 /** The chosen stage in words. */
@@ -153,14 +148,13 @@ export function sentence(state, n = describe(state)) {
     `${nameOf(state, stage)} on ${plural(ranks, "rank")}: ` +
     `${formatBytes(of.bytes)} of model states per rank` +
     (waiting
-      ? ` (${formatBytes(waiting)} of them gradients beyond the shard, ` +
-        "which wait for the last micro-batch)"
+      ? ` (${formatBytes(waiting)} of them wait to be reduced)`
       : "") +
     than(times(ddp.bytes / of.bytes, "less than")) +
     (ranks === 1
       ? "; nothing is sent."
       : `; each rank sends ${formatBytes(of.sent)} per step` +
-        `${than(times(more, "as much as"))}.`) +
+        `${than(times(more, "as much as") + unequal(state))}.`) +
     fitting(state, of) +
     ` Activations${stage === "zero-3" ? ", gathered parameters" : ""} ` +
     "and buffers come on top."
@@ -178,8 +172,50 @@ export function titles(state) {
     `Model states per rank: ${what}, ${recipe}, ${plural(ranks, "rank")}`,
     "Sent by each rank per optimizer step: " +
       (steps === 1 ? "one micro-batch" : `${steps} micro-batches`) +
-      (waits(state) ? ", gradients reduced once" : ""),
+      (waits(state) ? ", reduced once" : ""),
   ];
+}
+
+/* What is said of a number of parameters that cannot be. */
+const refusal = (state) =>
+  "The number of parameters has to be whole, from 1 to " +
+  `${grouped(MOST_PARAMETERS)} (2⁴⁰); it stays at ${grouped(countOf(state))}.`;
+
+/** How to read both pictures. */
+export function notes(state) {
+  const { tables, recipe, ranks } = state;
+  const [words, each] = row(tables.recipes, recipe);
+  const more = "(K\u00a0+\u00a01)";
+  const [ours, fsdp] = waits(state) ? ["2", more] : [more, "2K"];
+  return [
+    `Recipe ${recipe} (${words}), with Adam: ${each.join(" + ")} bytes per ` +
+      "parameter for parameters, gradients and optimizer states. The chosen " +
+      "stage is framed; where a bar is too short to be seen, the number " +
+      "tells. GB of a card are decimal: 24 GB are 24 · 10⁹ bytes, 22.4 GiB.",
+    `Parameters (${each[0]} bytes each) are gathered, gradients (${each[1]} ` +
+      "bytes each) reduced. Ψ: one number for each parameter, times " +
+      `(N − 1)/N = ${ranks - 1}/${ranks}. ZeRO-2 is the paper's: ` +
+      "its ranks keep the whole parameters and gather the new ones once per " +
+      `step, so K micro-batches send ${ours}\u00a0Ψ; FSDP2's zero-2 gathers for ` +
+      `every micro-batch: ${fsdp}\u00a0Ψ.`,
+  ];
+}
+
+const texts = (state) => [sentence(state), ...titles(state), ...notes(state)];
+
+/** For each text, all that the sliders and the box can make it say. */
+export function sayings(state) {
+  const found = texts(state).map(() => new Set());
+  for (const synchronise_last of [false, true]) {
+    for (let ranks = 1; ranks <= MOST_RANKS; ranks *= 2) {
+      for (let steps = 1; steps <= MOST_STEPS; steps *= 2) {
+        const moved = { ranks, accumulation_steps: steps, synchronise_last };
+        const said = texts({ ...state, ...moved });
+        said.forEach((text, i) => found[i].add(text));
+      }
+    }
+  }
+  return found.map((all) => [...all]);
 }
 
 // ---- geometry -----------------------------------------------------------
@@ -334,17 +370,27 @@ function table(state, n) {
   ];
 }
 
+/* What is not always drawn comes last, so that no gap stands for it. */
 const legend = (id) =>
   html(
     "div",
     { class: "mb-legend" },
-    ...Object.entries(PARTS).map(([part, label]) => {
+    ...["parameters", "gradients", "optimizer", "waiting"].map((part) => {
       const box = { viewBox: "0 0 14 14", class: "mb-swatch" };
       const shape = filled(id, part, { width: 14, height: 14 });
       const swatch = svg("svg", { ...box, "aria-hidden": "true" }, ...shape);
-      return html("span", {}, swatch, label);
+      return html("span", { "data-part": part }, swatch, PARTS[part]);
     }),
   );
+
+/* A text with room for the longest of several: what is below does not jump. */
+function roomy(shown) {
+  const room = html("span", { class: "mb-room", "aria-hidden": "true" });
+  const root = html("span", { class: "mb-roomy" }, shown, room);
+  const hold = (all) =>
+    room.replaceChildren(...all.map((text) => html("span", {}, text)));
+  return { root, hold };
+}
 
 function render({ model, el }) {
   const read = () =>
@@ -366,6 +412,12 @@ function render({ model, el }) {
     max: MOST_PARAMETERS,
     onChange: set("model"),
   });
+  const check = ({ type, target: { value, validity } }) => {
+    if (type === "input") speakSoon(sentence(read()));
+    else if (!value || !validity.valid) speakSoon(refusal(read()), 0);
+  };
+  count.root.addEventListener("input", check);
+  count.root.addEventListener("change", check, true); // before the field does
   const ranks = slider({
     label: "Ranks N",
     key: "ranks",
@@ -388,9 +440,9 @@ function render({ model, el }) {
     onChange: set("stage"),
   });
   const recipe = choice({
-    label: "Recipe",
+    label: "Recipe (bytes per parameter)",
     key: "recipe",
-    options: entries(recipes, ([name, words]) => `${name}: ${words}`),
+    options: entries(recipes, ([name, , e]) => `${name}: ${e.join(" + ")}`),
     onChange: set("recipe"),
   });
   const card = choice({
@@ -400,7 +452,9 @@ function render({ model, el }) {
     onChange: set("card"),
   });
   const last = checkBox({
-    label: "Reduce gradients with the last micro-batch only",
+    label:
+      "Reduce gradients with the last micro-batch only " +
+      "(from 2 accumulation steps on)",
     key: "synchronise_last",
     onChange: set("synchronise_last"),
   });
@@ -410,11 +464,19 @@ function render({ model, el }) {
   const pictures = [0, 1].map(() =>
     svg("svg", { role: "img", class: "mb-picture" }),
   );
-  const said = html("p", { "aria-live": "polite", class: "mb-live" });
-  const heads = [html("span"), html("span")];
-  const note = html("span");
+  const said = html("span", { "aria-live": "polite", class: "mb-live" });
+  const say = (words) => {
+    if (said.textContent !== words) said.textContent = words;
+  };
+  const speakSoon = (words, wait = 150) => {
+    clearTimeout(speaking);
+    speaking = setTimeout(() => say(words), wait);
+  };
+  const captions = Array.from({ length: 4 }, () => html("span"));
+  const places = [said, ...captions].map(roomy);
+  const [live, ...heads] = places.map(({ root }) => root);
   const numbers = html("table", { class: "mb-table" });
-  let speaking;
+  let speaking, held;
 
   el.classList.add("mb-root", "mb-sharding");
   el.append(
@@ -426,10 +488,10 @@ function render({ model, el }) {
         ({ root }) => root,
       ),
     ),
-    said,
-    figure(heads[0], NOTES.states, pictures[0]),
+    html("p", { class: "mb-said" }, live),
+    figure(heads[0], heads[2], pictures[0]),
     legend(id),
-    figure(heads[1], note, pictures[1]),
+    figure(heads[1], heads[3], pictures[1]),
     numbers,
   );
 
@@ -455,23 +517,23 @@ function render({ model, el }) {
     box.disabled = micro === 1;
 
     el.classList.toggle("mb-narrow", width < 480);
-    const words = sentence(state, n);
-    const title = titles(state);
+    el.classList.toggle("mb-waits", n.stages["zero-2"].split.waiting > 0);
+    const chosen = [state.model, state.stage, state.recipe, state.card].join();
+    if (chosen !== held) {
+      sayings(state).forEach((all, i) => places[i].hold(all));
+    }
+    held = chosen;
+    const [words, ...around] = texts(state);
+    captions.forEach((caption, i) => (caption.textContent = around[i]));
     layout(state, n, width).forEach((plan, i) => {
-      heads[i].textContent = title[i];
       const picture = pictures[i];
       picture.setAttribute("viewBox", `0 0 ${width} ${plan.bottom + 24}`);
-      picture.setAttribute("aria-label", i ? `${title[1]}.` : words);
+      picture.setAttribute("aria-label", i ? `${around[1]}.` : words);
       picture.replaceChildren(...drawing(plan, state, id));
     });
-    note.textContent = `${NOTES.traffic}${many - 1}/${many}.`;
     numbers.replaceChildren(...table(state, n));
-    clearTimeout(speaking);
-    const speak = () => {
-      if (said.textContent !== words) said.textContent = words;
-    };
-    if (said.textContent) speaking = setTimeout(speak, 150);
-    else speak();
+    if (said.textContent) speakSoon(words);
+    else say(words);
   });
   return () => {
     end();

@@ -43,7 +43,7 @@ CARDS = {
 PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
-    "waiting": "beyond the shard, waiting",
+    "waiting": "waiting gradients",
     "optimizer": "optimizer states",
 }
 """The parts of a bar, from the left to the right."""
@@ -233,9 +233,8 @@ class Sharding(Widget):
         text = f"{STAGE_NAMES[self.stage]} on {ranks}: "
         text += f"{format_bytes(n['bytes'])} of model states per rank"
         if n["split"]["waiting"]:
-            text += f" ({format_bytes(n['split']['waiting'])} of them "
-            text += "gradients beyond the shard, which wait for the last "
-            text += "micro-batch)"
+            text += f" ({format_bytes(n['split']['waiting'])} of them wait "
+            text += "to be reduced)"
         if self.stage != "ddp":
             text += f", {_times(ddp['bytes'] / n['bytes'], 'less than')}"
         if self.ranks == 1:
@@ -244,7 +243,7 @@ class Sharding(Widget):
             text += f"; each rank sends {format_bytes(n['sent'])} per step"
             if self.stage != "ddp":
                 more = self._size(n) / self._size(ddp)
-                text += f", {_times(more, 'as much as')}"
+                text += f", {_times(more, 'as much as')}{self._unequal()}"
             text += "."
         if n["fits"] is not None:
             text += f" {self._fits(n)}"
@@ -257,21 +256,26 @@ class Sharding(Widget):
         each = bytes_per_parameter(self.recipe)
         return n["gathered"] * each.parameters + n["reduced"] * each.gradients
 
+    def _unequal(self) -> str:
+        """Why the same Ψ are other bytes than DDP's."""
+        each = bytes_per_parameter(self.recipe)
+        if each.parameters == each.gradients:
+            return ""
+        text = f" (a parameter has {each.parameters} bytes, a gradient "
+        return f"{text}{each.gradients})"
+
     def _fits(self, n: dict[str, Any]) -> str:
         """Whether the states fit the card, and with how many ranks."""
         fewest = n["fewest"]
-        if n["fits"]:
-            text = f"The states fit a card of {self.card}"
-            if fewest < self.ranks:
-                text += f"; {_plural(fewest, 'rank')} would do"
+        text = "The states " + ("fit" if n["fits"] else "do not fit")
+        text += f" a card of {self.card}"
+        if fewest == self.ranks:
             return f"{text}."
-        text = f"The states do not fit a card of {self.card}; "
         if fewest:
-            return f"{text}with {fewest} ranks they would."
-        text += "no number of ranks helps, as "
-        if self.stage == "ddp":
-            return f"{text}nothing is split."
-        return f"{text}what is not split is too much already."
+            of = "of the powers of two, " if fewest > 2 else ""
+            return f"{text}; {of}{_plural(fewest, 'rank')} would be enough."
+        little = "nothing" if self.stage == "ddp" else "too little"
+        return f"{text}; no number of ranks helps, as {little} is split."
 
     def titles(self) -> tuple[str, str]:
         """Of both pictures."""
@@ -286,7 +290,7 @@ class Sharding(Widget):
         two = "Sent by each rank per optimizer step: "
         two += "one micro-batch" if steps == 1 else f"{steps} micro-batches"
         if self.waiting:
-            two += ", gradients reduced once"
+            two += ", reduced once"
         return one, two
 
     def picture(self) -> str:
@@ -333,10 +337,13 @@ class Sharding(Widget):
             label = f"{self.card} = {format_bytes(card)}"
             label = f"card {label} →" if card > top else f"dashed: {label}"
             yield _text(398, 206, label, "end")
-        for index, (part, words) in enumerate(PARTS.items()):
+        legend = [part for part in PARTS if part != "waiting"]
+        if any(of["split"]["waiting"] for of in n.values()):
+            legend.append("waiting")
+        for index, part in enumerate(legend):
             x, y = 2 + 198 * (index % 2), 228 + 20 * (index // 2)
             yield from _box(x, y - 11, 12, 12, part)
-            yield _text(x + 17, y, words)
+            yield _text(x + 17, y, PARTS[part])
 
     def _traffic(self, n: dict[str, Any]) -> Iterator[str]:
         each = bytes_per_parameter(self.recipe)
