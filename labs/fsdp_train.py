@@ -1,4 +1,4 @@
-"""Train a small GPT on real text: in one process, or sharded with FSDP2.
+r"""Train a small GPT on real text: in one process, or sharded with FSDP2.
 
     python labs/fsdp_train.py --steps 20
     torchrun --nproc-per-node 4 labs/fsdp_train.py --steps 20 --stage 3
@@ -6,7 +6,15 @@
 Without ``torchrun`` there is one process and nothing is sharded. With it each
 rank takes its share of every batch, and all of them train one model. The
 batches depend on the step alone, so any number of ranks sees the same text,
-and a run that resumes from a checkpoint goes on where it was.
+and a run that resumes from a checkpoint goes on where it was. To survive a
+crash, start it with a store for each rendezvous, and with ``--resume``:
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 4 \
+        --max-restarts 3 labs/fsdp_train.py --steps 1000 --stage 3 \
+        --save-every 100 --checkpoint-dir saves --resume
+
+Without the variable the restarted ranks often find no connection, because
+the store of the ranks that died is gone.
 
 Rank 0 prints a JSON line for each step, with ``step`` and ``loss``. At the
 end every rank prints one, with its ``rank``, ``parameter_bytes``,
@@ -22,6 +30,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -61,34 +70,103 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--size", choices=SIZES, default="tiny")
-    add("--steps", type=int, default=10, help="optimizer steps in all")
-    add("--stage", type=int, choices=(2, 3), default=3, help="of ZeRO")
-    add("--accumulate", type=int, default=1, help="micro-batches in a step")
-    add("--synchronise", choices=("last", "each"), default="last")
-    add("--recompute", action="store_true", help="checkpoint activations")
+    add(
+        "--size",
+        choices=SIZES,
+        default="tiny",
+        help="of the model and the batch (default: tiny)",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=10,
+        help="optimizer steps in all (default: 10)",
+    )
+    add(
+        "--stage",
+        type=int,
+        choices=(2, 3),
+        help="ZeRO-2 or ZeRO-3 (default: 3)",
+    )
+    add(
+        "--accumulate",
+        type=int,
+        default=1,
+        help="micro-batches in a step (default: 1)",
+    )
+    add(
+        "--synchronise",
+        choices=("last", "each"),
+        help="after which micro-batch gradients are reduced (default: last)",
+    )
+    add(
+        "--recompute",
+        action="store_true",
+        help="drop the blocks' activations and compute them again",
+    )
     add("--mixed", action="store_true", help="gather and compute in bf16")
-    add("--offload", action="store_true", help="shards live in CPU memory")
-    add("--cpu", action="store_true", help="even where there are GPUs")
-    add("--checkpoint-dir", help="where the state is saved")
-    add("--save-every", type=int, default=2, help="steps")
-    add("--resume", action="store_true", help="from the last checkpoint")
-    add("--die", metavar="RANK:STEP", help="kill a rank, to see what happens")
+    add(
+        "--offload",
+        action="store_true",
+        help="keep shards and optimizer states in CPU memory",
+    )
+    add(
+        "--cpu",
+        action="store_true",
+        help="use the CPU even where there are GPUs",
+    )
+    add(
+        "--checkpoint-dir", help="folder for the checkpoints of this run alone"
+    )
+    add(
+        "--save-every",
+        type=int,
+        default=2,
+        help="steps between two checkpoints (default: 2)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from the last whole checkpoint of --checkpoint-dir",
+    )
+    add(
+        "--die",
+        metavar="RANK:STEP",
+        help="kill this rank in this step, to see what happens; both from 0",
+    )
     args = parser.parse_args(arguments)
     for name in ("steps", "accumulate", "save_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if args.resume and not args.checkpoint_dir:
         parser.error("--resume needs --checkpoint-dir")
+    if args.checkpoint_dir:
+        folder = Path(args.checkpoint_dir)
+        if folder.exists() and not folder.is_dir():
+            parser.error(f"--checkpoint-dir {folder} is a file: name a folder")
+        if not args.resume and any(folder.glob("step-*")):
+            parser.error(
+                f"{folder} has checkpoints: use --resume or another folder"
+            )
     if args.die:
         try:
             rank, step = map(int, args.die.split(":"))
         except ValueError:
             parser.error(f"--die is {args.die!r}: write RANK:STEP, as 1:3")
         args.die = rank, step
+    given = [f"--{n}" for n in ("stage", "synchronise") if getattr(args, n)]
+    args.stage = args.stage or 3
+    args.synchronise = args.synchronise or "last"
     args.sharded = "RANK" in os.environ  # torchrun sets it
     args.rank = int(os.environ.get("RANK", 0))
     args.ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if args.die and not (
+        0 <= args.die[0] < args.ranks and 0 <= args.die[1] < args.steps
+    ):
+        parser.error(
+            f"--die {rank}:{step} never happens: this run has ranks 0 to "
+            f"{args.ranks - 1} and steps 0 to {args.steps - 1}"
+        )
     sequences = SIZES[args.size][1]
     if sequences % (args.ranks * args.accumulate):
         parser.error(
@@ -98,7 +176,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         )
     local = int(os.environ.get("LOCAL_RANK", 0))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpu = not args.cpu and torch.cuda.device_count() >= here
+    gpus = 0 if args.cpu else torch.cuda.device_count()
+    gpu = gpus >= here
+    if 0 < gpus < here:
+        note(args, f"{gpus} GPU(s) for {here} ranks: all ranks use the CPU")
+    if given and not args.sharded:
+        note(args, f"no effect without torchrun: {', '.join(given)}")
     args.device = torch.device(f"cuda:{local}" if gpu else "cpu")
     if (args.mixed or args.offload) and not args.sharded:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
@@ -107,8 +190,20 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def note(args: argparse.Namespace, text: str) -> None:
+    """A line for the reader, once for all ranks."""
+    if args.rank == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
 def build(args: argparse.Namespace) -> GPT:
-    """The model, alike on all ranks; sharded under torchrun."""
+    """The model, alike on all ranks; sharded under torchrun.
+
+    For a moment the whole model is on every GPU. One that does not fit is
+    built under ``torch.device("meta")``, which takes no memory, and sharded
+    there; ``model.to_empty(device=args.device)`` then makes the shards, and
+    each layer must be initialised again.
+    """
     torch.manual_seed(0)
     shape, _ = SIZES[args.size]
     model = GPT(**shape).to(args.device)
@@ -197,10 +292,12 @@ def train(args: argparse.Namespace) -> None:
     if args.resume:
         loaded = load_checkpoint(args.checkpoint_dir, model, optimizer)
         first = loaded.step or 0
-        if args.rank == 0:
-            for problem in loaded.skipped:
-                print(f"skipped {problem}", file=sys.stderr)
-            print(f"begin at step {first}", file=sys.stderr, flush=True)
+        for problem in loaded.skipped:
+            note(args, f"skipped {problem}")
+        done = ": nothing left to do" if first >= args.steps else ""
+        note(args, f"begin at step {first}{done}")
+    if args.device.type == "cuda":  # without what built the model
+        torch.cuda.reset_peak_memory_stats()
     data = text()
     for step in range(first, args.steps):
         loss = train_step(model, optimizer, data, step, args)

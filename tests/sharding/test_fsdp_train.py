@@ -215,7 +215,7 @@ def test_saved_on_four_loaded_on_two_and_on_one(pools, tmp_path):
     resume = ("--checkpoint-dir", tmp_path, "--resume")
     loaded = on(pools[2], *resume)
     assert loaded.steps == []
-    assert loaded.other == [f"begin at step {STEPS}"]
+    assert loaded.other == [f"begin at step {STEPS}: nothing left to do"]
     assert loaded.digests == saved.digests
     assert alone(*resume).digests == saved.digests
 
@@ -328,6 +328,12 @@ def test_two_nodes(pair):
         (["--accumulate", "5"], "24 sequences cannot be split evenly among 1"),
         (["--die", "1"], "write RANK:STEP, as 1:3"),
         (["--die", "a:b"], "write RANK:STEP, as 1:3"),
+        (["--die", "1:3"], "never happens: this run has ranks 0 to 0 and"),
+        (["--die", "0:10"], "and steps 0 to 9"),
+        (["--die", "-1:3"], "expected one argument"),
+        (["--die=-1:3"], "--die -1:3 never happens"),
+        (["--die=0:-1"], "--die 0:-1 never happens"),
+        (["--checkpoint-dir", __file__], "is a file: name a folder"),
         (["--mixed"], "are FSDP2's: start with torchrun"),
         (["--offload"], "are FSDP2's: start with torchrun"),
         (["--stage", "1"], "invalid choice: 1"),
@@ -341,6 +347,56 @@ def test_wrong_options(given, said, capsys):
         fsdp_train.options(given)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_used_folder_is_not_mixed_with_another_run(tmp_path, capsys):
+    used = ["--checkpoint-dir", str(tmp_path)]
+    fsdp_train.options(used)  # an empty one is fine
+    (tmp_path / "step-00000002").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        fsdp_train.options(used)
+    assert ended.value.code == 2
+    said = f"{tmp_path} has checkpoints: use --resume or another folder"
+    assert said in capsys.readouterr().err
+    assert fsdp_train.options([*used, "--resume"]).resume
+
+
+def test_options_without_effect_are_named(monkeypatch, capsys):
+    args = fsdp_train.options([])
+    assert (args.stage, args.synchronise) == (3, "last")
+    assert capsys.readouterr().err == ""
+    args = fsdp_train.options(["--stage", "2", "--synchronise", "each"])
+    assert (args.stage, args.synchronise) == (2, "each")
+    assert capsys.readouterr().err == (
+        "no effect without torchrun: --stage, --synchronise\n"
+    )
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    args = fsdp_train.options(["--stage", "2", "--die", "1:9"])
+    assert (args.stage, args.die) == (2, (1, 9))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("gpus", "options", "device", "said"),
+    [
+        (0, [], "cpu", ""),
+        (1, [], "cpu", "1 GPU(s) for 2 ranks: all ranks use the CPU\n"),
+        (1, ["--cpu"], "cpu", ""),
+        (2, [], "cuda", ""),
+    ],
+)
+def test_fewer_gpus_than_ranks(
+    monkeypatch, capsys, rank, gpus, options, device, said
+):
+    ranks = {"RANK": rank, "LOCAL_RANK": rank}
+    ranks |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert fsdp_train.options(options).device.type == device
+    assert capsys.readouterr().err == ("" if rank else said)
 
 
 def test_options_that_depend_on_the_ranks(monkeypatch, capsys):
