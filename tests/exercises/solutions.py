@@ -499,10 +499,12 @@ def fewest_ranks(numbers, stage, card, rest):
 
 
 def shard_bytes(shapes, ranks, rank):
+    from math import prod
+
     stored = own = 0
     for rows, *rest in shapes:
         each = -(-rows // ranks)  # rounded up: what rank 0 has
         mine = max(min(each, rows - rank * each), 0)
-        stored += each * math.prod(rest)
-        own += mine * math.prod(rest)
+        stored += each * prod(rest)
+        own += mine * prod(rest)
     return 4 * stored, 4 * stored, 8 * own + 4 * len(shapes)
