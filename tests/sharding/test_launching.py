@@ -420,11 +420,11 @@ def test_a_hang_is_an_error_that_shows_where_the_rank_is():
     with Ranks(2) as pool:
         assert works(pool)
         with pytest.raises(DeadlineError) as caught:
-            pool.run(workers.one_does_not_call, deadline=0.7)
+            pool.run(workers.one_does_not_call, deadline=2)
         assert caught.value.rank == 0
         assert isinstance(caught.value, RankError | TimeoutError)
         message = str(caught.value)
-        assert message.startswith("rank 0 did not end within 0.7 s: a coll")
+        assert message.startswith("rank 0 did not end within 2 s: a coll")
         assert "rank 0 was here:" in message and "all_reduce" in message
         assert "in one_does_not_call" in message
         assert "rank 1 was here" not in message
@@ -435,7 +435,7 @@ def test_a_rank_that_computes_for_too_long():
     with Ranks(2, deadline=30) as pool:
         assert works(pool)
         with pytest.raises(DeadlineError) as caught:
-            pool.run(workers.sleep, deadline=0.7)
+            pool.run(workers.sleep, deadline=2)
         assert str(caught.value).startswith("rank 0, 1 did not end within")
         assert str(caught.value).count("in sleep") == 2
 

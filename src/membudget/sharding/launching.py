@@ -42,6 +42,9 @@ DUMPED = "most recent call first"
 LONGEST = 1e6
 """The longest deadline in seconds, about 11 days."""
 
+PRELOADED = rank_process.__name__, "torch._dynamo"
+"""Imported once for all ranks; each one's first optimizer needs the second."""
+
 
 class RankError(RuntimeError):
     """A rank failed, died or did not end in time.
@@ -344,7 +347,7 @@ class Ranks:
             "forkserver" if sys.platform == "linux" else "spawn"
         )
         if sys.platform == "linux":
-            context.set_forkserver_preload([rank_process.__name__])
+            context.set_forkserver_preload(list(PRELOADED))
         started: list[_Process] = []
         self._end = weakref.finalize(self, _kill, started, folder, os.getpid())
         # Before multiprocessing waits for its processes at the end.
