@@ -1,14 +1,6 @@
-"""What runs on two gloo ranks; started by ``test_fsdp``.
+"""What runs on two gloo ranks; started by ``test_fsdp``."""
 
-Usage: python fsdp_ranks.py RANK FOLDER. Writes FOLDER/RANK.json: for each
-setting, what the tracker said about a step of a sharded model.
-"""
-
-import gc
-import json
-import sys
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -91,27 +83,10 @@ def gradients_are_the_same():
     return all(map(torch.equal, *found))
 
 
-def main(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=60),
-    )
-    found = {
+def found():
+    """What the tracker said about each setting."""
+    return {
         f"{kind}, {when}": track(shard(build(), kind == "resharded"), warm)
         for kind in ("resharded", "kept")
         for when, warm in (("first step", False), ("later step", True))
-    }
-    found["same gradients"] = gradients_are_the_same()
-    with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    gc.collect()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    } | {"same gradients": gradients_are_the_same()}

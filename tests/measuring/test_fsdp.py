@@ -4,17 +4,17 @@ Only what is alive between the passes is asserted: the peaks of real runs
 depend on when a collective returns.
 """
 
-import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-DEADLINE = 120  # seconds; it takes about 7
-SCRIPT = Path(__file__).with_name("fsdp_ranks.py")
+from membudget.sharding import Ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fsdp_ranks
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(),
@@ -32,35 +32,10 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks():
     """What each rank found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    logs = [folder / f"{rank}.log" for rank in range(WORLD)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), folder],
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    end = time.monotonic() + DEADLINE
-    try:
-        for process in processes:
-            process.wait(max(end - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in processes):
-        said = "\n".join(log.read_text()[-3000:] for log in logs)
-        pytest.fail(f"the ranks did not end well:\n{said}", pytrace=False)
-    return [
-        json.loads((folder / f"{rank}.json").read_text())
-        for rank in range(WORLD)
-    ]
+    with Ranks(WORLD, backend="gloo") as pool:
+        return pool.run(fsdp_ranks.found)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
