@@ -210,43 +210,48 @@ def misfits(page, states, widget=0, crossed=False):
 
 
 def places(page, selector, states):
-    """How far down the element stands once a state's sentence is there.
+    """How far down elements stand once a state's sentence is there.
+
+    The sentence waits until the reader pauses; here it does not.
 
     Args:
         page: what `show` gave.
-        selector: names the element.
+        selector: names the elements.
         states: pairs of settings, as in `misfits`, and the sentence that the
             page has to say in this state; None: any, but it is said anew.
     """
-    return set(
-        page.evaluate(
-            f"""async ([selector, states]) => {{
-              const enter = {ENTER};
-              const live = document.querySelector("[aria-live=polite]");
-              const element = document.querySelector(selector);
-              const places = [];
-              for (const [settings, sentence] of states) {{
-                let told = false;
-                const tell = () => (told = sentence === null ||
-                  live.textContent === sentence);
-                const observer = new MutationObserver(tell);
-                observer.observe(live, {{ childList: true }});
-                enter([0, settings]);
-                if (sentence !== null) tell();
-                const end = performance.now() + 10_000;
-                while (!told) {{
-                  if (performance.now() > end)
-                    throw new Error(`${{live.textContent}} / ${{sentence}}`);
-                  await new Promise((done) => setTimeout(done, 10));
-                }}
-                observer.disconnect();
-                const box = live.getBoundingClientRect();
-                if (!box.width || !box.height) throw new Error("not visible");
-                const {{ top }} = element.getBoundingClientRect();
-                places.push(Math.round(top + window.scrollY));
-              }}
-              return places;
-            }}""",
-            [selector, list(states)],
-        )
+    found = page.evaluate(
+        f"""async ([selector, states]) => {{
+          const enter = {ENTER};
+          const live = document.querySelector("[aria-live=polite]");
+          const later = window.setTimeout;
+          window.setTimeout = (act) => later(act);
+          const places = [];
+          for (const [settings, sentence] of states) {{
+            let told = false;
+            const tell = () => (told = sentence === null ||
+              live.textContent === sentence);
+            const observer = new MutationObserver(tell);
+            observer.observe(live, {{ childList: true }});
+            enter([0, settings]);
+            if (sentence !== null) tell();
+            const end = performance.now() + 10_000;
+            while (!told) {{
+              if (performance.now() > end)
+                throw new Error(`${{live.textContent}} / ${{sentence}}`);
+              await new Promise((done) => later(done));
+            }}
+            observer.disconnect();
+            const box = live.getBoundingClientRect();
+            if (!box.width || !box.height) throw new Error("not visible");
+            const elements = [...document.querySelectorAll(selector)];
+            places.push(elements.map((element) =>
+              Math.round(element.getBoundingClientRect().top + scrollY)));
+          }}
+          window.setTimeout = later;
+          return places;
+        }}""",
+        [selector, list(states)],
     )
+    assert all(found)
+    return set(map(tuple, found))
