@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import re
 import signal
 import socket
@@ -403,6 +404,16 @@ def test_a_rank_that_died_between_two_runs():
         with pytest.raises(RankError, match=r"^rank 0 died of signal 9"):
             pool.close()
         assert pool.processes == []
+
+
+@pytest.mark.parametrize("kind", [RankError, DeadlineError])
+def test_an_error_goes_to_another_process_as_it_is(kind):
+    error = kind(1, "rank 1: ValueError: boom", "Traceback …")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert str(error) == "rank 1: ValueError: boom\n\nTraceback …"
+    assert (copy.rank, copy.traceback) == (error.rank, error.traceback)
 
 
 def test_an_error_in_the_block_ends_the_ranks():

@@ -226,10 +226,11 @@ def test_a_checkpoint_of_other_shapes(run, pools):
         message, before, after = found
         assert message == (
             f"{path} is the checkpoint of another model, 7 tensors differ: "
-            "0.bias is (5,) in the checkpoint and (6,) in the model; "
-            "0.weight is (5, 7) in the checkpoint and (6, 7) in the model; "
-            "1.bias is (5,) in the checkpoint and (6,) in the model. Build "
-            "the model with the sizes it was saved with, or use another "
+            "0.bias is (5,) float32 in the checkpoint and (6,) float32 in the "
+            "model; 0.weight is (5, 7) float32 in the checkpoint and (6, 7) "
+            "float32 in the model; 1.bias is (5,) float32 in the checkpoint "
+            "and (6,) float32 in the model. Build the model with the sizes "
+            "and dtypes it was saved with, or use another "
             "folder"
         )
         assert alike(after, before)
@@ -246,8 +247,28 @@ def test_a_checkpoint_of_other_names(tmp_path):
         load_checkpoint(tmp_path, model, optimizer)
     text = str(caught.value)
     assert "another model, 4 tensors differ" in text
-    assert "0.bias is (2,) in the checkpoint and missing in the model" in text
-    assert "bias is missing in the checkpoint and (2,) in the model" in text
+    there = "in the checkpoint and missing in the model"
+    assert f"0.bias is (2,) float32 {there}" in text
+    here = "is missing in the checkpoint and (2,) float32 in the model"
+    assert f"bias {here}" in text
+    assert alike(everything(model, optimizer), before)
+
+
+def test_a_checkpoint_in_another_dtype(tmp_path):
+    """PyTorch would convert the numbers and say nothing."""
+
+    def adam(dtype):
+        model = nn.Linear(2, 2, dtype=dtype)
+        return model, torch.optim.Adam(model.parameters())
+
+    save_checkpoint(tmp_path, 1, *adam(torch.bfloat16))
+    model, optimizer = adam(torch.float32)
+    before = everything(model, optimizer)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path, model, optimizer)
+    assert "bias is (2,) bfloat16 in the checkpoint and (2,) float32" in str(
+        caught.value
+    )
     assert alike(everything(model, optimizer), before)
 
 

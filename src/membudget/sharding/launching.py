@@ -55,8 +55,12 @@ class RankError(RuntimeError):
     """
 
     def __init__(self, rank: int, message: str, traceback: str) -> None:
-        super().__init__(f"{message}\n\n{traceback}".rstrip())
+        super().__init__(rank, message, traceback)
         self.rank, self.traceback = rank, traceback
+
+    def __str__(self) -> str:
+        _, message, traceback = self.args
+        return f"{message}\n\n{traceback}".rstrip()
 
 
 class DeadlineError(RankError, TimeoutError):

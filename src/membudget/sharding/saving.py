@@ -123,10 +123,10 @@ def load_checkpoint(
         model, optimizer: get its values; sharded or not.
 
     Raises:
-        CheckpointError: the checkpoint is another model's; model and
-            optimizer keep their values. Or there are checkpoints and none of
-            them can be read; the model's values may then be mixed, so do not
-            use them.
+        CheckpointError: the checkpoint is another model's, by name, shape or
+            dtype of a tensor; model and optimizer keep their values. Or
+            there are checkpoints and none of them can be read; the model's
+            values may then be mixed, so do not use them.
     """
     skipped: list[str] = []
     for path in _share(lambda: _all(folder)):
@@ -228,14 +228,14 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
 
 
 def _compare(path: Path, saved: dict, state: dict) -> None:
-    """Refuse the checkpoint of a model with other parameters."""
+    """Refuse the checkpoint of a model with other parameters or dtypes."""
     there = {
-        name.removeprefix("model."): tuple(value.size)
+        name.removeprefix("model."): _kind(value.size, value.properties.dtype)
         for name, value in saved.items()
         if name.startswith("model.") and hasattr(value, "size")
     }
     here = {
-        name: tuple(value.shape)
+        name: _kind(value.shape, value.dtype)
         for name, value in state.items()
         if isinstance(value, torch.Tensor)
     }
@@ -250,8 +250,12 @@ def _compare(path: Path, saved: dict, state: dict) -> None:
             f"{path} is the checkpoint of another model, "
             f"{len(differences)} tensors differ: "
             f"{'; '.join(differences[:3])}. Build the model with the sizes "
-            "it was saved with, or use another folder"
+            "and dtypes it was saved with, or use another folder"
         )
+
+
+def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def _reason(error: BaseException) -> str:
