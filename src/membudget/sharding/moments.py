@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
-from membudget.ledger.checks import one_of
+from membudget.ledger.checks import one_of, whole
 from membudget.sharding.shards import Unit, rank_states
 
 
@@ -73,7 +73,7 @@ def rank_moments(
     reduced: int | None = None,
     synchronise: bool = True,
     waiting: bool = False,
-    embedding: bool = False,
+    embedding: int = 0,
 ) -> Moments:
     """Bytes that FSDP2 holds on a rank at each moment of a micro-batch.
 
@@ -93,11 +93,9 @@ def rank_moments(
       gradients are reduced at the end of the backward pass, and after them
       those of the first block: its input is the batch, which needs no
       gradient that would tell when the block is done.
-    * With ``embedding`` the model's own unit works before the first block,
-      too, whose gradients are then reduced as the others'. All gradients of
-      the own unit count from the beginning of the backward pass: those of
-      the embedding come later, so the result may be too large by them. Make
-      the embedding the first block, and it is exact.
+    * With an ``embedding`` the model's own unit works before the first block,
+      too, whose gradients are then reduced as the others'. The embedding's
+      come last.
     * A new gradient is there beside the whole one that waits for it, until
       it is added, if both have the same dtype. An operator that makes two,
       as those of a weight and a bias, makes them together: then the result
@@ -122,11 +120,18 @@ def rank_moments(
         synchronise: whether the backward pass reduces the gradients
             (``set_requires_gradient_sync``). Otherwise they stay whole.
         waiting: whether whole gradients of earlier micro-batches are there.
-        embedding: whether the model's own unit has an input embedding.
+        embedding: how many tensors of the model's own unit, its first ones,
+            are used before the first block: 2 for tokens and positions.
 
     Raises:
-        ValueError: as :func:`membudget.sharding.rank_states`.
+        ValueError: as :func:`membudget.sharding.rank_states`; an embedding
+            of more tensors than the model's own unit has.
     """
+    own = sum(len(unit.shapes) for unit in units if not unit.name)
+    if whole(embedding, "embedding", 0) > own:
+        raise ValueError(
+            f"embedding is {embedding}: the model's own unit has {own} tensors"
+        )
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
     walk = _Walk(
@@ -234,7 +239,7 @@ class _Walk:
             if not unit.name and stage == "zero-3":
                 self.add("gathered", -self.whole(unit))
 
-    def backward(self, stage: str, synchronise: bool, embedding: bool) -> None:
+    def backward(self, stage: str, synchronise: bool, embedding: int) -> None:
         own = [unit for unit in self.units if not unit.name]
         blocks = [unit for unit in self.units if unit.name][::-1]
         again = stage == "zero-3"
@@ -248,16 +253,18 @@ class _Walk:
                 self.add("buffers", -fetched)
                 if i + 1 < len(order):
                     fetched = self.gather(order[i + 1])
-            self.gradients(unit)
+            self.gradients(unit.shapes[0 if unit.name else embedding :])
             if unit not in late:
                 buffer = self.reduce(unit, buffer, synchronise)
+        for unit in own:
+            self.gradients(unit.shapes[:embedding])
         for unit in late:
             buffer = self.reduce(unit, buffer, synchronise)
         self.add("buffers", -buffer)
 
-    def gradients(self, unit: Unit) -> None:
+    def gradients(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Whole gradients of a unit, summed with those that wait."""
-        for number in map(prod, unit.shapes):
+        for number in map(prod, shapes):
             self.add("gradients", number * self.gathered)
             if self.waiting and self.kept == self.gathered:
                 self.add("gradients", -number * self.gathered)
