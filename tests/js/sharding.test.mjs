@@ -89,28 +89,47 @@ test("the sentence and the titles are Python's, to the letter", () => {
 });
 
 test("the notes say the bytes, the fraction, and what each ZeRO-2 sends", () => {
-  const seen = new Set();
+  const seen = { sent: new Set(), parts: new Set(), cards: new Set() };
   for (const state of some) {
     const { ranks, recipe, accumulation_steps: K, synchronise_last } = state;
-    const [states, traffic] = notes(state).map((note) =>
+    const [states, traffic, several] = notes(state).map((note) =>
       note.replaceAll("\u00a0", " "),
     );
     const [, words, each] = tables.recipes.find(([name]) => name === recipe);
     const [parameter, gradient, optimizer] = each;
     const bytes = `${parameter} + ${gradient} + ${optimizer} bytes per parameter`;
     assert.ok(states.startsWith(`Recipe ${recipe} (${words}), with Adam: ${bytes}`));
+    const [, size] = tables.cards.find(([name]) => name === state.card);
+    assert.match(states, size ? / GiB\.$/ : /the number tells\.$/);
+    if (size) {
+      const [gigabytes] = state.card.split(" ");
+      const exactly = ` ${state.card} are ${gigabytes} · 10⁹ bytes, `;
+      const [before, after] = states.split(exactly);
+      assert.ok(before.endsWith("tells. The card's"));
+      const about = Number(after.match(/^([\d.]+) GiB\.$/)[1]);
+      assert.ok(Math.abs(about - size / 2 ** 30) <= 0.5);
+    }
+    seen.cards.add(state.card);
     assert.ok(traffic.startsWith(`Parameters (${parameter} bytes each)`));
     assert.ok(traffic.includes(`gradients (${gradient} bytes each)`));
-    assert.ok(traffic.includes(`(N − 1)/N = ${ranks - 1}/${ranks}. `));
+    const part = ranks === 1 ? "0" : `${ranks - 1}/${ranks}`;
+    assert.ok(traffic.endsWith(` (N − 1)/N = ${part}.`));
+    seen.parts.add(part);
+    if (K === 1) {
+      assert.equal(several, "");
+      continue;
+    }
     const sends = /send (.*) Ψ; FSDP2's zero-2 .*: (.*) Ψ\.$/;
-    const [ours, fsdp] = traffic.match(sends).slice(1);
-    seen.add(ours);
+    const [ours, fsdp] = several.match(sends).slice(1);
+    seen.sent.add(ours);
     const value = { 2: 2, "(K + 1)": K + 1, "2K": 2 * K };
     const { gathered, reduced } = describe(state).stages["zero-2"];
     assert.equal(value[ours], gathered + reduced);
     assert.equal(value[fsdp], K + (synchronise_last ? 1 : K));
   }
-  assert.equal(seen.size, 2);
+  assert.deepEqual(seen.sent, new Set(["2", "(K + 1)"]));
+  assert.equal(seen.parts.size, 11);
+  assert.equal(seen.cards.size, tables.cards.length);
 });
 
 test("sayings are all that the sliders and the box make of a state", () => {
@@ -119,12 +138,17 @@ test("sayings are all that the sliders and the box make of a state", () => {
   const all = states(grid);
   assert.equal(all.length, 11 * 5 * 2);
   const found = sayings(all[7]);
-  const wanted = all.map((one) => [sentence(one), ...titles(one), ...notes(one)]);
+  const said = all.map((one) => [sentence(one), ...titles(one), ...notes(one)]);
+  const wanted = said[0].map((_, i) => new Set(said.map((one) => one[i])));
+  for (const [card] of tables.cards) {
+    wanted[3].add(notes({ ...all[7], card })[0]); // the first note's place
+  }
   found.forEach((texts, i) => {
-    assert.deepEqual(new Set(texts), new Set(wanted.map((one) => one[i])));
+    assert.deepEqual(new Set(texts), wanted[i]);
     assert.equal(texts.length, new Set(texts).size);
   });
-  assert.equal(found.length, 5);
+  assert.equal(found.length, 6);
+  assert.equal(found[3].length, tables.cards.length);
 });
 
 test("bars are as long as what is held and sent, part by part", () => {

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from itertools import product
 from xml.etree import ElementTree
 
@@ -375,6 +376,40 @@ def test_a_card_in_the_picture(card, words, drawn):
     picture = Sharding("1.3 B", 8, card=card).picture()
     assert (words in picture) == (card != "none")
     assert ("6 4" in picture) == drawn
+
+
+def test_the_limit_of_the_picture_keeps_clear_of_words():
+    """Those above the bars, and the initials in them."""
+    beside = 0
+    for model, ranks, card, steps in product(
+        MODELS, (1, 2, 8, 64), list(CARDS)[1:], (1, 4)
+    ):
+        shown = Sharding(model, ranks, card=card, accumulation_steps=steps)
+        shown.synchronise_last = True
+        root = ElementTree.fromstring(shown.picture())
+        dashed = [p for p in root.iter("path") if p.get("stroke-dasharray")]
+        boxes = [
+            [float(box.get(key)) for key in ("x", "y", "width")]
+            for box in root.iter("rect")
+        ]
+        for line in dashed:
+            starts = re.findall(r"M([\d.]+) (\d+)v16", line.get("d"))
+            assert len(starts) == 4
+            limit, tops = float(starts[0][0]), [int(y) for _, y in starts]
+            for text in root.iter("text"):
+                x, y = float(text.get("x")), float(text.get("y"))
+                if text.get("font-size") != "11":
+                    for top in tops:  # 12 pixels high, and what hangs below
+                        assert y + 3 <= top - 2 or y - 12 >= top + 16 + 2
+                elif y - 12 in tops:
+                    assert abs(x - limit) > 8.9
+                    beside += abs(x - limit) < 9.1
+                    assert any(
+                        left + 5.9 <= x <= left + wide - 5.9
+                        for left, top, wide in boxes
+                        if top == y - 12
+                    )
+    assert beside > 20
 
 
 def test_bars_of_the_picture():

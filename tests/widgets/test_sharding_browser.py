@@ -105,10 +105,9 @@ def test_first_picture(page, widget):
     assert {"DDP: 112 GiB", "ZeRO-3: 1.75 GiB", "GiB"} <= set(texts)
     assert {"DDP: 27.5 GiB, 2 Ψ", "ZeRO-3: 41.3 GiB, 3 Ψ"} <= set(texts)
     notes = page.locator("figcaption").all_inner_texts()
-    assert "GB of a card are decimal: 24 GB are 24 · 10⁹ bytes" in notes[0]
     assert "Adam: 2 + 2 + 12 bytes per parameter" in notes[0]
-    assert "times (N\u00a0−\u00a01)/N = 63/64. " in notes[1]
-    assert notes[1].endswith("for every micro-batch: 2K\u00a0Ψ.")
+    assert notes[0].endswith("the number tells.")
+    assert notes[1].endswith("times (N\u00a0−\u00a01)/N = 63/64.")
     rows = page.locator(".mb-table tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == list(STAGE_NAMES.values())
     assert page.locator(".mb-limit").count() == 0
@@ -218,7 +217,7 @@ def test_the_chosen_stage_is_framed(page, widget):
         agree(page, widget)
         frames = page.locator("rect.mb-frame").all()
         assert len(frames) == 2
-        assert float(frames[0].get_attribute("y")) == 42 + 46 * place
+        assert float(frames[0].get_attribute("y")) == 42 + 48 * place
         bold = page.locator("text.mb-chosen").all_text_contents()
         assert [words.split(":")[0] for words in bold] == [name, name]
         row = page.locator("tr.mb-chosen").inner_text()
@@ -233,12 +232,84 @@ def test_a_card(page, widget):
     assert "card 24 GB = 22.4 GiB" in texts
     assert {"DDP: 112 GiB ✗", "ZeRO-2: 15.5 GiB ✓"} <= set(texts)
     assert page.locator(".mb-limit").count() == 1
+    note = page.locator("figcaption").first
+    words = "The card's 24 GB are 24 · 10⁹ bytes, 22.4 GiB."
+    assert note.inner_text().endswith(f"the number tells. {words}")
     control(page, "model").select_option("GPT-2 124M")
     widget.model = "GPT-2 124M"
     agree(page, widget)
     texts = page.locator(".mb-picture text").all_text_contents()
     assert "card 24 GB = 22.4 GiB →" in texts
     assert page.locator(".mb-limit").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 640, 1000])
+def test_the_caption_speaks_of_the_chosen_card(show, widget, width):
+    """In a place of one size: below it nothing moves."""
+    page = show(widget, width=width)
+    note, heights = page.locator("figcaption").first, set()
+    for card, (size, _) in CARDS.items():
+        control(page, "card").select_option(card)
+        widget.card = card
+        agree(page, widget)
+        words = note.inner_text().split("the number tells.")[1].strip()
+        wanted = f"{card} are {size // 10**9} · 10⁹ bytes"
+        wanted = f"The card's {wanted}, {format_bytes(size)}."
+        assert words == (wanted if size else "")
+        heights.add(note.bounding_box()["height"])
+    assert len(heights) == 1
+
+
+def test_one_rank(page, widget):
+    control(page, "ranks").press("Home")
+    widget.ranks = 1
+    agree(page, widget)
+    note = page.locator("figcaption").last.inner_text()
+    assert note.endswith("times (N\u00a0−\u00a01)/N = 0.")
+
+
+PLACES = """() => [".mb-said", ".mb-picture", ".mb-table", ".mb-root"]
+  .flatMap((name) => [...document.querySelectorAll(name)])
+  .flatMap((one) => {
+    const { top, bottom } = one.getBoundingClientRect();
+    return [top, bottom].map((y) => Math.round(y + scrollY));
+  })"""
+"""Where the large parts of the page begin and end."""
+
+
+@pytest.mark.parametrize("width", [390, 1000])
+def test_one_micro_batch_needs_no_word_of_more(show, widget, width):
+    """They come with the second, into the places that are kept for them."""
+    page = show(widget, width=width)
+    note, root = page.locator(".mb-note"), page.locator(".mb-root")
+    label = "Reduce gradients with the last micro-batch only"
+    places = page.evaluate(PLACES)
+    seen = root.inner_text()
+    assert note.inner_text() == ""
+    assert not control(page, "synchronise_last").is_visible()
+    for words in (label, "FSDP2", "micro-batches", "the paper's"):
+        assert words not in seen
+    for keys, ours, theirs in (
+        (["ArrowRight"], "(K\u00a0+\u00a01)", "2K"),
+        ([], "2", "(K\u00a0+\u00a01)"),
+    ):
+        for key in keys:
+            control(page, "accumulation_steps").press(key)
+            widget.accumulation_steps *= 2
+        if not keys:
+            control(page, "synchronise_last").check()
+            widget.synchronise_last = True
+        agree(page, widget)
+        words = note.inner_text()
+        assert f"so K micro-batches send {ours}\u00a0Ψ; FSDP2's" in words
+        assert words.endswith(f"for every micro-batch: {theirs}\u00a0Ψ.")
+        assert label in root.inner_text()
+        assert page.evaluate(PLACES) == places
+    control(page, "accumulation_steps").press("Home")
+    widget.accumulation_steps = 1
+    agree(page, widget)
+    assert root.inner_text() == seen
+    assert page.evaluate(PLACES) == places
 
 
 # How it is moved -----------------------------------------------------------
@@ -311,11 +382,9 @@ def test_an_own_number(page, widget):
 def test_the_box_needs_several_micro_batches(page, widget):
     """It keeps what it was while there is one."""
     box = control(page, "synchronise_last")
-    assert box.is_disabled()
-    label = box.evaluate("e => e.labels[0].innerText")
-    assert label.endswith("(from 2 accumulation steps on)")
+    assert box.is_disabled() and not box.is_visible()
     control(page, "accumulation_steps").press("ArrowRight")
-    box.check()
+    box.check()  # which can be seen now
     widget.accumulation_steps, widget.synchronise_last = 2, True
     agree(page, widget)
     control(page, "accumulation_steps").press("Home")
@@ -431,6 +500,62 @@ def test_labels_fit(show, widget, width, font):
     ]
     states += [[("stage", stage)] for stage in STAGE_NAMES]
     assert pages.misfits(page, states, crossed=True) == []
+
+
+NEAR = """() => [...document.querySelectorAll(".mb-limit")].flatMap((line) => {
+  const [at, points] = [line.getScreenCTM(), []];
+  for (let way = 0; way <= line.getTotalLength(); way += 1)
+    points.push(line.getPointAtLength(way).matrixTransform(at));
+  const texts = line.closest("svg").querySelectorAll("text");
+  return [...texts].flatMap((text) => {
+    const box = text.getBoundingClientRect();
+    const over = points.filter(({ x }) =>
+      box.left - 2 < x && x < box.right + 2);
+    const near = over.some(({ y }) => box.top - 2 < y && y < box.bottom + 2);
+    return over.length ? [[text.textContent, near]] : [];
+  });
+})"""
+"""Texts above or below the limit's dashes, and whether one is within 2 px."""
+
+
+@pytest.mark.parametrize(
+    "width, font",
+    [(320, WIDE_FONT), (390, ""), (1000, "")],
+    ids=["320-wide", "390", "1000"],
+)
+def test_the_limit_keeps_clear_of_words(show, width, font):
+    """`misfits` finds what goes through a text, not what touches its edge."""
+    page = show(Sharding(), width=width, style=font)
+    states = [
+        [("recipe", recipe), ("ranks", ranks), ("accumulation_steps", steps)]
+        + [("model", model), ("card", card)]
+        + ([("synchronise_last", True)] if steps else [])
+        for recipe, ranks, steps in product(("master", "fp32"), (1, 6), (0, 2))
+        for model, card in product(MODELS, list(CARDS)[1:])
+    ]
+    found = page.evaluate(
+        f"""async (states) => {{
+          const [enter, near] = [{pages.ENTER}, {NEAR}];
+          const found = [];
+          for (const state of states) {{
+            enter([0, state]);
+            await scheduler.postTask(() => {{}});
+            found.push(near());
+          }}
+          return found;
+        }}""",
+        states,
+    )
+    met = [text for texts in found for text, _ in texts]
+    assert any(text.startswith("ZeRO-") for text in met)
+    assert any(text.endswith(" waiting") for text in met)
+    touched = [
+        (state, text)
+        for state, texts in zip(states, found, strict=True)
+        for text, near in texts
+        if near
+    ]
+    assert touched == []
 
 
 CHOSEN = [
@@ -559,6 +684,9 @@ def test_without_javascript(show, font):
     assert page.evaluate(outside.replace(small, "false")) == []
     overlapping = pages.OVERLAPPING.replace(".mb-picture", "svg")
     assert page.evaluate(overlapping) == []
+    met = page.evaluate(NEAR.replace(".mb-limit", "path[stroke-dasharray]"))
+    assert "DDP: 112 GiB" in [text for text, _ in met]
+    assert [text for text, near in met if near] == []
 
 
 def test_the_modules_weight(widget):

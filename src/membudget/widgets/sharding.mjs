@@ -181,29 +181,36 @@ const refusal = (state) =>
   "The number of parameters has to be whole, from 1 to " +
   `${grouped(MOST_PARAMETERS)} (2⁴⁰); it stays at ${grouped(countOf(state))}.`;
 
-/** How to read both pictures. */
+/** How to read both pictures, and what several micro-batches change. */
 export function notes(state) {
-  const { tables, recipe, ranks } = state;
+  const { tables, recipe, ranks, card, accumulation_steps: steps } = state;
   const [words, each] = row(tables.recipes, recipe);
+  const [bytes] = row(tables.cards, card);
+  const size = `${bytes / 1e9} · 10⁹ bytes, ${formatBytes(bytes)}`;
+  const part = ranks > 1 ? `${ranks - 1}/${ranks}` : 0;
   const more = "(K\u00a0+\u00a01)";
   const [ours, fsdp] = waits(state) ? ["2", more] : [more, "2K"];
   return [
     `Recipe ${recipe} (${words}), with Adam: ${each.join(" + ")} bytes per ` +
       "parameter for parameters, gradients and optimizer states. The chosen " +
       "stage is framed; where a bar is too short to be seen, the number " +
-      "tells. GB of a card are decimal: 24 GB are 24 · 10⁹ bytes, 22.4 GiB.",
-    `Parameters (${each[0]} bytes each) are gathered, gradients (${each[1]} ` +
-      "bytes each) reduced. Ψ: one number for each parameter, times " +
-      `(N − 1)/N = ${ranks - 1}/${ranks}. ZeRO-2 is the paper's: ` +
-      "its ranks keep the whole parameters and gather the new ones once per " +
-      `step, so K micro-batches send ${ours}\u00a0Ψ; FSDP2's zero-2 gathers for ` +
-      `every micro-batch: ${fsdp}\u00a0Ψ.`,
+      `tells.${bytes ? ` The card's ${card} are ${size}.` : ""}`,
+    `Parameters (${each[0]} bytes each) are sent to gather them, gradients ` +
+      `(${each[1]} bytes each) to reduce them. Ψ: one number for each ` +
+      `parameter, times (N − 1)/N = ${part}.`,
+    steps === 1
+      ? ""
+      : "ZeRO-2 here is the paper's: its ranks keep whole parameters and " +
+        "gather new ones once per step, so K micro-batches send " +
+        `${ours}\u00a0Ψ; FSDP2's zero-2 gathers for every micro-batch: ` +
+        `${fsdp}\u00a0Ψ.`,
   ];
 }
 
 const texts = (state) => [sentence(state), ...titles(state), ...notes(state)];
 
-/** For each text, all that the sliders and the box can make it say. */
+/** For each text, all that the sliders and the box can make it say; in the
+    first note the card, too. */
 export function sayings(state) {
   const found = texts(state).map(() => new Set());
   for (const synchronise_last of [false, true]) {
@@ -214,6 +221,9 @@ export function sayings(state) {
         said.forEach((text, i) => found[i].add(text));
       }
     }
+  }
+  for (const [card] of state.tables.cards) {
+    found[3].add(notes({ ...state, card })[0]);
   }
   return found.map((all) => [...all]);
 }
@@ -270,7 +280,7 @@ export function layout(state, n, width) {
     const parts = { parameters, gradients: of.sent - parameters };
     return [stage, [formatBytes(of.sent), more], parts];
   });
-  const high = { gap: 46, height: 22, start: 24 }; // room for the card's name
+  const high = { gap: 48, height: 22, start: 24 }; // room for the card's name
   const low = { gap: 38, height: 14, start: 6 };
   return [
     bars(states, { width, card, ...high }),
@@ -328,7 +338,8 @@ function* drawing(plan, state, id) {
     const label = `${size}${beyond ? " →" : ""}`;
     const half = (LETTER * label.length) / 2;
     const at = Math.min(Math.max(x, half), beyond ? right : width - half);
-    const d = plan.bars.map(({ y }) => `M${x} ${y - 2}v${height + 6}`).join("");
+    // beside the bars, not through their words
+    const d = plan.bars.map(({ y }) => `M${x} ${y}v${height + 4}`).join("");
     if (!beyond) yield svg("path", { d, class: "mb-limit" });
     yield text(at, 12, label, beyond ? END : MIDDLE);
   }
@@ -336,7 +347,7 @@ function* drawing(plan, state, id) {
     const chosen = stage === state.stage;
     const mark = chosen ? "mb-halo mb-chosen" : "mb-halo";
     const name = `${nameOf(state, stage)}: `;
-    const words = text(left, y - 5, name, { class: mark });
+    const words = text(left, y - 6, name, { class: mark });
     words.append(svg("tspan", { class: "mb-value" }, size), more);
     yield words;
   }
@@ -452,9 +463,7 @@ function render({ model, el }) {
     onChange: set("card"),
   });
   const last = checkBox({
-    label:
-      "Reduce gradients with the last micro-batch only " +
-      "(from 2 accumulation steps on)",
+    label: "Reduce gradients with the last micro-batch only",
     key: "synchronise_last",
     onChange: set("synchronise_last"),
   });
@@ -472,7 +481,7 @@ function render({ model, el }) {
     clearTimeout(speaking);
     speaking = setTimeout(() => say(words), wait);
   };
-  const captions = Array.from({ length: 4 }, () => html("span"));
+  const captions = [1, 2, 3, 4, 5].map(() => html("span"));
   const places = [said, ...captions].map(roomy);
   const [live, ...heads] = places.map(({ root }) => root);
   const numbers = html("table", { class: "mb-table" });
@@ -493,6 +502,7 @@ function render({ model, el }) {
     legend(id),
     figure(heads[1], heads[3], pictures[1]),
     numbers,
+    html("p", { class: "mb-note" }, heads[4]),
   );
 
   const end = redraw(model, pictures[0], (width) => {

@@ -318,19 +318,19 @@ class Sharding(Widget):
     def _states(self, n: dict[str, Any]) -> Iterator[str]:
         card = CARDS[self.card][0]
         top = _top([of["bytes"] for of in n.values()], card)
+        limit = 2 + 396 * card / top if 0 < card <= top else None
         for index, (stage, of) in enumerate(n.items()):
             y = 56 + 38 * index
             words = f"{STAGE_NAMES[stage]}: {format_bytes(of['bytes'])}"
             if of["split"]["waiting"]:
                 words += f", {format_bytes(of['split']['waiting'])} waiting"
-            yield _text(2, y - 4, words, bold=stage == self.stage)
+            yield _text(2, y - 6, words, bold=stage == self.stage)
             parts = list(of["split"].items())
-            yield from _bar(y, 16, parts, top, stage == self.stage)
-        if card and card <= top:
-            x = 2 + 396 * card / top
-            lines = "".join(f"M{x:.1f} {54 + 38 * i}v20" for i in range(4))
+            yield from _bar(y, 16, parts, top, stage == self.stage, limit)
+        if limit:  # beside the bars, not through their words
+            lines = (f"M{limit:.1f} {56 + 38 * i}v16" for i in range(4))
             yield (
-                f'<path d="{lines}" stroke="currentColor" '
+                f'<path d="{"".join(lines)}" stroke="currentColor" '
                 'stroke-width="1.5" stroke-dasharray="6 4"/>'
             )
         if card:
@@ -440,14 +440,18 @@ def _bar(
     parts: list[tuple[str, float]],
     top: float,
     chosen: bool,
+    limit: float | None = None,
 ) -> Iterator[str]:
-    """Parts from the left to the right, with a frame if it is chosen."""
+    """Parts from the left to the right, with a frame if it is chosen.
+
+    A line will be drawn at `limit`.
+    """
     before = 0.0
     for part, size in parts:
         x, before = 2 + 396 * before / top, before + size
         wide = 2 + 396 * before / top - x
         if size:
-            yield from _box(x, y, wide, height, part)
+            yield from _box(x, y, wide, height, part, limit)
     if chosen:
         yield (
             f'<rect x="2" y="{y}" width="{396 * before / top:.1f}" '
@@ -457,9 +461,17 @@ def _bar(
 
 
 def _box(
-    x: float, y: float, wide: float, height: float, part: str
+    x: float,
+    y: float,
+    wide: float,
+    height: float,
+    part: str,
+    limit: float | None = None,
 ) -> Iterator[str]:
-    """In the part's colour, with its initial where there is room."""
+    """In the part's colour, with its initial where there is room.
+
+    In the middle, or beside a line at `limit`.
+    """
     look = 'stroke="#fff" stroke-width="0.4"'
     colour = palette()["gradients" if part == "waiting" else part]
     if part == "waiting":
@@ -468,10 +480,13 @@ def _box(
         f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{height}" '
         f'fill="{colour}" {look}/>'
     )
-    if wide >= 12:
+    middle = x + wide / 2
+    if limit is not None and abs(middle - limit) < 9:
+        middle = limit + (9 if middle >= limit else -9)
+    if min(middle - x, x + wide - middle) >= 6:
         ink = "currentColor" if part == "waiting" else "#000"
         yield (
-            f'<text x="{x + wide / 2:.1f}" y="{y + height / 2 + 4}" '
+            f'<text x="{middle:.1f}" y="{y + height / 2 + 4}" '
             f'text-anchor="middle" font-size="11" fill="{ink}">'
             f"{part[0].upper()}</text>"
         )
