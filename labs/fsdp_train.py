@@ -7,14 +7,16 @@ Without ``torchrun`` there is one process and nothing is sharded. With it each
 rank takes its share of every batch, and all of them train one model. The
 batches depend on the step alone, so any number of ranks sees the same text,
 and a run that resumes from a checkpoint goes on where it was. To survive a
-crash, start it with a store for each rendezvous, and with ``--resume``:
+crash, start it with a store (the ranks' list of addresses) for each start of
+the ranks, and with ``--resume``:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 4 \
         --max-restarts 3 labs/fsdp_train.py --steps 1000 --stage 3 \
         --save-every 100 --checkpoint-dir saves --resume
 
-Without the variable the restarted ranks often find no connection, because
-the store of the ranks that died is gone.
+Without the variable the new ranks meet in the old store, which still has the
+addresses of the dead ones, and may fail or hang. Of the checkpoints the newest
+two stay; the last step is always saved.
 
 Rank 0 prints a JSON line for each step, with ``step`` and ``loss``. At the
 end every rank prints one, with its ``rank``, ``parameter_bytes``,
@@ -28,9 +30,11 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -55,6 +59,8 @@ from membudget.sharding import (
     save_checkpoint,
 )
 
+RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # torchrun's --max-restarts
+
 SIZES = {  # the model, and the sequences of a batch over all ranks
     "tiny": ({"context": 64, "width": 64, "depth": 4, "heads": 4}, 24),
     "t4": ({"context": 512, "width": 768, "depth": 12, "heads": 12}, 24),
@@ -62,9 +68,31 @@ SIZES = {  # the model, and the sequences of a batch over all ranks
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Ends the program at a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        """Said by the first rank of a node, as a rule."""
+        leave_to_first()
+        super().error(message)
+
+
+def leave_to_first() -> None:
+    """Wait: ``torchrun`` ends this rank as soon as the node's first ends.
+
+    If it does not, the mistake is of this rank alone, which must say it.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(10)
+
+
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What to do, from the command line; wrong options end the program."""
-    parser = argparse.ArgumentParser(
+    """From the command line, and what ``torchrun`` says of this rank.
+
+    Adds ``sharded``, ``rank``, ``ranks`` and ``device``. Wrong options end
+    the program.
+    """
+    parser = Parser(
         prog="fsdp_train.py",
         description=__doc__.splitlines()[0],
         allow_abbrev=False,
@@ -116,13 +144,13 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="use the CPU even where there are GPUs",
     )
     add(
-        "--checkpoint-dir", help="folder for the checkpoints of this run alone"
+        "--checkpoint-dir",
+        help="folder for this run's checkpoints alone; two are kept",
     )
     add(
         "--save-every",
         type=int,
-        default=2,
-        help="steps between two checkpoints (default: 2)",
+        help="steps between checkpoints, and at the end (default: 2)",
     )
     add(
         "--resume",
@@ -135,6 +163,20 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="kill this rank in this step, to see what happens; both from 0",
     )
     args = parser.parse_args(arguments)
+    args.sharded = "RANK" in os.environ  # torchrun sets it
+    args.rank = int(os.environ.get("RANK", 0))
+    args.ranks = int(os.environ.get("WORLD_SIZE", 1))
+    parts = args.sharded and args.accumulate > 1
+    for name, default, needed, there in (
+        ("stage", 3, "torchrun", args.sharded),
+        ("synchronise", "last", "torchrun and --accumulate", parts),
+        ("save_every", 2, "--checkpoint-dir", args.checkpoint_dir),
+    ):
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+        elif not there:
+            option = f"--{name.replace('_', '-')}"
+            note(args, f"{option} has no effect without {needed}")
     for name in ("steps", "accumulate", "save_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -148,25 +190,18 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(
                 f"{folder} has checkpoints: use --resume or another folder"
             )
+        if not args.resume and os.environ.get(RESTARTS, "0") != "0":
+            note(args, "restarts need --resume: they will find checkpoints")
     if args.die:
         try:
-            rank, step = map(int, args.die.split(":"))
+            rank, step = args.die = tuple(map(int, args.die.split(":")))
         except ValueError:
             parser.error(f"--die is {args.die!r}: write RANK:STEP, as 1:3")
-        args.die = rank, step
-    given = [f"--{n}" for n in ("stage", "synchronise") if getattr(args, n)]
-    args.stage = args.stage or 3
-    args.synchronise = args.synchronise or "last"
-    args.sharded = "RANK" in os.environ  # torchrun sets it
-    args.rank = int(os.environ.get("RANK", 0))
-    args.ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if args.die and not (
-        0 <= args.die[0] < args.ranks and 0 <= args.die[1] < args.steps
-    ):
-        parser.error(
-            f"--die {rank}:{step} never happens: this run has ranks 0 to "
-            f"{args.ranks - 1} and steps 0 to {args.steps - 1}"
-        )
+        if not (0 <= rank < args.ranks and 0 <= step < args.steps):
+            parser.error(
+                f"--die {rank}:{step} never happens: this run has ranks 0 to "
+                f"{args.ranks - 1} and steps 0 to {args.steps - 1}"
+            )
     sequences = SIZES[args.size][1]
     if sequences % (args.ranks * args.accumulate):
         parser.error(
@@ -180,8 +215,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     gpu = gpus >= here
     if 0 < gpus < here:
         note(args, f"{gpus} GPU(s) for {here} ranks: all ranks use the CPU")
-    if given and not args.sharded:
-        note(args, f"no effect without torchrun: {', '.join(given)}")
     args.device = torch.device(f"cuda:{local}" if gpu else "cpu")
     if (args.mixed or args.offload) and not args.sharded:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
@@ -294,8 +327,11 @@ def train(args: argparse.Namespace) -> None:
         first = loaded.step or 0
         for problem in loaded.skipped:
             note(args, f"skipped {problem}")
-        done = ": nothing left to do" if first >= args.steps else ""
-        note(args, f"begin at step {first}{done}")
+        begin = f"begin at step {first}"
+        if first >= args.steps:
+            begin = f"nothing to do: the checkpoint has {first} steps, "
+            begin += f"--steps is {args.steps}"
+        note(args, begin)
     if args.device.type == "cuda":  # without what built the model
         torch.cuda.reset_peak_memory_stats()
     data = text()
@@ -327,10 +363,10 @@ def report(
 
 
 def digest(model: GPT, args: argparse.Namespace) -> str:
-    """Of all weights: equal if and only if they are, to the last bit."""
+    """A hash of all weights: equal, as good as certainly, if these are."""
     found = hashlib.sha256()
     for p in model.parameters():
-        whole = p.detach().to(args.device)
+        whole = p.detach().to(args.device)  # offloaded: from the CPU
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()  # one at a time; all ranks call it
         found.update(whole.cpu().numpy().tobytes())
@@ -352,9 +388,10 @@ def say(**values: object) -> None:
 
 if __name__ == "__main__":
     arguments = options()
-    try:
+    try:  # `joined` also sets the GPU of this rank
         with joined() if arguments.sharded else nullcontext():
             train(arguments)
     except CheckpointError as error:
+        leave_to_first()
         print(f"fsdp_train.py: error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -88,7 +88,7 @@ BROKEN = {
     "backward_outside": "the backward pass runs under autocast",
     "best_epoch": "the losses are compared in fp16",
     "train_step": "the scaler works under bf16, too",
-    "in_step": "each clips the gradient of its own share, by its own norm",
+    "in_step": "the ranks agree with each other and not with one process",
 }
 
 

@@ -11,6 +11,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -219,7 +220,9 @@ def test_saved_on_four_loaded_on_two_and_on_one(pools, tmp_path):
     resume = ("--checkpoint-dir", tmp_path, "--resume")
     loaded = on(pools[2], *resume)
     assert loaded.steps == []
-    assert loaded.other == [f"begin at step {STEPS}: nothing left to do"]
+    assert loaded.other == [
+        f"nothing to do: the checkpoint has {STEPS} steps, --steps is {STEPS}"
+    ]
     assert loaded.digests == saved.digests
     assert alone(*resume).digests == saved.digests
 
@@ -348,13 +351,69 @@ def test_options_without_effect_are_named(monkeypatch, capsys):
     args = fsdp_train.options(["--stage", "2", "--synchronise", "each"])
     assert (args.stage, args.synchronise) == (2, "each")
     assert capsys.readouterr().err == (
-        "no effect without torchrun: --stage, --synchronise\n"
+        "--stage has no effect without torchrun\n"
+        "--synchronise has no effect without torchrun and --accumulate\n"
     )
     for name, value in {"RANK": 0, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     args = fsdp_train.options(["--stage", "2", "--die", "1:9"])
     assert (args.stage, args.die) == (2, (1, 9))
     assert capsys.readouterr().err == ""
+    fsdp_train.options(["--synchronise", "last"])
+    assert capsys.readouterr().err == (
+        "--synchronise has no effect without torchrun and --accumulate\n"
+    )
+    fsdp_train.options(["--synchronise", "last", "--accumulate", "3"])
+    assert capsys.readouterr().err == ""
+
+
+def test_saving_without_a_folder_is_named(tmp_path, capsys):
+    assert fsdp_train.options([]).save_every == 2
+    assert capsys.readouterr().err == ""
+    assert fsdp_train.options(["--save-every", "3"]).save_every == 3
+    assert capsys.readouterr().err == (
+        "--save-every has no effect without --checkpoint-dir\n"
+    )
+    used = ["--checkpoint-dir", str(tmp_path), "--save-every", "3"]
+    assert fsdp_train.options(used).save_every == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_restarts_need_resume(monkeypatch, tmp_path, capsys):
+    used = ["--checkpoint-dir", str(tmp_path)]
+    for restarts, resume, said in [
+        ("0", [], ""),
+        ("1", ["--resume"], ""),
+        ("1", [], "restarts need --resume: they will find checkpoints\n"),
+    ]:
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+        fsdp_train.options([*used, *resume])
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("rank", "local"), [(0, 0), (1, 1), (2, 0)], ids=str)
+def test_the_first_rank_of_a_node_names_a_mistake(
+    monkeypatch, capsys, rank, local
+):
+    """The others wait for the end, and name it if that does not come."""
+    ranks = {"RANK": rank, "LOCAL_RANK": local}
+    ranks |= {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, str(value))
+
+    def wait(seconds):
+        assert seconds == 10
+        assert capsys.readouterr().err == ""
+        print("waited")
+
+    monkeypatch.setattr(time, "sleep", wait)
+    for given in ["--steps", "0"], ["--accumulate", "5"], ["--stage", "1"]:
+        with pytest.raises(SystemExit) as ended:
+            fsdp_train.options(given)
+        assert ended.value.code == 2
+        said = capsys.readouterr()
+        assert said.out == ("waited\n" if local else "")
+        assert "fsdp_train.py: error: " in said.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -391,7 +450,9 @@ def test_options_that_depend_on_the_ranks(monkeypatch, capsys):
     assert "--offload needs a GPU for each rank" in capsys.readouterr().err
 
 
-def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("local", [None, 0, 1])
+def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys, local):
+    """Other ranks than a node's first wait with it for the agent's signal."""
     shape, sequences = fsdp_train.SIZES["tiny"]
     narrow = ({**shape, "width": 32}, sequences)
     with monkeypatch.context() as patch:
@@ -399,6 +460,10 @@ def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys):
         alone("--checkpoint-dir", tmp_path)
     options = (*CPU, "--checkpoint-dir", str(tmp_path), "--resume")
     monkeypatch.setattr(sys, "argv", [str(training_script()), *options])
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", str(local))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(sys.argv[0], run_name="__main__")
     assert ended.value.code == 2
@@ -406,3 +471,4 @@ def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys):
     assert said.out == ""
     assert said.err.startswith("fsdp_train.py: error: ")
     assert "is the checkpoint of another model" in said.err
+    assert waits == ([10] if local else [])

@@ -382,6 +382,7 @@ def _shard_bytes(
     uncut: str = "",
     flat: bool = False,
     mean: bool = False,
+    idle: bool = True,
 ) -> tuple[float, float, float]:
     """The bytes, with one thing or another wrong.
 
@@ -393,6 +394,7 @@ def _shard_bytes(
         uncut: which parts are not cut.
         flat: whether all numbers of a tensor are cut, instead of its rows.
         mean: whether everything is divided by the ranks, without rounding.
+        idle: whether Adam has counters on a rank that owns no row.
     """
 
     def numbers(part: str) -> float:
@@ -414,7 +416,8 @@ def _shard_bytes(
     return (
         size * numbers("p"),
         size * numbers("g"),
-        moments * size * numbers("o") + counter * len(shapes),
+        moments * size * numbers("o")
+        + counter * len(shapes) * (idle or numbers("o") > 0),
     )
 
 
@@ -431,6 +434,7 @@ check_shard_bytes = Exercise(
         _shards_case([(10, 8), (10,), (3, 10), (3,)], 4),
         _shards_case([(16, 3, 3, 3), (16,), (1, 5)], 3),
         _shards_case([(64, 64), (64,)], 4),
+        _shards_case([(1, 4), (1,)], 3),
         _shards_case([(7, 2)], 1),
         _shards_case([], 2),
     ],
@@ -465,6 +469,11 @@ check_shard_bytes = Exercise(
                 "Adam also counts its steps: 4 bytes for each parameter "
                 "tensor, on every rank.",
                 {"counter": 0},
+            ),
+            (
+                "a rank that owns no row has Adam's counters all the same, "
+                "4 bytes for each tensor.",
+                {"idle": False},
             ),
             (
                 "the counter of steps has 4 bytes for each tensor, not 8.",
@@ -944,9 +953,9 @@ def _step_case(steps: int, broken: int | None = None) -> Case:
 
 
 LOCAL_CLIP = (
-    "the ranks agree with each other and not with one process: each clips "
-    "the gradient of its own share, by its own norm, and the mean of "
-    "clipped gradients is not the clipped mean. Average first."
+    "the ranks agree with each other and not with one process. What changes "
+    "a gradient by the numbers of its own rank alone has no place before the "
+    "average."
 )
 OWN_LOSS = (
     "each rank decides by its own loss whether it steps. With the average "
