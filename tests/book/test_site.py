@@ -22,11 +22,9 @@ def test_static(site, page, check):
 
 
 @pytest.mark.parametrize("page", pages())
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [("file", "desktop"), ("file", "phone"), ("http", "desktop")],
-)
-def test_live(window, server, site, page, scheme, width):
+@pytest.mark.parametrize("width", ["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_live(window, server, site, page, width, scheme):
     root = f"{site.as_uri()}/" if scheme == "file" else server
     address = f"{root}{page}.html"
     assert checks.check_live(window(width), address) == []

@@ -471,4 +471,5 @@ def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys, local):
     assert said.out == ""
     assert said.err.startswith("fsdp_train.py: error: ")
     assert "is the checkpoint of another model" in said.err
+    assert "Traceback" not in said.err
     assert waits == ([10] if local else [])
