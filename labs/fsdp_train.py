@@ -1,4 +1,4 @@
-r"""Train a small GPT on real text: in one process, or sharded with FSDP2.
+r"""Train a small GPT on English text: in one process, or sharded with FSDP2.
 
     python labs/fsdp_train.py --steps 20
     torchrun --nproc-per-node 4 labs/fsdp_train.py --steps 20 --stage 3

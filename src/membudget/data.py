@@ -2,6 +2,8 @@
 
 import torch
 
+from membudget.stories import Stories
+
 
 def digits(
     dtype: torch.dtype = torch.float32,
@@ -19,15 +21,14 @@ def digits(
 
 
 def text() -> torch.Tensor:
-    """Bytes of the help topics that ship inside Python, one long tensor.
+    """Bytes of stories that a grammar makes, half a million, one long tensor.
 
-    English prose about Python, about 700 000 bytes. The wording changes a
-    little between versions of Python.
+    The same on every machine and under every version of Python.
 
     Returns:
-        Integers 0 to 255, one dimension.
+        2¹⁹ integers from 0 to 127, one dimension.
     """
-    from pydoc_data.topics import topics
-
-    joined = "\n".join(topics[name] for name in sorted(topics))
-    return torch.tensor(list(joined.encode()), dtype=torch.int64)
+    stories, size, found = Stories(seed=0), 2**19, ""
+    while len(found) < size:
+        found += stories.story() + "\n\n"
+    return torch.tensor(list(found[:size].encode()), dtype=torch.int64)
