@@ -46,7 +46,7 @@ peers: $(VENV)/home  ## run other memory calculators (downloads them)
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
 
-soak: $(VENV)/test.stamp  ## ten runs of all notebooks, kills, clean exits; grids
+soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exits
 	$(PY) tools/soak.py
 	SOAK=1 $(PY) -m pytest tests/ledger
 
