@@ -326,8 +326,8 @@ def test_the_printed_report():
             "  16.0 KiB  temporaries, by aten.mm in 6",
             "  4.50 KiB  2 × inputs, there before",
             "predicted peaks of a step of 64 samples:",
-            "  as it is: 205 KiB; micro-batches of 59 fit: 202 KiB",
-            "  in segments: 205 KiB; micro-batches of 59 fit: 202 KiB",
+            "  as it is: 205 KiB; micro-batches of 22 fit: 200 KiB",
+            "  in segments: 205 KiB; micro-batches of 22 fit: 200 KiB",
             "The gradients of micro-batches are summed by accumulation, and "
             "the optimizer",
             "  steps after the last.",
@@ -748,16 +748,26 @@ def runs(model, fn, *batch, optimizer, size, budget):
     return True
 
 
+def larger(size):
+    """Samples in each micro-batch if there were one fewer of them."""
+    count = -(-SAMPLES // size)
+    assert size == -(-SAMPLES // count)  # cut evenly
+    return -(-SAMPLES // (count - 1))
+
+
 @pytest.mark.parametrize(
     ("fn", "kind", "share"),
     [
         (loss, torch.optim.Adam, 0.3),
         (loss, torch.optim.SGD, 0.7),
+        (loss, torch.optim.SGD, 0.95),
         (checkpointed, torch.optim.Adam, 0.95),
         (wide, torch.optim.SGD, 0.5),
     ],
 )
-def test_the_largest_micro_batch_runs_and_one_more_does_not(fn, kind, share):
+def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(
+    fn, kind, share
+):
     model, x, y, optimizer = setting(optimizer=kind)
     peaks = [
         dry_run(model, fn, x, y, optimizer=optimizer, micro_batch=n).peak
@@ -780,7 +790,17 @@ def test_the_largest_micro_batch_runs_and_one_more_does_not(fn, kind, share):
     assert real.peak == fit.peak <= budget
     options = {"optimizer": optimizer, "budget": budget}
     assert runs(model, fn, x, y, size=size, **options)
-    assert not runs(model, fn, x, y, size=size + 1, **options)
+    assert not runs(model, fn, x, y, size=larger(size), **options)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 7, 24, 1024])
+def test_a_size_that_divides_the_batch_is_preferred(samples):
+    for most in range(1, samples):
+        count = -(-samples // most)  # the fewest of at most this size
+        size = out_of_memory._even(samples, count)
+        assert -(-samples // size) == count and size <= most
+        if samples % count == 0:
+            assert samples % size == 0
 
 
 def test_two_micro_batches_tell_the_peak_of_many():
@@ -811,7 +831,8 @@ def test_a_batch_that_is_part_of_a_larger_tensor_counts_with_all_of_it():
     assert fit.full == real.peak > budget >= fit.peak
     options = {"optimizer": optimizer, "budget": budget}
     assert runs(model, loss, x, y, size=fit.micro_batch, **options)
-    assert not runs(model, loss, x, y, size=fit.micro_batch + 1, **options)
+    size = larger(fit.micro_batch)
+    assert not runs(model, loss, x, y, size=size, **options)
 
 
 def test_a_change_that_fits_and_one_that_does_not():
@@ -1009,7 +1030,7 @@ def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
     assert 1 < fit.micro_batch < SAMPLES
     assert fit.peak == pytest.approx(peak(fit.micro_batch), abs=16)
     assert fit.full == pytest.approx(peak(SAMPLES), abs=16)
-    assert peak(fit.micro_batch + 1) + 16 > start + 60 * KIB
+    assert peak(larger(fit.micro_batch)) + 16 > start + 60 * KIB
 
 
 # The search --------------------------------------------------------------
@@ -1077,7 +1098,8 @@ def test_the_cpus_own_error_is_caught(monkeypatch):
     assert first.micro_batch is None and first.full > 2**54
     assert 1 <= small.micro_batch < SAMPLES
     assert small.peak + report.others <= report.budget
-    assert guard._peak(loss, small.micro_batch + 1) + report.others > 110_000
+    size = larger(small.micro_batch)
+    assert guard._peak(loss, size) + report.others > 110_000
     assert "  others" in str(report)
     assert "of 64 samples, without the others:" in str(report)
 
@@ -1275,7 +1297,7 @@ def test_cudas_budget_is_what_the_process_can_have(cuda):
     (fit,) = report.fits
     assert 1 <= fit.micro_batch < SAMPLES
     assert guard._peak(loss, fit.micro_batch) == fit.peak <= room
-    assert guard._peak(loss, fit.micro_batch + 1) > room
+    assert guard._peak(loss, larger(fit.micro_batch)) > room
     assert report.notes[-1] == (
         "CUDA's allocator rounds each request up and cannot always use what "
         "is free between others: leave a margin."

@@ -62,8 +62,10 @@ class Fit:
     Attributes:
         change: its name; :data:`UNCHANGED` for the step as it is.
         full: peak with all samples at once; None without a prediction.
-        micro_batch: the most samples at once that fit: one more does not.
-            All where they fit, None where not even one does.
+        micro_batch: samples in a micro-batch, the batch cut evenly into the
+            fewest that fit; only where that number does not divide the batch
+            has the last one fewer. All samples where they fit, None where not
+            even one does.
         peak: peak with micro-batches of this size, their gradients summed;
             of one sample where none fits.
         problem: why there is no prediction; empty where there is one.
@@ -126,7 +128,7 @@ class OutOfMemoryReport:
 
     @property
     def micro_batch(self) -> int | None:
-        """The largest micro-batch of the step as it is; None if none fits."""
+        """:attr:`Fit.micro_batch` of the step as it is."""
         for fit in self.fits:
             if fit.change == UNCHANGED:
                 return fit.micro_batch
@@ -187,9 +189,9 @@ class CatchOutOfMemory:
 
     What would have fitted is predicted by :func:`dry_run`, without memory:
     for the loss as it is and for each change the peak of the whole batch
-    and, where that is too much, the largest micro-batch. Peaks include the
-    optimizer's states, the gradients of the micro-batches before, and the
-    whole batch.
+    and, where that is too much, of the fewest micro-batches that fit, cut
+    evenly. Peaks include the optimizer's states, the gradients of the
+    micro-batches before, and the whole batch.
 
     Args:
         model: a model with trained parameters.
@@ -388,7 +390,10 @@ class CatchOutOfMemory:
             if self.samples < 2 or peak(1) > room:
                 least = min(1, self.samples)
                 return Fit(change, full, None, peak(least))
-            size = _largest(peak, 1, self.samples, room)
+            size = _even(self.samples, 2)
+            if peak(size) > room:
+                most = _largest(peak, 1, size, room)
+                size = _even(self.samples, -(-self.samples // most))
             return Fit(change, full, size, peak(size))
         except Exception as error:  # a report must not fail with a change
             return Fit(change, problem=f"{type(error).__name__}: {error}")
@@ -445,6 +450,14 @@ def _largest(
         else:
             fails = size
     return fits
+
+
+def _even(samples: int, count: int) -> int:
+    """Samples in each of ``count`` micro-batches, in the last perhaps fewer.
+
+    If any size that makes so few of them divides the batch, it is this one.
+    """
+    return -(-samples // count)
 
 
 def _summary(fits: tuple[Fit, ...], samples: int) -> Iterator[str]:
