@@ -86,7 +86,7 @@ def agree(page, **state):
         arg=widget.sentence(),
     )
     sizes = page.locator("table").nth(1).locator("td:last-child")
-    shown, rest = n["largest"][:6], n["largest"][6:]
+    shown, rest = n["largest"][:7], n["largest"][7:]
     expected = [format_bytes(row["bytes"]) for row in shown]
     left = sum(row["bytes"] for row in rest)
     expected.append(format_bytes(left) if rest else "")
@@ -139,12 +139,17 @@ def test_the_largest_things_alive(page):
     ]
     assert rows[2][:2] == ["parameters: from before the step", "16 storages"]
     assert rows[4][0] == "temporaries: threshold_backward of module 13"
-    assert rows[6][0] == "and 4 smaller"
+    assert rows[7][0] == "and 3 smaller"
     radio(page, "checkpointed").check()
     names = page.locator("table").nth(1).locator("tbody th")
     assert names.all_inner_texts()[1:3] == [
         "activations: relu of modules 3, 7",
         "recomputed activations: relu of modules 9, 11",
+    ]
+    radio(page, "accumulated").check()  # what the chapter names is there
+    assert names.all_inner_texts()[4:7:2] == [
+        "temporaries: mm of module 12",
+        "temporaries: threshold_backward of module 13",
     ]
     slider(page).press("Home")
     assert page.get_by_text("nothing else").is_visible()

@@ -46,7 +46,7 @@ const NOTE =
   "over the same width. F forward, B backward, R recomputation.";
 
 const LARGEST_STEP_SHARE = 0.22; // of the width
-const ROWS = 6; // of the largest things alive
+const ROWS = 7; // of the largest things alive
 const LETTER = 7.1; // pixels, on average, in a wide font
 
 // ---- numbers -------------------------------------------------------------
