@@ -153,15 +153,15 @@ def test_the_line_of_a_log():
     m(11)
     m(12, loss=2.3012)
     assert m.line() == (
-        "step 12 | 3.20 MiB of 4.00 MiB (80 %) | peak of the last 20: "
+        "step 12 | 3.20 MiB of 4.00 MiB (80.0 %) | peak of the last 20: "
         "3.61 MiB | CRITICAL | loss 2.301"
     )
 
 
 def test_a_share_is_not_rounded_up_to_the_threshold():
-    m = reading([899], budget=1000)
+    m = reading([8999], budget=10_000)
     m()
-    assert "(89 %)" in m.line() and "WARNING" in m.line()
+    assert "(89.9 %)" in m.line() and "WARNING" in m.line()
 
 
 @pytest.mark.parametrize(

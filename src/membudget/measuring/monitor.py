@@ -156,7 +156,7 @@ class MemoryMonitor:
     def line(self) -> str:
         """The last reading as one line of a log.
 
-        The share is rounded down: ``90 %`` are no less than 90 %.
+        The share is rounded down: ``90.0 %`` are no less than 90 %.
 
         Raises:
             RuntimeError: there is no reading yet.
@@ -169,7 +169,7 @@ class MemoryMonitor:
         parts = [
             f"step {step}",
             f"{format_bytes(count)} of {format_bytes(self.budget)} "
-            f"({100 * count // self.budget} %)",
+            f"({1000 * count // self.budget / 10} %)",
             f"peak of the last {self.window}: "
             f"{format_bytes(self.window_peak)}",
             self.status.name,
