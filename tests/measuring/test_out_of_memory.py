@@ -1160,7 +1160,7 @@ def test_messages_of_cudas_allocator(message, asked, exact):
     assert (report.asked, report.exact) == (asked, exact)
     assert report.operator == out_of_memory.Operator("", "", "")
     said = "an unknown size" if asked is None else format_bytes(asked)
-    about = "" if exact or asked is None else "about "
+    about = "" if exact or asked is None else "a segment of about "
     lines = str(report).splitlines()
     assert lines[0] == "Out of memory: no operator (before the first operator)"
     assert lines[1].startswith(f"asked for {about}{said}, with ")
@@ -1263,7 +1263,9 @@ def test_cudas_error_inside_an_operator(cuda):
     assert report.live["activations"] == 3 * SAMPLES * 64 * 4 + losses
     assert report.live["gradients"] == (64 * 10 + 10) * 4
     assert report.in_use > 10**6
-    assert str(report).splitlines()[1].startswith("asked for about 20.0 MiB")
+    assert str(report).splitlines()[1].startswith(
+        "asked for a segment of about 20.0 MiB"
+    )
 
 
 def test_the_cache_is_emptied_when_the_tensors_are_gone(cuda):

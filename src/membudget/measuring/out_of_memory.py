@@ -100,7 +100,9 @@ class OutOfMemoryReport:
     Attributes:
         operator: the operator at work, its module and its phase.
         asked: bytes that it asked for; None where that is not known.
-        exact: whether ``asked`` is exact, not a rounded figure of a message.
+        exact: whether ``asked`` is exact. Where it is not, it is the figure
+            of CUDA's message: the segment that the allocator asked the driver
+            for, rounded. What the operator asked for may be much smaller.
         live: bytes of each category at that moment.
         others: bytes in use that belong to nothing the block was told of.
         budget: bytes that can be in use.
@@ -139,7 +141,7 @@ class OutOfMemoryReport:
         at = " in ".join(filter(None, [name or "no operator", module]))
         asked = "an unknown size"
         if self.asked is not None:
-            asked = "" if self.exact else "about "
+            asked = "" if self.exact else "a segment of about "
             asked += format_bytes(self.asked)
         parts = {**self.live, "others": self.others}
         lines = [
