@@ -888,6 +888,18 @@ def train(model, optimizer, batches):
     return losses
 
 
+@hinted("made by `aten.relu` in layer 1 of the model.")
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    return [loss.item() for loss in losses]
+
+
 @hinted("512 bytes of a step's activations are still alive")
 def train(model, optimizer, batches):
     losses = []

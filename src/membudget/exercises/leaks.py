@@ -6,6 +6,9 @@ import torch
 
 from membudget.measuring import OUTSIDE, Allocation, PeakTracker
 
+NUMBER = 8
+"""Bytes a step that may be kept until the end: its loss, at most in fp64."""
+
 
 def leak(result: object, tracker: PeakTracker) -> str:
     """Say what is alive that should not be, while ``result`` still is.
@@ -32,9 +35,9 @@ def leak(result: object, tracker: PeakTracker) -> str:
         return (
             "the losses are detached, so they hold no graph; but they are "
             f"tensors{f', and {grows}' * (grown > 0)}. Floats are asked: "
-            "append `loss.item()`."
+            "append `loss.item()`, or make them numbers at the end."
         )
-    if grown:
+    if grown > NUMBER:
         stay = _at(made, begins[-1])
         old = [a for a in stay if a.birth < begins[-2]]
         return (

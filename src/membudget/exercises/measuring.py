@@ -148,9 +148,8 @@ check_train = Exercise(
         ),
     ],
     shown=(
-        "Every step begins with as many bytes alive as the one before, and "
-        "at the end nothing is left but the parameters, the data and the "
-        "optimizer's states."
+        "No step's activations outlive it, and at the end nothing is left "
+        "but the parameters, the data and the optimizer's states."
     ),
 )
 
