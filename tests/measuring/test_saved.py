@@ -387,6 +387,23 @@ def test_operators_have_the_names_of_the_public_functions(function, name):
     y.sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs", "outputs"),
+    [
+        (lambda x: F.avg_pool2d(x, 2), 1, 0),
+        (lambda x: F.relu(x, inplace=True), 0, 1),
+        (lambda x: x.flatten(1), 0, 0),
+    ],
+)
+def test_what_chapter_2_says_of_operators_without_a_row(
+    function, inputs, outputs
+):
+    x = torch.randn(2, 3, 4, 4, requires_grad=True) * 2
+    size = x.nbytes
+    saved, y = counted(lambda: function(x))
+    assert saved.total == inputs * size + outputs * y.nbytes
+
+
 def test_properties_are_known_by_their_names():
     """A subclass that saves in a property's getter."""
 
