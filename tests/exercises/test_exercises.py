@@ -34,6 +34,7 @@ from membudget.measuring import (
 )
 
 from . import solutions, stubs, wrong
+from .pages import on_its_page, page_of
 
 NAMES = [
     name.removeprefix("check_")
@@ -52,8 +53,9 @@ def parameters(name):
 
 
 @each_exercise
-def test_solution(name, capsys):
-    assert checker(name)(getattr(solutions, name)) is None
+def test_solution(name, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(page_of(name).parent)
+    assert checker(name)(on_its_page(getattr(solutions, name))) is None
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{CORRECT} ")
     assert not printed.err
