@@ -1,0 +1,125 @@
+"""Sentences of the notebooks, against what their pages show.
+
+A figure in a sentence is one of its page's: an output, a piece of code or a
+formula shows it, perhaps with more digits, or an equation in the sentence
+itself ends in it. Answers that are folded are worked out by hand. What is
+shown elsewhere is listed in `GIVEN`. And a link, or the number of a section,
+leads where its words say.
+"""
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import nbformat
+from project import ROOT, notebooks
+
+GIVEN = {}
+
+SPACE = "[\\u00a0\\u202f ]"  # no-break, narrow no-break, plain
+NOT_PROSE = re.compile(
+    r"<details>.*?</details>|\$\$.*?\$\$|\$[^$\n]*\$|```.*?```|`[^`]*`"
+    r"|\]\([^)]*\)|^#[^\n]*|arXiv\s+[\d.]+|doi\s+\S+|PyTorch \d\.\d+"
+    r"|[sS]ections? \d+\.\d+(?:(?:,| and| to) \d+\.\d+)*",
+    re.S | re.M,
+)
+SHOWN = re.compile(r"\$[^$]*\$|```.*?```|`[^`]*`", re.S)
+FIGURE = re.compile(
+    rf"(?<![\w.^/])(\d{{1,3}}(?:{SPACE}\d{{3}})+|\d+\.\d+"
+    r"|\d+(?= (?:%|per cent|[KMGT]i?B|ms)(?!\w)))(?![\d.]*\d)"
+)
+NUMBER = re.compile(r"\d[\d,_]*\.?\d*")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)[^)]*\)(, section (\d+\.\d+))?")
+SECTION = re.compile(r"[sS]ections? (\d+\.\d+)(?:(?:,| and| to) (\d+\.\d+))*")
+
+
+def problems(path, root=ROOT):
+    """What is wrong with the sentences of one notebook."""
+    path = Path(path)
+    cells = nbformat.read(path, as_version=4).cells
+    prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    found = [
+        f"{figure} … {around!r} is not on the page"
+        for figure, around in figures(prose, numbers(cells))
+        if figure not in GIVEN.get(path.stem, {})
+    ]
+    found += links("\n".join(prose), root)
+    return [f"{path.name}: {sentence}" for sentence in found]
+
+
+def numbers(cells):
+    """All numbers in outputs, code and formulas."""
+    parts = []
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            parts += SHOWN.findall(cell.source)
+            continue
+        parts.append(cell.source)
+        for output in cell.outputs:
+            plain = output.get("data", {}).get("text/plain", "")
+            parts.append(output.get("text", plain))
+    text = "\n".join(parts)
+    joined = re.sub(rf"(?<=\d){SPACE}(?=\d{{3}}\b)", "", text)
+    found = NUMBER.findall(f"{text}\n{joined}")
+    return {float(one.replace(",", "").replace("_", "")) for one in found}
+
+
+def figures(prose, shown):
+    """Figures of the sentences that no number shown rounds to."""
+    text = "\n".join(prose)
+    sections = set(re.findall(r"^#+ (\d+\.\d+)", text, re.M))
+    for source in prose:
+        text = NOT_PROSE.sub(" ", source)
+        for found in FIGURE.finditer(text):
+            figure = re.sub(SPACE, " ", found[1])
+            before, after = text[: found.start()], text[found.end() :]
+            if figure in sections or re.search(r"[=≈→] *$", before):
+                continue
+            share = re.match(r" (%|per cent)", after)
+            if not any(rounds_to(figure, x, share) for x in shown):
+                around = f"{before[-30:]}{found[0]}{after[:20]}"
+                yield figure, " ".join(around.split())
+
+
+def rounds_to(figure, x, share):
+    """Whether a number, as a share also in per cent, is the figure."""
+    value = float(figure.replace(" ", ""))
+    if " " in figure:
+        return x == value
+    margin = 0.5001 * 10.0 ** -len(figure.partition(".")[2])
+    others = (100 * x, 100 - x, abs(100 - 100 * x)) if share else ()
+    return any(abs(one - value) <= margin for one in (x, *others))
+
+
+def links(text, root=ROOT):
+    """Links and sections that are not what their words say."""
+    for words, target, _, section in LINK.findall(text):
+        page = target.rpartition("/")[2]
+        for kind, start in ("chapter", "0"), ("lab", "lab"):
+            if named := re.search(rf"\b{kind}( \d)?\b", words, re.I):
+                number = (named[1] or "").strip()
+                if not page.startswith(f"{start}{number}"):
+                    yield f"[{words}] leads to {target}"
+        if section and section not in sections_of(page[:2], root):
+            yield f"{target} has no section {section}"
+    for found in SECTION.finditer(text):
+        for number in re.findall(r"\d+\.\d+", found[0]):
+            if number not in sections_of(f"0{number[0]}", root):
+                yield f"there is no section {number}"
+
+
+@cache
+def sections_of(start, root):
+    """The numbers of the headings of the chapter that begins so."""
+    found = set()
+    for path in notebooks(root):
+        if path.name.startswith(start):
+            for cell in nbformat.read(path, as_version=4).cells:
+                found |= set(re.findall(r"^#+ (\d+\.\d+)", cell.source, re.M))
+    return found
+
+
+if __name__ == "__main__":
+    found = [text for path in notebooks() for text in problems(path)]
+    sys.exit("\n".join(found) or None)
