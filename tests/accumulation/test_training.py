@@ -200,6 +200,26 @@ def test_clipping_each_micro_batch_would_differ():
     assert (clipped - whole).norm() > 0.01 * whole.norm()
 
 
+def test_a_step_after_each_micro_batch_is_another_update():
+    """To first order in the rate, as the parameters move in the window."""
+    x, y = samples(64)
+    errors = []
+    for rate in (1e-2, 1e-3):
+        model = classifier()
+        start = flat(model.parameters())
+        once = -rate * flat(whole_gradient(model, x, y))
+        optimizer = optim.SGD(model.parameters(), lr=rate)
+        for part in slices([24, 24, 16]):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[part]), y[part])
+            (loss * len(y[part]) / 64).backward()
+            optimizer.step()
+        early = flat(model.parameters()) - start
+        errors.append(((early - once).norm() / once.norm()).item())
+    assert errors[0] > 1e-4
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
+
+
 def test_finish_shows_the_clipped_gradient_and_step_does_not_clip_again():
     model = classifier()
     x, y = samples(64)
