@@ -201,7 +201,7 @@ def two_sweeps(length):
 
 
 def uneven(chain, budget):
-    # from one small boundary to the next, over both large ones
+    # from one small boundary to the next, over a large one
     return [0, [1, 2, 3, 4], 5, 6, 7]
 
 

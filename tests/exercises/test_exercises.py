@@ -4,12 +4,13 @@ import gc
 import heapq
 import inspect
 import random
+import re
 import sys
 import weakref
 from collections.abc import Iterator
 from functools import cache, partial
 from itertools import count, pairwise, product
-from math import inf
+from math import comb, inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -501,9 +502,8 @@ def cases(name):
     """Of a puzzle: the chain, and what is allowed."""
     check = checker(name)
     for case in check.cases:
-        told = case.told.replace("≤ ", "").replace(",", "").split("; peak ")
-        peak, extra = map(int, told[-1].split(" recomputation "))
-        yield case.make()[0], peak, extra
+        peak, limit = map(int, re.findall(r"≤ (\d+)", case.told))
+        yield case.make()[0], peak, limit
 
 
 def one_level(chain) -> Iterator[ck.Run]:
@@ -569,22 +569,54 @@ def test_equal_segments_do_not_reach_the_shrinking_ones():
 
 
 @cache
-def least_runs(length: int, units: int) -> float:
-    """P(n, c): runs to reverse n stages with so many units for outputs."""
-    if length <= units:
-        return length
-    if units < 1:
-        return inf
-    return min(
-        m + least_runs(length - m, units - 1) + least_runs(m, units)
+def reversible(length: int, units: int, runs: int, last: int = 1) -> bool:
+    """Whether so many units for outputs are enough, and runs of each stage.
+
+    ``last``: 1 if these stages receive the loss's gradient, which is a number.
+    """
+    if length <= units + last and runs:
+        return True
+    return min(units, runs) > 0 and any(
+        reversible(length - m, units - 1, runs, last)
+        and reversible(m, units, runs - 1, 0)
         for m in range(1, length)
     )
 
 
-def test_two_sweeps_are_possible_and_one_is_not_enough():
-    for length, peak, extra in cases("two_sweeps"):
-        assert longest(peak) < length
-        assert least_runs(length, peak - 2) - length <= extra == 2 * length
+def possible(length: int, peak: int, again: int) -> bool:
+    """The same, of all schedules that there are."""
+    start = (length - 1, 0, *[frozenset()] * 3), (0,) * length
+    seen, stack = {start}, [start]
+    while stack:
+        state, runs = stack.pop()
+        if state[0] < 0:
+            return True
+        for kind, stage in product(ck.KINDS, range(length)):
+            found = after(state, (kind, stage), length, peak)
+            ran = list(runs)
+            ran[stage] += kind in ("forward", "record")
+            following = found and (found[1], tuple(ran))
+            if found and max(ran) <= again + 1 and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return False
+
+
+def test_the_longest_chain_of_a_number_of_runs():
+    for peak, runs in product(range(3, 9), range(1, 5)):
+        most = comb(peak + runs - 3, runs) + 1
+        assert reversible(most, peak - 2, runs)
+        assert not reversible(most + 1, peak - 2, runs)
+        if peak < 5 and runs < 3:
+            assert possible(most, peak, runs - 1)
+            assert not possible(most + 1, peak, runs - 1)
+
+
+def test_the_targets_of_two_sweeps_are_exact():
+    for length, peak, again in cases("two_sweeps"):
+        assert longest(peak) < length  # one level is not enough
+        assert reversible(length, peak - 2, again + 1)
+        assert not reversible(length, peak - 3, again + 1)
 
 
 @pytest.mark.parametrize("n", range(2, 12))

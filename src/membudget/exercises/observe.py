@@ -11,7 +11,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from itertools import chain, islice
-from math import log2
+from math import inf, log2
 from typing import NamedTuple
 from weakref import WeakSet, ref
 
@@ -327,10 +327,17 @@ def collection(fn: Callable, args: tuple) -> Seen:
 
 
 class Allowed(NamedTuple):
-    """The targets of a puzzle: units at the peak, time of recomputation."""
+    """The targets of a puzzle.
+
+    Attributes:
+        peak: units that may be alive.
+        extra: time that recomputation may take.
+        again: how often one stage may run again.
+    """
 
     peak: int
-    extra: float
+    extra: float = inf
+    again: float = inf
 
 
 def schedule(
@@ -360,7 +367,7 @@ def schedule(
             return Seen(hint=f"{message(error)}.")
         target = allowed(*args)
         seen = Seen({"schedule": torch.ones(())}, _beyond(run, target))
-        if run.peak < target.peak or run.extra_time < target.extra:
+        if run.peak < target.peak or run.extra_time < target.extra < inf:
             seen.remark = (
                 f"Better than asked: with {len(run.runs)} stages yours peaks "
                 f"at {run.peak} units and runs {_stages(run)} again."
@@ -404,6 +411,12 @@ def _beyond(run: Run, allowed: Allowed) -> str:
             again += f", which takes {run.extra_time}"
         few = f"at most {allowed.extra} are" if allowed.extra else "none is"
         missed.append(f"{again}; {few} allowed.")
+    if max(run.runs) > allowed.again + 1:
+        stage = run.runs.index(max(run.runs))
+        missed.append(
+            f"stage {stage} runs {run.runs[stage] - 1} times again; at most "
+            f"{allowed.again} are allowed."
+        )
     return " And ".join(missed)
 
 
