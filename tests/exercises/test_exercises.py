@@ -1605,6 +1605,12 @@ def test_other_right_answers_of_chapter_6():
         bits = x.view(torch.int32) + noise
         return (bits >> 16 << 16).view(torch.float32)
 
+    def compared(x, noise):
+        bits = x.view(torch.int32)
+        below = (bits & -65536).view(torch.float32)
+        above = ((bits & -65536) + 65536).view(torch.float32)
+        return torch.where((bits & 65535) > noise, above, below)
+
     def apart(model, optimizer, scaler, x, y):
         with torch.autocast("cpu", torch.float16):
             logits = model(x)
@@ -1674,6 +1680,7 @@ def test_other_right_answers_of_chapter_6():
         mixed.step()
 
     for name, answer in (
+        ("stochastic_round", compared),
         ("backward_outside", uncached),
         ("clipped_amp_step", scaled_norm),
         ("two_losses", of_one_scale),

@@ -3243,6 +3243,37 @@ def stochastic_round(x, noise):
     return (x.view(torch.int32) + noise).view(torch.float32).bfloat16().float()
 
 
+def up_where(chosen, x):
+    bits = (x.view(torch.int32) & -65536) + chosen.int() * 65536
+    return bits.view(torch.float32)
+
+
+@hinted("one noise too many rounds up")
+def stochastic_round(x, noise):
+    return up_where((x.view(torch.int32) & 65535) >= noise, x)
+
+
+@hinted("the lower bits are compared the wrong way round")
+def stochastic_round(x, noise):
+    return up_where((x.view(torch.int32) & 65535) < noise, x)
+
+
+@hinted("Compare it with the lower bits of x, or add it to the bits")
+def stochastic_round(x, noise):
+    return up_where(noise >= 32768, x)
+
+
+@hinted("[8389, 41943, 4048, 0, 39322, 32768] is right")
+def stochastic_round(x, noise):
+    return up_where(((x.view(torch.int32) & 65535) > noise) & (x > 0), x)
+
+
+@hinted("the result is 393216 numbers; x is a table of 65536 × 6 numbers")
+def stochastic_round(x, noise):
+    bits = x.view(torch.int32) + noise & -65536
+    return bits.view(torch.float32).flatten()
+
+
 @hinted("the result is of torch.bfloat16; torch.float32 is asked")
 def stochastic_round(x, noise):
     bits = x.view(torch.int32) + noise & -65536

@@ -11,6 +11,7 @@ from operator import mul
 import torch
 from torch import nn
 
+from membudget.exercises.compare import Seen, shape
 from membudget.exercises.core import Case, Exercise, variants
 from membudget.exercises.observe import (
     answer,
@@ -939,44 +940,60 @@ def _stochastic_round(
     return _values((_bits(x) & before) + shift(noise) & after)
 
 
-def _noisy(*pairs: tuple[float, int]) -> Case:
-    x, noise = zip(*pairs, strict=True)
-    return Case(
-        f"x = {list(x)}, noise = {list(noise)}",
-        lambda: (
-            torch.tensor(x),
-            torch.tensor(noise, dtype=torch.int32),
-        ),
-    )
+def _compared(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Round up where ``of(lower bits, noise)``: right with ``torch.gt``."""
+    up = of(_bits(x) & 65535, noise)
+    return _values((_bits(x) & -65536) + up.int() * 65536)
 
 
-def _random(rows: int, columns: int) -> Case:
+def _every_noise(*numbers: float) -> Case:
+    """Each number with each noise once: a column of the table."""
+
     def make() -> tuple:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(rows, columns, generator=generator)
-        noise = torch.randint(65536, x.shape, generator=generator)
-        return x, noise.int()
+        x = torch.tensor(numbers).repeat(65536, 1)
+        noise = torch.arange(65536, dtype=torch.int32)
+        return x, noise[:, None].repeat(1, len(numbers))
 
-    return Case(f"{rows} × {columns} random numbers", make)
+    return Case(f"x = {list(numbers)}, each with all 65 536 noises", make)
+
+
+def _roundings(fn: Callable, args: tuple) -> Seen:
+    """How many noises take each number to each of its two neighbours.
+
+    Which noises these are is free: how many makes the mean.
+    """
+    x = args[0].clone()
+    seen = tensor(torch.float32)(fn, args)
+    if "result" not in seen.parts:
+        return seen
+    found = seen.parts["result"]
+    if found.shape != x.shape:
+        return Seen(hint=f"the result is {shape(found)}; x is {shape(x)}.")
+    below = _values(_bits(x) & -65536)
+    above = _values(_bits(below) + 65536)
+
+    def count(neighbour: torch.Tensor) -> torch.Tensor:
+        return (found == neighbour).double().sum(0)
+
+    seen.parts = {
+        "number of noises that round away from zero": count(above),
+        "number of noises that round towards zero": count(below),
+        "mean over all noises, less x,": (found - x.double()).mean(0),
+    }
+    return seen
 
 
 check_stochastic_round = Exercise(
     signature="stochastic_round(x, noise)",
     cases=[
-        _noisy(
-            (1.001, 60000),
-            (1.001, 100),
-            (-1.005, 40000),
-            (-1.005, 10000),
-            (3.14159, 30000),
-            (1.0, 65535),
-            (0.3, 20000),
-            (1.00390625, 100),
-        ),
-        _noisy((0.0, 65535), (-0.75, 65535), (100.1, 20000)),
-        _random(50, 40),
+        _every_noise(1.001, -1.005, 3.14159, 1.0, 0.3, 1.00390625),
+        _every_noise(0.0, -0.75, 100.1, 1e-30, -1e30),
     ],
-    observe=tensor(torch.float32),
+    observe=_roundings,
     solution=_stochastic_round,
     mistakes=[
         (
@@ -1037,10 +1054,29 @@ check_stochastic_round = Exercise(
         ),
         (
             "the noise is compared with half a step: that rounds up or down "
-            "with the same chance wherever x lies. Add it to the bits.",
-            lambda x, noise: _values(
-                (_bits(x) & -65536) + (noise >= 32768) * 65536
-            ),
+            "with the same chance wherever x lies. Compare it with the lower "
+            "bits of x, or add it to the bits.",
+            partial(_compared, of=lambda lower, noise: noise >= 32768),
+        ),
+        (
+            "the lower bits are compared the wrong way round: the larger they "
+            "are, the more often x is rounded up.",
+            partial(_compared, of=torch.le),
+        ),
+        (
+            "the lower bits are compared the wrong way round: the larger they "
+            "are, the more often x is rounded up.",
+            partial(_compared, of=torch.lt),
+        ),
+        (
+            "one noise too many rounds up: with lower bits of n it must be n "
+            "of the 65 536 noises, and none where they are zero.",
+            partial(_compared, of=torch.ge),
+        ),
+        (
+            "one noise too many rounds up: with lower bits of n it must be n "
+            "of the 65 536 noises, and none where they are zero.",
+            partial(_stochastic_round, shift=lambda noise: noise + 1),
         ),
     ],
     shown=(
