@@ -8,4 +8,5 @@ from membudget.exercises import on_ranks
 @pytest.fixture(scope="module", autouse=True)
 def ranks_end_with_the_module():
     yield
-    on_ranks._pool().kill()
+    for pool in on_ranks._pools.values():
+        pool.kill()

@@ -159,7 +159,7 @@ def test_other_forms_of_functions():
 
     def average_gradients(
         model: "no_such_name",  # noqa: F821
-        ranks: int = 2,
+        times: int = 1,
         *,
         op=dist.ReduceOp.SUM,
     ) -> "None":
@@ -168,7 +168,7 @@ def test_other_forms_of_functions():
         def each(parameter):
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, op)
-                parameter.grad *= step / ranks
+                parameter.grad *= step * times / dist.get_world_size()
 
         list(map(each, model.parameters()))
 
@@ -177,7 +177,7 @@ def test_other_forms_of_functions():
 
 
 def test_a_function_that_calls_itself():
-    def halve(model, parameters=None):
+    def average(model, parameters=None):
         if parameters is None:
             parameters = list(model.parameters())
         if parameters:
@@ -185,17 +185,17 @@ def test_a_function_that_calls_itself():
 
             if parameters[0].grad is not None:
                 dist.all_reduce(parameters[0].grad)
-                parameters[0].grad /= 2
-            halve(model, parameters[1:])
+                parameters[0].grad /= dist.get_world_size()
+            average(model, parameters[1:])
 
-    fn = of_a_notebook(halve_of_the_module)
+    fn = of_a_notebook(average_of_the_module)
     assert judge("average_gradients", fn).state == CORRECT
-    outcome = judge("average_gradients", halve)
+    outcome = judge("average_gradients", average)
     assert outcome.state == NOT_RIGHT
     assert "cannot be sent to another process" in outcome.text
 
 
-def halve_of_the_module(model, parameters=None):
+def average_of_the_module(model, parameters=None):
     if parameters is None:
         parameters = list(model.parameters())
     if parameters:
@@ -203,8 +203,8 @@ def halve_of_the_module(model, parameters=None):
 
         if parameters[0].grad is not None:
             dist.all_reduce(parameters[0].grad)
-            parameters[0].grad /= 2
-        halve_of_the_module(model, parameters[1:])
+            parameters[0].grad /= dist.get_world_size()
+        average_of_the_module(model, parameters[1:])
 
 
 def test_what_cannot_travel():
@@ -405,7 +405,7 @@ def test_other_right_answers():
         trained = [p for p in model.parameters() if p.grad is not None]
         joined = torch.cat([p.grad.flatten() for p in trained])
         dist.all_reduce(joined)
-        joined /= 2
+        joined /= dist.get_world_size()
         parts = joined.split([p.numel() for p in trained])
         for p, part in zip(trained, parts, strict=True):
             p.grad = part.view_as(p)
@@ -413,7 +413,8 @@ def test_other_right_answers():
     def gathered(model):
         for p in model.parameters():
             if p.grad is not None:
-                parts = [torch.empty_like(p.grad) for _ in range(2)]
+                ranks = range(dist.get_world_size())
+                parts = [torch.empty_like(p.grad) for _ in ranks]
                 dist.all_gather(parts, p.grad)
                 p.grad = torch.stack(parts).mean(0)
 

@@ -3992,6 +3992,26 @@ def average_gradients(model):
             dist.all_reduce(p.grad)
 
 
+@hinted("the sum is divided by 2, however many ranks there are")
+def average_gradients(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= 2
+
+
+@hinted("(Tried: 3 samples on a single rank.)")
+def average_gradients(model):
+    other = 1 - dist.get_rank()
+    for p in model.parameters():
+        if p.grad is not None:
+            received = torch.empty_like(p.grad)
+            sent = dist.isend(p.grad.clone(), other)
+            dist.recv(received, other)
+            sent.wait()
+            p.grad = (p.grad + received) / dist.get_world_size()
+
+
 @hinted("divided by the number of ranks twice")
 def average_gradients(model):
     for p in model.parameters():

@@ -1,4 +1,4 @@
-"""Run a reader's function on two real ranks, and say what goes wrong there.
+"""Run a reader's function on real ranks, and say what goes wrong there.
 
 The ranks are processes: they are started when a check first needs them, and
 serve all checks. A function travels to them as its compiled code, because
@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from importlib import import_module
 from types import CellType, FunctionType
 
@@ -33,7 +32,7 @@ from membudget.sharding import (
 )
 
 RANKS = 2
-"""How many ranks there are."""
+"""How many ranks there are, as a rule."""
 
 START = 60.0
 """Seconds in which they must have started."""
@@ -85,13 +84,16 @@ class Alone(Exception):
     """A function failed on this rank, and not on all others."""
 
 
-def together(scene: Callable, fn: Callable, *args: object) -> list | Seen:
-    """Call ``scene(fn, *args)`` on both ranks at once.
+def together(
+    scene: Callable, fn: Callable, *args: object, ranks: int = RANKS
+) -> list | Seen:
+    """Call ``scene(fn, *args)`` on all ranks at once.
 
     Args:
         scene: an importable function; it calls ``fn`` with what it makes of
             the arguments.
         fn: the reader's.
+        ranks: how many.
 
     Returns:
         A :class:`Report` of each rank, or what there is to say if ``fn``
@@ -105,7 +107,7 @@ def together(scene: Callable, fn: Callable, *args: object) -> list | Seen:
             f"{guard.message(error)}. Write it with `def` at the top level "
             "of a cell."
         )
-    pool = _pool()
+    pool = _pool(ranks)
     try:
         if not pool.processes:
             pool.run(_ready, deadline=START)
@@ -131,9 +133,13 @@ def together(scene: Callable, fn: Callable, *args: object) -> list | Seen:
     )
 
 
-@cache
-def _pool() -> Ranks:
-    return Ranks(RANKS, backend="gloo")
+def _pool(ranks: int = RANKS) -> Ranks:
+    if ranks not in _pools:
+        _pools[ranks] = Ranks(ranks, backend="gloo")
+    return _pools[ranks]
+
+
+_pools: dict[int, Ranks] = {}
 
 
 def _waiting(error: DeadlineError, fn: Callable) -> str:

@@ -570,7 +570,7 @@ def _observe_averaging(fn: Callable, args: tuple) -> Seen:
         model, shares = _averaging_start(sizes, frozen)
         mean_loss(model, whole(shares)).backward()
         return Seen(dict.fromkeys(names, _gradients(model)))
-    reports = together(_averaging, fn, *args)
+    reports = together(_averaging, fn, *args, ranks=len(sizes))
     if isinstance(reports, Seen):
         return reports
     found = [report.result for report in reports]
@@ -593,7 +593,7 @@ def _observe_averaging(fn: Callable, args: tuple) -> Seen:
             "another shape."
         )
     seen = Seen({n: f["left"] for n, f in zip(names, found, strict=True)})
-    if all(f["as it was"] for f in found):
+    if len(sizes) > 1 and all(f["as it was"] for f in found):
         returned = next((f["returned"] for f in found if f["returned"]), "")
         if not called and not returned:
             return Seen(attempted=False)
@@ -635,6 +635,7 @@ def _averages(
     dist.all_reduce(total)
     weight = {
         "mean": 1 / ranks,
+        "half": 1 / 2,
         "sum": 1,
         "twice": 1 / ranks**2,
         "share": count / max(total.item(), 1),
@@ -666,6 +667,8 @@ def _averaging_case(
     sizes: tuple[int, ...], frozen: bool = False, told: bool = False
 ) -> Case:
     words = f"{' and '.join(map(str, sizes))} samples on ranks 0 and 1"
+    if len(sizes) == 1:
+        words = f"{sizes[0]} samples on a single rank"
     if frozen:
         words += "; the first layer is frozen, and its `p.grad` is None"
     return Case(words, lambda: (sizes, frozen, told))
@@ -678,6 +681,7 @@ check_average_gradients = Exercise(
     cases=[
         _averaging_case((3, 3)),
         _averaging_case((4, 4), frozen=True),
+        _averaging_case((3,)),
     ],
     observe=_observe_averaging,
     solution=alone,
@@ -687,6 +691,11 @@ check_average_gradients = Exercise(
             "samples is the mean of the ranks' means, so divide by the "
             "number of ranks.",
             partial(_averages, weigh="sum"),
+        ),
+        (
+            "the sum is divided by 2, however many ranks there are: "
+            "`dist.get_world_size()` is their number.",
+            partial(_averages, weigh="half"),
         ),
         (
             "the gradients are divided by the number of ranks twice, before "
@@ -735,7 +744,7 @@ check_average_gradients = Exercise(
         ],
     ],
     shown=(
-        "Both ranks have the gradient that one process has on all samples. "
+        "All ranks have the gradient that one process has on all samples. "
         "What is still needed for equal weights: the same start and the same "
         "optimizer."
     ),
