@@ -40,6 +40,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -232,18 +236,27 @@ def note(args: argparse.Namespace, text: str) -> None:
 def build(args: argparse.Namespace) -> GPT:
     """The model, alike on all ranks; sharded under torchrun.
 
-    For a moment the whole model is on every GPU. One that does not fit is
-    built under ``torch.device("meta")``, which takes no memory, and sharded
-    there; ``model.to_empty(device=args.device)`` then makes the shards, and
-    each layer must be initialised again.
+    No GPU ever holds the whole model: it is sharded on ``meta``, which takes
+    no memory, and then the shards get theirs. Rank 0 makes the weights on
+    the CPU, those of one process, and sends them tensor by tensor.
     """
     torch.manual_seed(0)
     shape, _ = SIZES[args.size]
-    model = GPT(**shape).to(args.device)
+    with torch.device("meta" if args.sharded else "cpu"):
+        model = GPT(**shape)
     if args.recompute:
         recompute(model.blocks)
-    if args.sharded:
-        shard(model, args)
+    if not args.sharded:
+        return model.to(args.device)
+    shard(model, args)
+    model.to_empty(device="cpu" if args.offload else args.device)
+    set_model_state_dict(
+        model,
+        GPT(**shape).state_dict() if args.rank == 0 else {},
+        options=StateDictOptions(
+            full_state_dict=True, broadcast_from_rank0=True
+        ),
+    )
     return model
 
 

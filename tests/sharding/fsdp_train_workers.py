@@ -4,6 +4,7 @@ import sys
 
 import torch
 
+from membudget.measuring import PeakTracker
 from membudget.sharding import CommunicationCounter, training_script
 
 if str(training_script().parent) not in sys.path:
@@ -22,6 +23,14 @@ def gathered(*options):
     model = fsdp_train.build(args)
     numbers = sum(p.full_tensor().numel() for p in model.parameters())
     return fsdp_train.digest(model, args), numbers
+
+
+def built(*options):
+    """The digest of the untrained model, and the most bytes it took."""
+    args = fsdp_train.options(options)
+    with PeakTracker(device=args.device) as tracker:
+        model = fsdp_train.build(args)
+    return fsdp_train.digest(model, args), tracker.peak
 
 
 def one_step(*options):

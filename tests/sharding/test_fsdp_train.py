@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp_train_workers import (
+    built,
     fsdp_train,
     gathered,
     main,
@@ -144,6 +145,13 @@ def test_ranks_learn_what_one_process_does(pools, single, ranks, options):
         assert sizes(line) == paper(ranks, rank)
     assert len(run.digests) == 1
     assert run.other == []
+
+
+def test_only_rank_0_ever_has_the_whole_model(pools):
+    digest, whole = built(*CPU)
+    (first, most), (second, least) = pools[2].run(built, *CPU)
+    assert digest == first == second
+    assert least < whole < most
 
 
 @pytest.mark.parametrize("stage", [2, 3])
