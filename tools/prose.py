@@ -2,9 +2,9 @@
 
 A figure in a sentence is one of its page's: an output, a piece of code or a
 formula shows it, perhaps with more digits, or an equation in the sentence
-itself ends in it. Answers that are folded are worked out by hand. What is
-shown elsewhere is listed in `GIVEN`. And a link, or the number of a section,
-leads where its words say.
+itself ends in it. Folded answers are worked out by hand. What else stands in a
+sentence is listed in `GIVEN`, with where it comes from. And a link, or the
+number of a section, leads where its words say.
 """
 
 import re
@@ -15,7 +15,36 @@ from pathlib import Path
 import nbformat
 from project import ROOT, notebooks
 
-GIVEN = {}
+BESIDE = "worked out from what stands beside it"
+WIDGET = "the widget shows it"
+EXAMPLE = "a number of an example"
+GIVEN = {
+    "01_measuring": {
+        BESIDE: "0.08, 2.75, 0.06, 1.57",
+        WIDGET: "8.83, 8.07",
+        EXAMPLE: "89.99",
+    },
+    "02_ledger": {BESIDE: "3.9, 0.02", WIDGET: "949, 779"},
+    "03_accumulation": {BESIDE: "44, 3.44", "PyTorch's default": "65 536"},
+    "04_checkpointing": {
+        BESIDE: "0.25, 16 640, 2.5, 1.2222, 29, 0.9",
+        WIDGET: "0.05",
+        EXAMPLE: "0.4",
+    },
+    "06_precision": {BESIDE: "1.0078, 2 001, 0.05, 0.00195, 65 535"},
+    "07_sharding": {
+        BESIDE: "112, 3 072, 137 088, 195, 0.19, 10 700, 0.49, 0.24, 0.75",
+        "the network's layers": "150 794, 1 206 352",
+        "the record's parameters": "2 048",
+    },
+    "lab2_checkpointing": {BESIDE: "57, 0.06, 3.9"},
+    "lab3_mixed_precision": {
+        BESIDE: "3.3",
+        "chapter 6": "5.53, 65 504",
+        EXAMPLE: "2.3016, 2.3011, 95 000",
+    },
+    "lab4_fsdp": {BESIDE: "2 304, 694, 630, 14.5"},
+}
 
 SPACE = "[\\u00a0\\u202f ]"  # no-break, narrow no-break, plain
 NOT_PROSE = re.compile(
@@ -39,11 +68,14 @@ def problems(path, root=ROOT):
     path = Path(path)
     cells = nbformat.read(path, as_version=4).cells
     prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    groups = GIVEN.get(path.stem, {}).values()
+    given = {figure for group in groups for figure in group.split(", ")}
+    absent = dict(figures(prose, numbers(cells)))
     found = [
-        f"{figure} … {around!r} is not on the page"
-        for figure, around in figures(prose, numbers(cells))
-        if figure not in GIVEN.get(path.stem, {})
+        f"{figure} in {absent[figure]!r} is not on the page"
+        for figure in absent.keys() - given
     ]
+    found += [f"{one} need not be given" for one in given - absent.keys()]
     found += links("\n".join(prose), root)
     return [f"{path.name}: {sentence}" for sentence in found]
 
@@ -76,6 +108,8 @@ def figures(prose, shown):
             before, after = text[: found.start()], text[found.end() :]
             if figure in sections or re.search(r"[=≈→] *$", before):
                 continue
+            if re.fullmatch(r"\d[ 0]+", figure):
+                continue  # a round number
             share = re.match(r" (%|per cent)", after)
             if not any(rounds_to(figure, x, share) for x in shown):
                 around = f"{before[-30:]}{found[0]}{after[:20]}"

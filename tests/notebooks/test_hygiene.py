@@ -1,6 +1,7 @@
 """Every committed notebook keeps the rules of the house."""
 
 import hygiene
+import prose
 import pytest
 import repository
 from project import ROOT, notebooks, pages
@@ -9,6 +10,11 @@ from project import ROOT, notebooks, pages
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 def test_hygiene(path):
     assert hygiene.problems(path) == []
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_sentences_say_what_the_page_shows(path):
+    assert prose.problems(path) == []
 
 
 def test_every_notebook_page_exists():

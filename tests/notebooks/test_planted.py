@@ -6,6 +6,7 @@ import sys
 
 import hygiene
 import nbformat
+import prose
 import pytest
 import repository
 from project import ROOT, notebooks
@@ -37,6 +38,7 @@ def edit(path, change):
 
 def test_nothing_planted(course, notebook):
     assert hygiene.problems(notebook, course) == []
+    assert prose.problems(notebook, course) == []
     assert repository.check(course) == []
 
 
@@ -106,6 +108,30 @@ FAULTS = {
 def test_hygiene_turns_red(course, notebook, fault):
     edit(notebook, fault)
     assert FAULTS[fault] in "\n".join(hygiene.problems(notebook, course))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        ("The peak is 987.65 MiB.", "987.65 in"),
+        ("It has 987 654 weights.", "987 654 in"),
+        ("Never before 1.57 MiB, in 0.08 units.", "8.83 need not be given"),
+        ("As [chapter 4](02_ledger.ipynb) says.", "leads to 02_ledger"),
+        ("The [next chapter](../book/intro.md).", "leads to ../book/intro"),
+        ("See [chapter 2](02_ledger.ipynb), section 2.99.", "section 2.99"),
+        ("See section 3.99.", "no section 3.99"),
+    ],
+)
+def test_a_sentence_that_is_not_so_turns_red(
+    course, notebook, sentence, words
+):
+    content = nbformat.read(notebook, as_version=4)
+    for cell in content.cells:
+        if "need not" in words and cell.cell_type == "markdown":
+            cell.source = cell.source.replace("8.83", "8.8")
+    content.cells.append(nbformat.v4.new_markdown_cell(sentence))
+    nbformat.write(content, notebook)
+    assert words in "\n".join(prose.problems(notebook, course))
 
 
 def test_a_drifted_set_up_cell_or_badge_turns_red(course, notebook):
