@@ -60,7 +60,7 @@ FIGURE = re.compile(
 )
 NUMBER = re.compile(r"\d[\d,_]*\.?\d*")
 LINK = re.compile(
-    r"\[([^\]]+)\]\(([^)\s#]+)[^)]*\)(,\s+section\s+(\d+\.\d+))?"
+    r"\[([^\]]+)\]\(([^)\s#]+)[^)]*\)(?:,\s+section\s+(\d+\.\d+))?"
 )
 SECTION = re.compile(r"[sS]ections?\s+\d+\.\d+(?:(?:,| and| to)\s+\d+\.\d+)*")
 
