@@ -6,6 +6,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "_build/html"
+PATIENCE = 600
+"""Seconds after which what is waited for will not come. Many: a busy machine
+is slow, not broken."""
 
 
 def read_yaml(name, root=ROOT):

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE = 30  # seconds until a process that ends by itself must be gone
+from project import PATIENCE
 
 
 def entries():

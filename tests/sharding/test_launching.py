@@ -16,6 +16,7 @@ import pytest
 import sharding_workers as workers
 import torch
 import torch.distributed as dist
+from project import PATIENCE
 
 from membudget.sharding import (
     DeadlineError,
@@ -443,7 +444,7 @@ def test_a_hang_is_an_error_that_shows_where_the_rank_is():
 
 
 def test_a_rank_that_computes_for_too_long():
-    with Ranks(2, deadline=30) as pool:
+    with Ranks(2) as pool:
         assert works(pool)
         with pytest.raises(DeadlineError) as caught:
             pool.run(workers.sleep, deadline=2)
@@ -451,27 +452,32 @@ def test_a_rank_that_computes_for_too_long():
         assert str(caught.value).count("in sleep") == 2
 
 
-def test_a_deadline_that_ends_before_the_ranks_have_started():
-    pool = Ranks(2, deadline=1e-9)
-    with pytest.raises(DeadlineError, match=r"rank 0, 1 .* within 1e-09 s"):
-        pool.run(workers.place)
-    pool.deadline = 60.0
+def test_ranks_that_do_not_start(monkeypatch):
+    pool = Ranks(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "DEADLINE", 1e-9)
+        with pytest.raises(DeadlineError, match=r"rank 0, 1 .* within 1e-09"):
+            pool.run(workers.place)
     assert works(pool)
     pool.close()
 
 
 @pytest.mark.parametrize("daemon", [True, False])
-def test_a_worker_that_starts_a_thread(daemon):
+def test_a_worker_that_starts_a_thread(daemon, monkeypatch):
     """One that does not end keeps its process from ending."""
     lines = []
-    pool = Ranks(1, show=lambda *line: lines.append(line), deadline=20)
+    pool = Ranks(1, show=lambda *line: lines.append(line))
     assert pool.run(workers.with_a_thread, daemon)[0].startswith("Thread")
     assert works(pool)
     assert (0, "from a thread") in lines
     if daemon:
         pool.close()
     else:
-        pool.deadline = 0.5
+        process = pool._processes[0].process
+        join = process.join
+        monkeypatch.setattr(
+            process, "join", lambda timeout=None: join(timeout and 0.1)
+        )
         with pytest.raises(
             RankError,
             match=says("rank 0 did not end well: it is still running"),
@@ -666,7 +672,7 @@ def test_a_script_that_ends_without_close(interpreter, tmp_path):
     """
     process, mark = interpreter(script, tmp_path)
     try:
-        out, err = process.communicate(timeout=processes.PATIENCE)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()

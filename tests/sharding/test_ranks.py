@@ -31,7 +31,7 @@ SIZES = (1, 2, 3, 4)
 @cache
 def run(ranks):
     """For each rank what it found in each case; one start for each size."""
-    with Ranks(ranks, deadline=300) as pool:
+    with Ranks(ranks) as pool:
         return pool.run(fsdp_workers.all_steps, CASES)
 
 
@@ -145,7 +145,7 @@ def test_how_much_memory_does_rank_3_need():
 
 @pytest.fixture(scope="module")
 def two_ranks():
-    with Ranks(2, deadline=300) as pool:
+    with Ranks(2) as pool:
         yield pool
 
 

@@ -45,7 +45,7 @@ def pools():
     found = {}
 
     def pool(ranks):
-        return found.setdefault(ranks, Ranks(ranks, deadline=120))
+        return found.setdefault(ranks, Ranks(ranks))
 
     yield pool
     for pool in found.values():

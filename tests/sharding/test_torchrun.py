@@ -16,7 +16,6 @@ import torch.distributed as dist
 from membudget.sharding import launching, torchrun
 
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
-DEADLINE = 120  # seconds; each takes about 5
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available()
@@ -72,7 +71,6 @@ def two_nodes(mark, tmp_path_factory):
         ranks=2,
         nodes=2,
         restarts=1,
-        deadline=DEADLINE,
         show=show,
     )
     assert sign.exists()
@@ -117,19 +115,87 @@ def test_one_node_fails_and_the_other_one_waits():
     """It is a failure, not a deadline, and the message is that node's."""
     show = Shown()
     with pytest.raises(RuntimeError) as caught:
-        torchrun(
-            *(SCRIPT, "failure"),
-            ranks=1,
-            nodes=2,
-            deadline=DEADLINE,
-            show=show,
-        )
+        torchrun(SCRIPT, "failure", ranks=1, nodes=2, show=show)
     message = str(caught.value)
     assert message.startswith("torchrun_script.py failed with exit code 1:\n")
     assert "\nValueError: boom\n" in message
     assert 'raise ValueError("boom")' in message
     assert len(show.numbers) == 2
     assert not any(map(processes.alive, show.numbers))
+
+
+# What agents and ranks write to their error output; `[rank0]` is a rank that
+# has joined the group.
+OWN = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "script.py", line 7, in <module>
+[rank1]:     raise ValueError("boom")
+[rank1]: ValueError: boom"""
+PEER = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "script.py", line 10, in <module>
+[rank0]:     dist.all_reduce(x)
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by \
+peer [127.0.0.1]:64931."""
+AGENT = """\
+Traceback (most recent call last):
+  File "torch/distributed/run.py", line 1032, in <module>
+    main()
+torch.distributed.{error}"""
+CHILD = AGENT.format(error="elastic.multiprocessing.errors.ChildFailedError: ")
+MEETING = AGENT.format(
+    error="elastic.rendezvous.api.RendezvousConnectionError: The connection "
+    "to the C10d store has failed. See inner exception for details."
+)
+
+
+def agent_saw(code, second=58):
+    return (
+        f"E1122 10:23:{second}.284000 107 torch/distributed/elastic/"
+        f"multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: "
+        "0 (pid: 10777) of binary: python"
+    )
+
+
+CAUSES = {
+    "an error": (1, f"{OWN}\n{agent_saw(1, 57)}\n{CHILD}"),
+    "an error, and a rank beside it": (1, f"{PEER}\n{OWN}\n{agent_saw(1)}"),
+    "a rank was killed": (1, agent_saw(-9)),
+    "an exit": (1, agent_saw(3)),
+    "the agent was killed": (-9, ""),
+}
+FOLLOW = {
+    "the peer is gone": (1, f"{PEER}\n{agent_saw(1)}\n{CHILD}"),
+    "and was in the first attempt": (
+        1,
+        f"{OWN}\n{agent_saw(1, 50)}\n{PEER}\n{agent_saw(1)}\n{CHILD}",
+    ),
+    "told to end": (1, agent_saw(-15)),
+    "the store is gone": (1, MEETING),
+    "an error that nobody knows": (1, OWN + "\n" + agent_saw(1, 59)),
+}
+
+
+@pytest.mark.parametrize("follows", FOLLOW)
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_node_with_the_cause_comes_before_one_that_followed(
+    cause, follows
+):
+    begins = [
+        launching.begin_of_failure(code, said.split("\n"))
+        for code, said in (CAUSES[cause], FOLLOW[follows])
+    ]
+    assert begins[0] < begins[1]
+
+
+def test_a_lost_rank_comes_before_a_lost_store():
+    peer, store = (
+        launching.begin_of_failure(code, said.split("\n"))
+        for code, said in map(
+            FOLLOW.get, ("the peer is gone", "the store is gone")
+        )
+    )
+    assert peer < store
 
 
 def test_a_script_that_does_not_end(monkeypatch):
@@ -139,15 +205,15 @@ def test_a_script_that_does_not_end(monkeypatch):
     real = clock.monotonic
 
     def pass_by():
-        clock.monotonic = lambda: real() + 2 * DEADLINE
+        clock.monotonic = lambda: real() + 2 * launching.DEADLINE
 
     show = Shown(then=pass_by)
     with pytest.raises(TimeoutError) as caught:
-        torchrun(SCRIPT, "wait", ranks=2, deadline=DEADLINE, show=show)
+        torchrun(SCRIPT, "wait", ranks=2, show=show)
     message = str(caught.value)
     assert message.startswith(
-        f"torchrun_script.py did not end within {DEADLINE} s: give it a "
-        "longer deadline, or see where it waits. It wrote:\n"
+        "torchrun_script.py did not end within 600 s: give it a longer "
+        "deadline, or see where it waits. It wrote:\n"
     )
     assert all(f'"pid": {number}' in message for number in show.numbers)
     assert not any(map(processes.alive, show.numbers))
@@ -164,7 +230,7 @@ def test_where_there_is_no_proc(monkeypatch):
     monkeypatch.setattr(launching, "_kill_marked", lambda mark: None)
     show = Shown(then=pass_by)
     with pytest.raises(ZeroDivisionError):
-        torchrun(SCRIPT, "wait", ranks=2, deadline=DEADLINE, show=show)
+        torchrun(SCRIPT, "wait", ranks=2, show=show)
     assert not any(map(processes.alive, show.numbers))
 
 
@@ -175,13 +241,7 @@ def test_an_agent_that_is_killed():
         os.kill(show.said[0]["agent"], signal.SIGKILL)
 
     show = Shown(then=kill)
-    done = torchrun(
-        *(SCRIPT, "wait"),
-        ranks=2,
-        deadline=DEADLINE,
-        show=show,
-        check=False,
-    )
+    done = torchrun(SCRIPT, "wait", ranks=2, show=show, check=False)
     assert done.code == -9
     assert len(done.lines) == len(show.numbers) == 2
     assert not any(map(processes.alive, show.numbers))
@@ -200,7 +260,7 @@ def test_an_error_in_show(tmp_path):
         raise ZeroDivisionError(line)
 
     with pytest.raises(ZeroDivisionError, match=r"^here$"):
-        torchrun(script, ranks=1, deadline=DEADLINE, show=show)
+        torchrun(script, ranks=1, show=show)
 
 
 def test_a_script_that_is_missing(tmp_path):

@@ -49,12 +49,12 @@ def failure():
     say(pid=os.getpid())
     if os.environ["RANK"] == "1":
         raise ValueError("boom")
-    time.sleep(600)
+    time.sleep(86_400)
 
 
 def wait():
     say(pid=os.getpid(), agent=os.getppid())
-    time.sleep(600)
+    time.sleep(86_400)
 
 
 {"results": results, "failure": failure, "wait": wait}[sys.argv[1]](

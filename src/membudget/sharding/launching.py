@@ -3,10 +3,10 @@
 import atexit
 import errno
 import gc
-import itertools
 import os
 import pickle
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count, pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,11 +34,18 @@ from torch.distributed.rendezvous import rendezvous
 from membudget.ledger.checks import whole
 from membudget.sharding import rank_process
 
+DEADLINE = 600.0
+"""Seconds after which it is a hang, unless the caller says otherwise. Many,
+for a busy machine is slow: it is no measure of how long something takes."""
+
+PATIENCE = 60.0
+"""Seconds for what is under way already: it may wait for a processor."""
+
 GRACE = 1.0
 """Seconds in which a failure may turn out to follow from another one."""
 
-DUMPED = "most recent call first"
-"""What begins the dump of a rank's stack."""
+DUMPED = re.compile(r"line \d+ in <module>$|^  \.\.\.$", re.M)
+"""Ends the dump of a rank's stack: the outermost call, or too many."""
 
 LONGEST = 1e6
 """The longest deadline in seconds, about 11 days."""
@@ -150,7 +158,7 @@ def joined(backend: str | None = None) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-_groups = itertools.count()
+_groups = count()
 
 
 @cache
@@ -217,6 +225,7 @@ class Ranks:
         ranks: how many.
         backend: by default NCCL where each rank has a GPU, gloo otherwise.
         deadline: seconds for a call of :meth:`run`, unless it says otherwise.
+            They count from when the ranks are there.
         port: of the store where the ranks find each other; by default a free
             one.
         show: called as ``show(rank, line)`` with each line that a worker
@@ -233,7 +242,7 @@ class Ranks:
         ranks: int,
         *,
         backend: str | None = None,
-        deadline: float = 60.0,
+        deadline: float = DEADLINE,
         port: int | None = None,
         show: Callable[[int, str], None] | None = first_rank,
     ) -> None:
@@ -296,13 +305,12 @@ class Ranks:
             raise TypeError(f"worker is {worker!r}: use a function")
         seconds = _positive(self.deadline if deadline is None else deadline)
         task = rank_process.pack(worker, args, kwargs)
-        end = time.monotonic() + seconds
         try:
             if not self._processes:
                 self._start()
-                self._collect("ready", end, seconds)
+                self._collect("ready", DEADLINE)
             self._tell(task)
-            done = self._collect("done", end, seconds)
+            done = self._collect("done", seconds)
         except BaseException:
             self.kill()
             raise
@@ -318,7 +326,7 @@ class Ranks:
         try:
             if self._processes:
                 self._tell(b"")
-                self._collect("left", end, self.deadline)
+                self._collect("left", self.deadline)
             for p in self._processes:
                 p.process.join(max(end - time.monotonic(), 0.1))
             for rank, p in enumerate(self._processes):
@@ -376,8 +384,9 @@ class Ranks:
                 started.append(_Process(process, here, log))
         self._processes = started
 
-    def _collect(self, kind: str, end: float, seconds: float) -> list:
+    def _collect(self, kind: str, seconds: float) -> list:
         """What each rank sends; the lines in between are shown."""
+        end = time.monotonic() + seconds
         found: dict[int, object] = {}
         failed: dict[int, tuple[str, str]] = {}
         dead: list[int] = []
@@ -405,7 +414,7 @@ class Ranks:
         if dead:
             rank = dead[0]
             p = self._processes[rank]
-            p.process.join(GRACE)
+            p.process.join(PATIENCE)
             raise RankError(rank, f"rank {rank} {_fate(p)}", _tail(p))
         if failed:
             rank, (message, traceback) = next(iter(failed.items()))
@@ -448,13 +457,16 @@ class Ranks:
         )
 
     def _wait_for_dumps(self, late: list[int]) -> None:
-        """Until each rank wrote where it is; a busy machine takes its time."""
-        end = time.monotonic() + 2 * GRACE
-        while time.monotonic() < end and not all(
-            DUMPED in _tail(self._processes[rank]) for rank in late
-        ):
+        """Until each rank wrote where it is, or died of the question."""
+        end = time.monotonic() + PATIENCE
+        waiting = [self._processes[rank] for rank in late]
+        while waiting and time.monotonic() < end:
             time.sleep(0.02)
-        time.sleep(0.02)  # the rest of the lines
+            waiting = [
+                p
+                for p in waiting
+                if p.process.is_alive() and not DUMPED.search(_tail(p))
+            ]
 
 
 def _positive(seconds: float) -> float:
@@ -533,7 +545,7 @@ class Finished:
     """How a script under ``torchrun`` ended.
 
     Attributes:
-        code: the first exit code of an agent that is not 0, or 0.
+        code: the exit code of the agent whose failure is the cause, or 0.
         lines: what the ranks and agents wrote to their output, in the order
             in which it came.
         errors: what they wrote to their error output.
@@ -550,7 +562,7 @@ def torchrun(
     ranks: int,
     nodes: int = 1,
     restarts: int = 0,
-    deadline: float = 120.0,
+    deadline: float = DEADLINE,
     show: Callable[[str], None] | None = print,
     check: bool = True,
 ) -> Finished:
@@ -577,7 +589,7 @@ def torchrun(
         ValueError: no ranks, nodes or seconds.
         FileNotFoundError: no such script.
         RuntimeError: a script that failed; the message has the end of what
-            it wrote.
+            it wrote, on the node where the failure began.
         TimeoutError: it did not end in time.
     """
     whole(ranks, "ranks")
@@ -615,6 +627,9 @@ def torchrun(
     agents: list[subprocess.Popen] = []
     threads: list[threading.Thread] = []
     wrote: list[list[str]] = [[] for _ in range(nodes)]
+    complained: list[list[str]] = [[] for _ in range(nodes)]
+    bad: dict[int, int] = {}
+    since: float | None = None
     news: queue.SimpleQueue[tuple[list[str], int, str]] = queue.SimpleQueue()
 
     def read(stream: Iterator[str], into: list[str], node: int) -> None:
@@ -626,15 +641,20 @@ def torchrun(
             into, node, line = news.get(timeout=wait)
             into.append(line)
             wrote[node].append(line)
+            if into is errors:
+                complained[node].append(line)
             if show and into is lines:
                 show(line)
 
     def running() -> bool:
         return any(agent.poll() is None for agent in agents)
 
-    def failed() -> int | None:
-        """The first node."""
-        return next((i for i in range(nodes) if agents[i].poll()), None)
+    def failed() -> dict[int, int]:
+        """Nodes and their exit codes."""
+        return {i: code for i in range(nodes) if (code := agents[i].poll())}
+
+    def begin(node: int) -> tuple[int, str]:
+        return begin_of_failure(bad[node], complained[node])
 
     try:
         for node in range(nodes):
@@ -657,15 +677,15 @@ def torchrun(
                 )
                 thread.start()
                 threads.append(thread)
-        end, bad = time.monotonic() + seconds, None
+        end = time.monotonic() + seconds
         while running() and time.monotonic() < end:
             look(wait=0.05)
-            if bad is None and (bad := failed()) is not None:
-                # The other nodes may wait for this one for ever.
-                end = min(end, time.monotonic() + 5 * GRACE)
-        late = running() and bad is None
-        bad = failed() if bad is None else bad
-        code = 0 if bad is None else agents[bad].returncode
+            if bad := failed():
+                # The others may wait for ever, or they have the cause.
+                known = news.empty() and min(map(begin, bad))[0] == 0
+                since = since or time.monotonic()
+                end = min(end, since + (5 * GRACE if known else PATIENCE))
+        late, bad = running(), failed()
     finally:
         if sys.platform != "linux":
             _end_agents(agents)
@@ -680,8 +700,11 @@ def torchrun(
             agent.stderr.close()
     while not news.empty():
         look(wait=0)
-    said = "\n".join((lines + errors if bad is None else wrote[bad])[-100:])
-    if late:
+    first = min(bad, key=begin, default=None)
+    code = bad.get(first, 0)
+    said = lines + errors if first is None else wrote[first]
+    said = "\n".join(said[-100:])
+    if late and not bad:
         raise TimeoutError(
             f"{Path(script).name} did not end within {seconds:g} s: give it "
             f"a longer deadline, or see where it waits. It wrote:\n{said}"
@@ -691,6 +714,52 @@ def torchrun(
             f"{Path(script).name} failed with exit code {code}:\n{said}"
         )
     return Finished(code, lines, errors)
+
+
+FAILED = re.compile(
+    r"^E(\d+ [\d:.]+) .*torch/distributed/elastic.* "
+    r"failed \(exitcode: (-?\d+)\) local_rank"
+)
+"""How an agent says that one of its ranks failed, when, and its exit code."""
+
+LOST = re.compile(
+    r"gloo/transport|Connection (closed|reset|refused)|Broken pipe|"
+    r"\bDist\w*Error\b"
+)
+"""In the errors of a rank that lost another one."""
+
+
+def begin_of_failure(code: int, errors: list[str]) -> tuple[int, str]:
+    """What sorts nodes that failed: the one with the cause comes first.
+
+    The order in which agents end tells nothing: they wait for each other.
+    What they write does. The agent was killed, or a rank of the node failed
+    by itself (0); or its ranks lost one of another node, or were told to end
+    (1); or the agent lost another one, and none of its ranks failed (2).
+
+    Args:
+        code: the exit code of the node's agent.
+        errors: what agent and ranks wrote to their error output.
+
+    Returns:
+        One of these numbers, and when the agent saw it, as it wrote it.
+    """
+    if code < 0:
+        return 0, ""
+    failures = [(i, m) for i, m in enumerate(map(FAILED.match, errors)) if m]
+    if not failures:
+        return 2, ""
+    start = failures[-2][0] if len(failures) > 1 else 0  # the last attempt
+    end, (when, rank_code) = failures[-1][0], failures[-1][1].groups()
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in errors[start:end]]
+    raised = [
+        line
+        for before, line in pairwise(lines)
+        if before.startswith("  ") and re.match(r"[A-Za-z_][\w.]*(:|$)", line)
+    ]
+    lost = rank_code == "1" and raised and all(map(LOST.search, raised))
+    told = rank_code == str(-signal.SIGTERM)
+    return int(bool(lost or told)), when
 
 
 def free_port() -> int:
