@@ -87,7 +87,7 @@ def leave_to_first() -> None:
     If it does not, the mistake is of this rank alone, which must say it.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(10)
+        time.sleep(60)
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

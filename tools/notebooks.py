@@ -17,7 +17,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
-from project import notebooks
+from project import PATIENCE, notebooks
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -37,7 +37,8 @@ def execute(notebook, folder):
         notebook,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
-        timeout=600,
+        timeout=PATIENCE,
+        startup_timeout=PATIENCE,
         coalesce_streams=True,
         record_timing=False,
         store_widget_state=False,

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from project import ROOT, notebooks
+from project import PATIENCE, ROOT, notebooks
 
 from membudget.sharding import torchrun
 
@@ -97,7 +97,7 @@ def clean_exit():
             capture_output=True,
             text=True,
         )
-    end = time.monotonic() + 10  # helpers end when they see the parent gone
+    end = time.monotonic() + PATIENCE  # helpers see the parent gone and end
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.05)
     said = done.stdout + done.stderr

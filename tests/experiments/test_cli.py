@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from experiments_helpers import FILE, SIMPLE, good, place, plant, read
+from project import PATIENCE
 
 from membudget.experiments import __main__ as cli
 from membudget.experiments import machine
@@ -298,7 +299,7 @@ sys.exit(__main__.main(sys.argv[2:]))
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_command(tmp_path, sent):
     folder, out = tmp_path / "experiments", tmp_path / "out"
-    wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(60)'
+    wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(86_400)'
     plant(folder, a=SIMPLE, b=wait, c=SIMPLE)
     given = (sys.executable, "-c", PLANTED_COMMAND, folder)
     arguments = ("run", "--size", "tiny", "--device", "cpu", "--out", out)
@@ -316,7 +317,7 @@ def test_an_interrupted_command(tmp_path, sent):
         assert line, seen
         seen += line
     process.send_signal(sent)
-    rest, err = process.communicate(timeout=30)
+    rest, err = process.communicate(timeout=PATIENCE)
     by_name = {path.name.split(".")[0]: path for path in out.glob("*.json")}
     assert set(by_name) == {"a", "b"}
     assert read(by_name["a"])["outcome"] == "measured"

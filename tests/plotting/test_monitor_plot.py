@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbclient import NotebookClient
+from project import PATIENCE
 
 from membudget import plotting
 from membudget.measuring import MemoryMonitor
@@ -176,7 +177,8 @@ def test_in_a_notebook_there_is_one_picture_and_it_changes_in_place():
             messages.append((cell_index, msg["msg_type"], msg["content"]))
             return super().process_message(msg, cell, cell_index)
 
-    Client(notebook, kernel_name="python3", timeout=120).execute()
+    limits = {"timeout": PATIENCE, "startup_timeout": PATIENCE}
+    Client(notebook, kernel_name="python3", **limits).execute()
     of_display = [m for m in messages if "display_data" in m[1]]
     kinds = [(cell, kind) for cell, kind, _ in of_display]
     update = "update_display_data"

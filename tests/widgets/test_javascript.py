@@ -14,6 +14,7 @@ import pytest
 import segments_cases
 import sharding_cases
 import timeline_cases
+from project import PATIENCE
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
 from membudget.widgets import Accumulation, Timeline, bundle
@@ -117,7 +118,7 @@ def test_javascript(test, grid):
         env={**os.environ, "MB_GRID": str(grid)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"^# pass (\d+)$", done.stdout, re.M)

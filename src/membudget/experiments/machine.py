@@ -109,7 +109,7 @@ def _output(*command: str) -> str | None:
     """What a command prints; None where it is not there or fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
-            command, cwd=HERE, capture_output=True, text=True, timeout=20
+            command, cwd=HERE, capture_output=True, text=True, timeout=120
         )
         return done.stdout.strip() if done.returncode == 0 else None
     return None
