@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
+from project import PATIENCE
 
 NAMES = (
     "chromium",
@@ -72,7 +73,7 @@ def launch():
     """A running headless browser, closed at the end."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=find(), args=list(FLAGS)
+            executable_path=find(), args=list(FLAGS), timeout=1000 * PATIENCE
         )
         yield browser
         browser.close()

@@ -15,13 +15,13 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import repository
 from bs4 import BeautifulSoup
-from project import ROOT, pages, read_yaml
+from project import PATIENCE, ROOT, pages, read_yaml
 
 MAX_WEIGHT = 300_000
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
-TIMEOUT = 15_000  # ms; only waited for when something is wrong
+TIMEOUT = 1000 * PATIENCE  # ms; only waited for when something is wrong
 
 
 def soup(site, page):
@@ -173,6 +173,7 @@ def visitor(browser, viewport=DESKTOP, **settings):
     with browser.new_context(viewport=viewport, **settings) as context:
         context.route(FOREIGN, lambda route: route.abort())
         context.add_init_script(FORGET)
+        context.set_default_timeout(TIMEOUT)
         yield context.new_page()
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import nbformat
 import pytest
 from playwright.sync_api import TimeoutError, expect
-from project import ROOT
+from project import PATIENCE, ROOT
 
 SHOW = """\
 import json
@@ -65,16 +65,16 @@ def lab(root):
         yield address
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=PATIENCE)
         log.close()
 
 
-def wait_for(address, server, seconds=40):
+def wait_for(address, server):
     """Wait until the server answers."""
-    for _ in range(seconds * 4):
+    for _ in range(PATIENCE * 4):
         assert server.poll() is None, "JupyterLab did not start"
         try:
-            return urllib.request.urlopen(address, timeout=5).close()
+            return urllib.request.urlopen(address, timeout=PATIENCE).close()
         except OSError:
             time.sleep(0.25)
     raise AssertionError("JupyterLab does not answer")
@@ -87,7 +87,7 @@ def run(editor, output):
     it shows, so one that takes longer than a try would never show anything.
     """
     working = editor.page.locator(".jp-InputPrompt", has_text="[*]")
-    for _ in range(36):
+    for _ in range(PATIENCE // 5):
         if not working.count():
             editor.press("Shift+Enter")
         try:
@@ -117,7 +117,7 @@ def opened(browser, lab, folder, *sources):
     nbformat.write(notebook, folder / "widget.ipynb")
     with browser.new_context() as context:
         page = context.new_page()
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(1000 * PATIENCE)
         place = f"{folder.name}/tree/{folder.name}/widget.ipynb"
         page.goto(f"{lab}/lab/workspaces/{place}")
         # The page says idle before the kernel is there: run until it ran.
@@ -147,7 +147,7 @@ def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, folder):
         slider = page.get_by_label("Segments k")
         run(editors.nth(0), slider)
         said = page.locator(".jp-OutputArea [aria-live]").first
-        expect.set_options(timeout=40_000)  # steps run in between
+        expect.set_options(timeout=1000 * PATIENCE)  # steps run in between
         expect(said).to_contain_text(re.compile("in 4 segments.*Measured"))
         points = page.locator(".jp-OutputArea .mb-measured")
         before = points.count()

@@ -14,10 +14,15 @@ HOST = "https://example.com"
 
 
 @pytest.fixture
-def copy(site, tmp_path, monkeypatch):
+def copy(site, tmp_path):
     """A copy of the built book."""
-    monkeypatch.setattr(checks, "TIMEOUT", 2_000)
     return shutil.copytree(site, tmp_path / "site")
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """What never comes is waited for as long as a busy machine needs."""
+    monkeypatch.setattr(checks, "TIMEOUT", 5_000)
 
 
 @pytest.fixture
@@ -84,12 +89,12 @@ def test_a_button_that_leads_elsewhere(copy, page):
         ('<span class="math">x</span></article>', "formula"),
     ],
 )
-def test_a_live_fault(window, copy, page, planted, problem):
+def test_a_live_fault(window, copy, page, planted, problem, short):
     address = plant(copy, page, "</article>", planted)
     assert problem in "\n".join(checks.check_live(window("desktop"), address))
 
 
-def test_a_dead_widget(window, copy, page):
+def test_a_dead_widget(window, copy, page, short):
     module = r'(?<=type="text/x-esm">)'
     address = plant(copy, page, module, "throw Error('planted');")
     problems = "\n".join(checks.check_live(window("desktop"), address))

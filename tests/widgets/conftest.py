@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from project import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,7 +39,7 @@ def show(browser, windows):
             free.pop() if free else browser.new_context(**settings).new_page()
         )
         used.append((free, page))
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(1000 * PATIENCE)
         for event, see in seen.items():
             page.on(event, see)
         page.set_viewport_size({"width": width, "height": 900})
