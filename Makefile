@@ -5,7 +5,8 @@ PORT ?= 8000
 SIZE ?= tiny
 OUT ?= _build/records
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) tools/alone.py $(PY) -m pip install --quiet \
+  --disable-pip-version-check
 SITE := _build/html
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
@@ -20,9 +21,11 @@ help:  ## list the commands
 	  | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-13s%s\n", $$1, $$2}'
 
 book: $(VENV)/book.stamp  ## build the book and say where it is
-	@$(VENV)/bin/jupyter-book build . -W -n --keep-going -q
+	@$(PY) tools/alone.py \
+	  $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
 	@$(PY) tools/site_checks.py $(SITE)
-	@echo "The book: file://$(CURDIR)/$(SITE)/index.html"
+	@$(PY) -c 'import pathlib; print("The book:", \
+	  pathlib.Path("$(SITE)/index.html").resolve().as_uri())'
 
 serve: book  ## build the book and show it (PORT=8000)
 	$(PY) -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
@@ -64,15 +67,10 @@ clean:  ## delete what was built (not .venv)
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis
 
 # The set-up. A stamp says which requirements are in .venv already, and
-# .venv/home where .venv was made: one that was moved is made anew.
-WORKS := $(shell { cat $(VENV)/home && $(PY) -c 'print("works")'; } 2>/dev/null)
-ifneq ($(WORKS),$(CURDIR) works)
+# .venv/home where .venv was made: one that was moved, or never done, is made
+# anew. Of several makes at once one installs and the others wait.
 $(VENV)/home: FORCE
-endif
-
-$(VENV)/home:
 	@sh tools/venv.sh $(VENV) $(PYTHON)
-	@echo $(CURDIR) > $@
 
 $(VENV)/book.stamp: book/requirements.txt constraints.txt $(VENV)/home
 	$(PIP) -r book/requirements.txt
