@@ -38,7 +38,7 @@ DEADLINE = 60.0
 """Seconds for a function; it needs less than one, or some where the machine
 is busy."""
 
-PATIENCE = 10.0
+PATIENCE = 5.0
 """Seconds that a rank whose function failed waits for the other ones."""
 
 NOTEBOOK = "__mp_main__"
@@ -213,8 +213,7 @@ def _meet(result: object, turn: int, patience: float) -> None:
         Alone: the function failed here, and another rank is not through: it
             may wait for this one for ever.
     """
-    port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = _store()
     store.set(f"{turn}/{dist.get_rank()}", "through")
     if isinstance(result, Fault):
         others = [f"{turn}/{r}" for r in range(dist.get_world_size())]
@@ -222,6 +221,14 @@ def _meet(result: object, turn: int, patience: float) -> None:
             store.wait(others, timedelta(seconds=patience))
         except RuntimeError:
             raise Alone(result.text) from None
+
+
+@cache
+def _store() -> dist.TCPStore:
+    """Kept as long as the rank lives: now and then it takes seconds to
+    connect, and who waits for this rank would not know why."""
+    port = int(os.environ["MASTER_PORT"])
+    return dist.TCPStore("127.0.0.1", port, is_master=False)
 
 
 # How a function travels
