@@ -70,7 +70,7 @@ clean:  ## delete what was built (not .venv)
 # .venv/home where .venv was made: one that was moved, or never done, is made
 # anew. Of several makes at once one installs and the others wait.
 $(VENV)/home: FORCE
-	@sh tools/venv.sh $(VENV) $(PYTHON)
+	@sh tools/venv.sh $(VENV) $(if $(PYTHON),"$(PYTHON)")
 
 $(VENV)/book.stamp: book/requirements.txt constraints.txt $(VENV)/home
 	$(PIP) -r book/requirements.txt

@@ -23,7 +23,9 @@ elif [ "${3-}" = alone ]; then
 fi
 
 recent='import sys; sys.exit(sys.version_info < (3, 11))'
-for python in ${2:-python3 python python3.14 python3.13 python3.12 python3.11}
+shift
+[ $# -gt 0 ] || set -- python3 python python3.14 python3.13 python3.12 python3.11
+for python in "$@"
 do
   if "$python" -c "$recent" 2>/dev/null; then
     if "$python" -c 'import ensurepip, venv' 2>/dev/null; then
