@@ -4000,18 +4000,6 @@ def average_gradients(model):
             p.grad /= 2
 
 
-@hinted("(Tried: 3 samples on a single rank.)")
-def average_gradients(model):
-    other = 1 - dist.get_rank()
-    for p in model.parameters():
-        if p.grad is not None:
-            received = torch.empty_like(p.grad)
-            sent = dist.isend(p.grad.clone(), other)
-            dist.recv(received, other)
-            sent.wait()
-            p.grad = (p.grad + received) / dist.get_world_size()
-
-
 @hinted("divided by the number of ranks twice")
 def average_gradients(model):
     for p in model.parameters():

@@ -35,8 +35,8 @@ from membudget.sharding import (
 RANKS = 2
 """How many ranks there are, as a rule."""
 
-DEADLINE = 60.0
-"""Seconds for a function; it needs less than one, or some where the machine
+DEADLINE = 30.0
+"""Seconds for a function; it needs less than one, or four where the machine
 is busy."""
 
 PATIENCE = 5.0
