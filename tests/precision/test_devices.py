@@ -59,15 +59,15 @@ def processor(monkeypatch):
     """A CPU with or without units for 16 bits."""
 
     def install(bf16, fp16):
-        for name, answer in (
-            ("_is_avx512_bf16_supported", bf16),
-            ("_is_amx_fp16_supported", fp16),
+        for of, name, answer in (
+            (torch.cpu, "_is_avx512_bf16_supported", bf16),
+            (torch.ops.mkldnn, "_is_mkldnn_fp16_supported", fp16),
         ):
             if answer is None:
-                monkeypatch.delattr(torch.cpu, name, raising=False)
+                monkeypatch.setattr(of, name, lambda: False, raising=False)
             else:
                 monkeypatch.setattr(
-                    torch.cpu, name, lambda a=answer: a, raising=False
+                    of, name, lambda a=answer: a, raising=False
                 )
 
     return install

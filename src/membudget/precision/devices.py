@@ -56,10 +56,10 @@ def _on_cpu(format: str) -> str:
     if FORMATS[format].bytes != 2:
         return "absent"
     asked = {
-        "bf16": "_is_avx512_bf16_supported",
-        "fp16": "_is_amx_fp16_supported",
+        "bf16": (torch.cpu, "_is_avx512_bf16_supported"),
+        "fp16": (torch.ops.mkldnn, "_is_mkldnn_fp16_supported"),
     }
-    ask = getattr(torch.cpu, asked[format], None)  # private, may go
+    ask = getattr(*asked[format], None)  # private, may go
     return "native" if ask is not None and ask() else "emulated"
 
 
