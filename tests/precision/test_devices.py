@@ -54,25 +54,6 @@ def gpu(monkeypatch):
     return install
 
 
-@pytest.fixture
-def processor(monkeypatch):
-    """A CPU with or without units for 16 bits."""
-
-    def install(bf16, fp16):
-        for of, name, answer in (
-            (torch.cpu, "_is_avx512_bf16_supported", bf16),
-            (torch.ops.mkldnn, "_is_mkldnn_fp16_supported", fp16),
-        ):
-            if answer is None:
-                monkeypatch.setattr(of, name, lambda: False, raising=False)
-            else:
-                monkeypatch.setattr(
-                    of, name, lambda a=answer: a, raising=False
-                )
-
-    return install
-
-
 # Support -----------------------------------------------------------------
 
 

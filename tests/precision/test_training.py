@@ -487,17 +487,15 @@ def test_a_format_that_cannot_train(bad):
 
 
 @pytest.fixture
-def old_cpu(monkeypatch):
+def old_cpu(processor):
     """A CPU without units for 16 bits."""
-    for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    processor(False, False)
 
 
 @pytest.fixture
-def new_cpu(monkeypatch):
+def new_cpu(processor):
     """A CPU with units for 16 bits."""
-    for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
+    processor(True, True)
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp16"])
