@@ -12,6 +12,7 @@ from membudget.measuring.device import (
     reset_peak,
     resolve_device,
 )
+from membudget.measuring.dry import dry_run
 from membudget.measuring.flops import FlopCounter
 from membudget.measuring.modules import OUTSIDE, ModuleStack
 from membudget.measuring.monitor import (
@@ -31,7 +32,7 @@ from membudget.measuring.snapshot import (
     summarise,
     trace_events,
 )
-from membudget.measuring.step import dry_run, trace_step
+from membudget.measuring.step import trace_step
 from membudget.measuring.timing import Timing, time_calls
 from membudget.measuring.tracker import (
     CATEGORIES,

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from membudget.measuring.device import read_memory
+from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
-from membudget.measuring.step import Loss, dry_run
+from membudget.measuring.step import Loss
 from membudget.measuring.tracker import (
     CATEGORIES,
     Allocation,
