@@ -13,7 +13,7 @@ from torch import nn
 
 from membudget.accumulation.partition import check_count
 from membudget.accumulation.snapshot import Snapshot
-from membudget.ledger.checks import scalar_loss
+from membudget.checks import scalar_loss
 
 Item = TypeVar("Item")
 

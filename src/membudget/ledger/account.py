@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
-from membudget.ledger.checks import whole
+from membudget.checks import whole
 from membudget.ledger.lines import peak_at, peak_lines
 from membudget.ledger.recipes import States
 from membudget.measuring import PeakTracker, dry_run, format_bytes

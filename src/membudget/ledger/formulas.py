@@ -7,7 +7,7 @@ without autocast. A block's own input counts, its output does not: that is the
 next block's input.
 """
 
-from membudget.ledger.checks import whole
+from membudget.checks import whole
 from membudget.ledger.networks import Transformer
 
 

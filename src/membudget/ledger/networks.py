@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from membudget.checks import one_of, whole
 from membudget.ledger import operators as op
-from membudget.ledger.checks import one_of, whole
 from membudget.ledger.paper import Paper, PaperTensor
 from membudget.models import GPT, Llama, MLPBlock
 

@@ -9,7 +9,7 @@ adds up.
 
 from dataclasses import dataclass, field
 
-from membudget.ledger.checks import one_of, whole
+from membudget.checks import one_of, whole
 
 LISTS = ("cpu", "cuda")
 """The devices whose autocast differs."""

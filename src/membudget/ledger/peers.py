@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
-from membudget.ledger.checks import one_of
+from membudget.checks import one_of
 from membudget.ledger.networks import Transformer
 
 TRUTHS = (

@@ -1,7 +1,7 @@
 """The peak of a whole step, from the rows alone."""
 
+from membudget.checks import one_of, whole
 from membudget.ledger import operators as op
-from membudget.ledger.checks import one_of, whole
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.recipes import (
     OPTIMIZERS,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from membudget.ledger.checks import one_of, whole
+from membudget.checks import one_of, whole
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from membudget.ledger.checks import one_of
+from membudget.checks import one_of
 
 
 def _names(text: str) -> frozenset[str]:

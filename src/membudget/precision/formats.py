@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from membudget.ledger.checks import one_of
+from membudget.checks import one_of
 
 
 @dataclass(frozen=True)

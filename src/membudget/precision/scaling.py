@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from membudget.ledger.checks import whole
+from membudget.checks import whole
 from membudget.precision.formats import FORMATS, format_of
 
 fp32 = FORMATS["fp32"].round

@@ -8,7 +8,7 @@ from math import inf, isfinite
 import torch
 from torch import nn
 
-from membudget.ledger.checks import scalar_loss
+from membudget.checks import scalar_loss
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from membudget.ledger.checks import one_of, whole
+from membudget.checks import one_of, whole
 from membudget.measuring.storages import is_wrapper, tensors
 from membudget.sharding.shards import Unit
 

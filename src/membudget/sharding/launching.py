@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from membudget.ledger.checks import whole
+from membudget.checks import whole
 from membudget.sharding import rank_process
 
 DEADLINE = 600.0

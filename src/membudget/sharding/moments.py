@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
-from membudget.ledger.checks import one_of, whole
+from membudget.checks import one_of, whole
 from membudget.sharding.shards import Unit, rank_states
 
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from membudget.ledger.checks import whole
+from membudget.checks import whole
 
 T = TypeVar("T")
 

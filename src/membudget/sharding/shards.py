@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from membudget.checks import one_of, whole
 from membudget.ledger import OPTIMIZERS, States
-from membudget.ledger.checks import one_of, whole
 
 Shape = tuple[int, ...]
 

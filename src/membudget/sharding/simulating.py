@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from membudget.checks import scalar_loss, whole
 from membudget.ledger import States
-from membudget.ledger.checks import scalar_loss, whole
 from membudget.measuring import PeakTracker
 from membudget.sharding._private import fake_group, fake_mode, is_fake
 from membudget.sharding.communication import CommunicationCounter, Traffic

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from membudget.checks import one_of, whole
 from membudget.ledger import RECIPES, States, bytes_per_parameter
-from membudget.ledger.checks import one_of, whole
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,227 @@
+"""The one way to refuse a wrong argument.
+
+A wrong kind of thing is a ``TypeError``, a wrong value a ``ValueError``. The
+message says what was wrong and what to use instead. Each function returns
+what it was given in the plain type of Python, because numpy's whole numbers
+overflow in silence.
+"""
+
+import operator
+from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
+from numbers import Integral, Real
+from typing import TypeVar
+
+import torch
+
+Thing = TypeVar("Thing")
+
+
+def whole(
+    value: object, name: str, least: int | None = 1, most: int | None = None
+) -> int:
+    """The value, if it is a whole number from ``least`` to ``most``.
+
+    Numpy's whole numbers and those in a tensor are, ``True`` and 3.0 are not.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is too small or too large.
+    """
+    use = _range("a whole number", least, most)
+    number = _plain(value)
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        number = operator.index(number)
+    except TypeError:
+        raise refused(name, value, use) from None
+    if not _within(number, least, most):
+        raise ValueError(f"{name} is {shown(value)}: use {use}")
+    return number
+
+
+def number(
+    value: object,
+    name: str,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+) -> float:
+    """The value, if it is a finite number in a range; whole ones stay whole.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is infinite, NaN, too small or too large; ``above``
+            itself is too small.
+    """
+    use = _range("a finite number", least, most, above)
+    real = _plain(value)
+    if not isinstance(real, Real) or isinstance(real, bool):
+        raise refused(name, value, use)
+    try:
+        real = int(real) if isinstance(real, Integral) else float(real)
+        finite = isfinite(real)
+    except OverflowError:  # a whole number above all floats
+        finite = False
+    if not finite or not _within(real, least, most, above):
+        raise ValueError(f"{name} is {shown(value)}: use {use}")
+    return real
+
+
+def flag(value: object, name: str) -> bool:
+    """The value, if it is True or False.
+
+    Raises:
+        TypeError: it is something else, true or not.
+    """
+    return instance(value, bool, name, "True or False")
+
+
+def one_of(value: object, names: Iterable[str], what: str) -> str:
+    """The value, if it is among the names.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is another one.
+    """
+    names = list(names)
+    if isinstance(value, str) and value in names:
+        return value
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(
+        f"there is no {what} {shown(value)}: use one of {', '.join(names)}"
+    )
+
+
+def instance(
+    value: Thing, kind: type | tuple[type, ...], name: str, use: str
+) -> Thing:
+    """The value, if it is of a kind; ``use`` says of which.
+
+    Raises:
+        TypeError: it is of another.
+    """
+    if not isinstance(value, kind):
+        raise refused(name, value, use)
+    return value
+
+
+def function(value: Thing, name: str, use: str = "a function") -> Thing:
+    """The value, if it can be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if not callable(value):
+        raise refused(name, value, use)
+    return value
+
+
+def listed(
+    values: object, name: str, what: str, least: int = 1
+) -> list[object]:
+    """The values as a list of Python's; ``what`` says of what.
+
+    Raises:
+        TypeError: it is no list, tuple or other collection in an order.
+        ValueError: it holds fewer than ``least``.
+    """
+    other = str, bytes, Mapping, set, frozenset
+    if not isinstance(values, Collection) or isinstance(values, other):
+        raise refused(name, values, f"a list of {what}")
+    if isinstance(values, torch.Tensor):
+        values = values.tolist()
+    try:
+        values = list(values)
+    except TypeError:  # an array without dimensions
+        raise refused(name, values, f"a list of {what}") from None
+    if len(values) < least:
+        has = "is empty" if not values else f"has {len(values)}"
+        raise ValueError(f"{name} {has}: use {least} {what} or more")
+    return values
+
+
+def scalar_loss(loss: object) -> torch.Tensor:
+    """The loss, if a backward pass can start from it.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it has several elements or none, or no graph.
+    """
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(
+            f"the loss is a {type(loss).__name__}: backward needs a tensor "
+            "with one element"
+        )
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss is {list(loss.shape)}: backward needs a tensor with "
+            "one element"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss has no graph: compute it from the model's output, "
+            "outside torch.no_grad() and without detach() or item()"
+        )
+    return loss
+
+
+def refused(name: str, value: object, use: str) -> TypeError:
+    """The error for a value of a wrong kind."""
+    return TypeError(f"{name} is {shown(value)}: use {use}")
+
+
+def shown(value: object) -> str:
+    """The value in an error message: its text, or its kind where that is
+    long."""
+    try:
+        text = repr(value)
+    except Exception:  # of somebody else's class, or too many digits
+        text = "\n"
+    if len(text) <= 60 and "\n" not in text:
+        return text
+    if isinstance(value, int):
+        return "a number of many digits"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def _plain(value: object) -> object:
+    """The number in a tensor or in an array; all else as it is."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        try:
+            return value.item()
+        except RuntimeError:  # it has no data
+            return value
+    return value
+
+
+def _range(
+    kind: str,
+    least: float | None,
+    most: float | None = None,
+    above: float | None = None,
+) -> str:
+    """In words."""
+    low = "" if least is None else f" of at least {least}"
+    if above is not None:
+        low = f" above {above}"
+    if most is None:
+        return kind + low
+    if least is not None:
+        return f"{kind} from {least} to {most}"
+    return f"{kind}{low}{' and' if low else ''} up to {most}"
+
+
+def _within(
+    number: float,
+    least: float | None,
+    most: float | None = None,
+    above: float | None = None,
+) -> bool:
+    return (
+        (least is None or number >= least)
+        and (most is None or number <= most)
+        and (above is None or number > above)
+    )
