@@ -2,6 +2,7 @@
 
 import re
 from itertools import product
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from membudget.ledger import (
     predict,
     states,
 )
-from membudget.measuring import format_bytes, trace_step
+from membudget.measuring import PeakTracker, format_bytes, trace_step
 from membudget.models import convnet, mlp
 
 SHAPE = Transformer(40, 16, 2, 4, context=16)
@@ -75,6 +76,112 @@ def test_the_account_is_that_of_a_real_step(build, optimizer, micro):
     assert found.states == States(
         held.parameters + buffers, held.gradients, held.optimizer
     )
+
+
+def kept_by_hand(model, loss, batch, stepper, keep_gradients):
+    """A loop that has the loss's outputs in a variable."""
+
+    def step():
+        out = loss(model, *batch)
+        value = out if torch.is_tensor(out) else out[0]
+        value.backward()
+        del out, value
+        stepper.step()
+        stepper.zero_grad(set_to_none=not keep_gradients)
+
+    step()
+    with PeakTracker(model, stepper, *batch) as tracker:
+        step()
+    return tracker
+
+
+def with_outputs(model, x, y):
+    out = model(x)
+    return F.cross_entropy(out, y), out
+
+
+def as_list(model, x, y):
+    return list(with_outputs(model, x, y))
+
+
+def as_object(model, x, y):
+    value, out = with_outputs(model, x, y)
+    return SimpleNamespace(loss=value, logits=out)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("loss", [classify, with_outputs])
+@pytest.mark.parametrize("build", [digits, pictures])
+def test_what_the_loop_keeps(build, loss, keep):
+    model, _, *batch = build()
+    stepper = torch.optim.AdamW(model.parameters(), foreach=True)
+    found = account(
+        model, loss, *batch, optimizer=stepper, keep_gradients=keep
+    )
+    real = kept_by_hand(model, loss, batch, stepper, keep)
+    assert (found.peak, found.split) == (real.peak, real.split())
+    held = sum(p.nbytes for p in model.parameters())
+    assert found.tracker.split(-1)["gradients"] == keep * held
+    assert found.states.gradients == held
+    assert (
+        trace_step(
+            model, loss, *batch, optimizer=stepper, keep_gradients=keep
+        ).split()
+        == real.split()
+    )
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_outputs_live_as_long_in_any_form():
+    """Until the backward pass is over; not in the optimizer's step."""
+    model, loss, *batch = digits(500)
+    alone = account(model, loss, *batch)
+    for form in (with_outputs, as_list, as_object):
+        stepper = torch.optim.SGD(model.parameters(), momentum=0.9)
+        found = account(model, form, *batch, optimizer=stepper)
+        assert found.activations == alone.activations + 4 * 500 * 10
+        (*_, (step, _)) = found.tracker.marks
+        assert found.tracker.split(step)["activations"] == 0
+        parts = account(model, form, *batch, micro_batch=250)
+        assert parts.activations * 2 == found.activations + 8
+
+
+def test_inference_is_one_call_that_keeps_what_it_returns():
+    model, _, *batch = text()
+    model.requires_grad_(False)
+
+    def generate(model, x, y):
+        return {"logits": model(x), "longest": x.size(1)}
+
+    found = account(model, generate, *batch, inference=True)
+    tracker = PeakTracker(model, *batch)
+    with tracker, torch.inference_mode():
+        out = generate(model, *batch)
+    assert (found.peak, found.split) == (tracker.peak, tracker.split())
+    assert found.activations == out["logits"].nbytes
+    assert found.states == States(tracker.split(-1)["parameters"], 0, 0)
+    real = trace_step(model, generate, *batch, inference=True)
+    assert real.timeline == tracker.timeline
+
+
+def test_a_peak_that_is_what_was_there_before():
+    model, _, x, _ = digits()
+    found = account(model, lambda m, x: x[:1], x, inference=True)
+    assert found.peak == found.tracker.start
+    assert found.moment == ("", "", "")
+
+
+def test_the_blocks_of_an_account():
+    """Weight, bias, input and output: four blocks of 512 bytes; then 3 MB
+    and an output of 3 MB, each in a segment of 20 MiB with its rest."""
+    model = nn.Linear(1, 1)
+    found = account(model, lambda m, x: m(x), torch.ones(1, 1), inference=True)
+    assert found.usage == (4 * 4, 4 * 512, 2 << 20)
+    x = torch.ones(3 << 18, 1)
+    found = account(model, lambda m, x: m(x), x, inference=True)
+    assert found.usage == (8 + (6 << 20), 1024 + (6 << 20), 22 << 20)
+    step = account(*text(), optimizer=None)
+    assert step.usage.requested == step.peak < step.usage.allocated
 
 
 def test_activations_by_module():
@@ -309,3 +416,23 @@ def test_models_that_cannot_be_accounted(call, bad):
 def test_micro_batches_that_cannot_be(bad):
     with pytest.raises(ValueError, match=f"micro_batch is {bad!r}: use a"):
         account(*digits(), micro_batch=bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("micro_batch", 2), ("keep_gradients", True), ("optimizer", 0)],
+)
+def test_inference_with_what_only_a_step_has(name, value):
+    model, _, *batch = digits()
+    if name == "optimizer":
+        value = torch.optim.SGD(model.parameters())
+    message = f"^inference has no .*: leave out {name}, or inference$"
+    with pytest.raises(ValueError, match=message):
+        account(model, classify, *batch, inference=True, **{name: value})
+
+
+@pytest.mark.parametrize("bad", [{"loss": 1.0}, [], (), [None], ("a",)])
+def test_what_a_loss_function_must_not_return(bad):
+    message = "return the loss, a scalar tensor, alone or first in a tuple"
+    with pytest.raises(ValueError, match=message):
+        account(mlp(8, 16, 2), lambda m, x, y: bad, *digits()[2:])

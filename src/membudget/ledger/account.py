@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -10,9 +11,11 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from membudget.checks import whole
 from membudget.ledger.lines import peak_at, peak_lines
 from membudget.ledger.recipes import States
-from membudget.measuring import PeakTracker, dry_run, format_bytes
+from membudget.measuring import PeakTracker, dry_run, format_bytes, replay
+from membudget.measuring.allocator import Usage
+from membudget.measuring.tracker import BEFORE
 
-Loss = Callable[..., torch.Tensor]
+Loss = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,15 @@ class Account:
     """What one step of a model needs; nothing of it was allocated.
 
     Attributes:
-        states: parameters and buffers, gradients, optimizer states.
+        states: parameters and buffers, gradients, optimizer states; in
+            inference there are no gradients.
         activations: bytes that autograd and variables hold when the forward
             pass is over.
         by_module: the activations by the module that made them.
         peak: the most bytes alive.
         split: bytes at the peak by category.
-        moment: the operator, module and phase of the peak.
+        moment: the operator, module and phase of the peak; empty words
+            where nothing needs more than what was there before.
         tracker: everything else.
     """
 
@@ -38,6 +43,22 @@ class Account:
     moment: tuple[str, str, str]
     tracker: PeakTracker
 
+    @cached_property
+    def usage(self) -> Usage:
+        """The same step in the blocks of PyTorch's allocator for CUDA.
+
+        The peaks, in bytes, of what is requested, of the blocks that are
+        allocated for it, and of the segments that are reserved, by
+        :func:`membudget.measuring.replay`. Everything that exists before the
+        step is allocated first, in the order of the tracker.
+        """
+        allocator = replay(self.tracker.events)
+        return Usage(
+            allocator.peak_requested,
+            allocator.peak_allocated,
+            allocator.peak_reserved,
+        )
+
 
 def account(
     model: nn.Module,
@@ -45,18 +66,28 @@ def account(
     *batch: torch.Tensor,
     optimizer: torch.optim.Optimizer | None = None,
     micro_batch: int | None = None,
+    keep_gradients: bool = False,
+    inference: bool = False,
     on: torch.device | str = "cpu",
 ) -> Account:
-    """The ledger of a training step, by a dry run.
+    """The ledger of a training step, or of inference, by a dry run.
+
+    Say what the loop keeps; a loop that keeps more needs more.
 
     Args:
         model: on any device; one on ``meta`` takes no memory.
-        loss: called as ``loss(model, *batch)``; the mean loss.
+        loss: called as ``loss(model, *batch)``; the mean loss, or a tuple
+            that begins with it or an object that has it as ``loss``, which
+            lives until the backward pass is over.
         *batch: tensors, on ``meta`` too, with the samples along their first
             dimension.
         optimizer: of the model's parameters; its states are made in the dry
             run.
         micro_batch: samples that run at once.
+        keep_gradients: the gradients stay from step to step, as after
+            ``zero_grad(set_to_none=False)``.
+        inference: only ``loss(model, *batch)``, under
+            ``torch.inference_mode()``; what it returns lives until the end.
         on: the device that ``meta`` stands for.
 
     Raises:
@@ -70,6 +101,8 @@ def account(
             *batch,
             optimizer=optimizer,
             micro_batch=micro_batch,
+            keep_gradients=keep_gradients,
+            inference=inference,
             on=on,
         )
     except (RuntimeError, UnsupportedOperatorException) as error:
@@ -82,6 +115,7 @@ def account(
             "with membudget.measuring.trace_step"
         ) from error
     marks = [index for index, label in tracker.marks if label == "backward"]
+    marks.append(len(tracker.timeline))  # inference has no backward pass
     forward = tracker.at(marks[0] - 1)
     by_module: dict[str, int] = {}
     for a in forward:
@@ -89,14 +123,12 @@ def account(
             name = a.operator.module
             by_module[name] = by_module.get(name, 0) + a.bytes
     trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = 0 if inference else sum(p.nbytes for p in trained)
     start = tracker.split(-1)
-    at = tracker.operators[tracker.peak_moment]
+    moment = tracker.peak_moment
+    at = tracker.operators[moment] if moment >= 0 else BEFORE
     return Account(
-        states=States(
-            start["parameters"],
-            sum(p.nbytes for p in trained),
-            start["optimizer"],
-        ),
+        states=States(start["parameters"], gradients, start["optimizer"]),
         activations=sum(by_module.values()),
         by_module=by_module,
         peak=tracker.peak,

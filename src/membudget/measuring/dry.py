@@ -21,6 +21,8 @@ def dry_run(
     *batch: torch.Tensor,
     optimizer: torch.optim.Optimizer | None = None,
     micro_batch: int | None = None,
+    keep_gradients: bool = False,
+    inference: bool = False,
     device: torch.device | str | None = None,
     on: torch.device | str | None = None,
 ) -> PeakTracker:
@@ -72,6 +74,8 @@ def dry_run(
                 *batch,
                 optimizer=optimizer,
                 micro_batch=micro_batch,
+                keep_gradients=keep_gradients,
+                inference=inference,
                 device=device,
             )
         except (

@@ -1,14 +1,19 @@
 """One training step under the tracker."""
 
 from collections.abc import Callable
+from reprlib import repr as short
 
 import torch
 from torch import nn
 
 from membudget.measuring.tracker import PeakTracker
 
-Loss = Callable[..., torch.Tensor]
-"""``loss(model, *batch)``: the mean loss of a batch, as a scalar tensor."""
+Loss = Callable[..., object]
+"""``loss(model, *batch)``: the mean loss of a batch, as a scalar tensor.
+
+With what the loop keeps alive during the backward pass it is a tuple or list
+that begins with the loss, or an object with the loss as its ``loss``.
+"""
 
 
 def trace_step(
@@ -17,6 +22,8 @@ def trace_step(
     *batch: torch.Tensor,
     optimizer: torch.optim.Optimizer | None = None,
     micro_batch: int | None = None,
+    keep_gradients: bool = False,
+    inference: bool = False,
     device: torch.device | str | None = None,
     budget: int | None = None,
 ) -> PeakTracker:
@@ -27,31 +34,52 @@ def trace_step(
     after. The marks say where ``"forward"``, ``"backward"`` and ``"step"``
     begin.
 
+    A loop that has the model's output in a variable keeps it alive. The loss
+    function says so by what it returns: all of it lives until the backward
+    pass is over, and is gone when the optimizer steps.
+
     Args:
         model: a model with trained parameters.
-        loss: called as ``loss(model, *batch)``.
+        loss: called as ``loss(model, *batch)``; returns the loss, or the
+            loss with what the loop keeps: a tuple or list that begins with
+            the loss, or an object with the attribute ``loss``.
         *batch: tensors with the samples along their first dimension; alive
             during the whole step.
         optimizer: steps where it is given.
         micro_batch: samples that run at once; the batch is cut, and the
             gradients are summed with the micro-batches' shares as weights.
+        keep_gradients: the gradients stay from step to step, as after
+            ``zero_grad(set_to_none=False)``: they are there at the start.
+        inference: instead of a step call ``loss(model, *batch)`` once, under
+            ``torch.inference_mode()``. It returns anything, which lives
+            until the end; nothing has to be trained.
         device: count only what is on it, as :class:`PeakTracker`.
         budget: bytes, as for :class:`PeakTracker`.
 
     Raises:
         ValueError: a model without trained parameters, a loss that is not a
             scalar tensor with a graph, a micro-batch that is not a positive
-            whole number, or a batch that cannot be cut into micro-batches.
+            whole number, a batch that cannot be cut into micro-batches, or
+            inference with what only a training step has.
         TypeError: something else than tensors in the batch.
         torch.OutOfMemoryError: the budget does not suffice.
     """
+    only_tensors(batch)
+    if inference:
+        _only_forward(optimizer, micro_batch, keep_gradients)
+        model.zero_grad()
+        tracker = PeakTracker(model, *batch, device=device, budget=budget)
+        with tracker, torch.inference_mode():
+            tracker.mark("forward")
+            kept = loss(model, *batch)
+        del kept  # alive until here
+        return tracker
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} has no parameters that are trained "
             "(requires_grad): hand over the model whose step is to be "
-            "measured"
+            "measured, or ask for inference=True"
         )
-    only_tensors(batch)
     samples = size = 1  # as one, however many they are
     if micro_batch is not None:
         samples, size = _samples(batch), _positive(micro_batch)
@@ -62,16 +90,16 @@ def trace_step(
             if size < samples:
                 part = tuple(t[start : start + size] for t in batch)
             mark("forward")
-            value = _checked(loss(model, *part))
+            value, kept = _parts(loss(model, *part))
             mark("backward")
             if size < samples:
                 value = value * (len(part[0]) / samples)
             value.backward()
-            del value
+            del value, kept
         if optimizer is not None:
             mark("step")
             optimizer.step()
-        model.zero_grad()
+        model.zero_grad(set_to_none=not keep_gradients)
 
     model.zero_grad()
     try:
@@ -119,11 +147,37 @@ def _positive(micro_batch: int) -> int:
     return micro_batch
 
 
+def _only_forward(
+    optimizer: object, micro_batch: object, keep_gradients: bool
+) -> None:
+    for name, given in (
+        ("optimizer", optimizer is not None),
+        ("micro_batch", micro_batch is not None),
+        ("keep_gradients", keep_gradients),
+    ):
+        if given:
+            raise ValueError(
+                f"inference has no backward pass and no step: leave out "
+                f"{name}, or inference"
+            )
+
+
+def _parts(returned: object) -> tuple[torch.Tensor, object]:
+    """The loss, and what lives beside it: None if it is alone."""
+    if isinstance(returned, torch.Tensor):
+        return _checked(returned), None
+    if hasattr(returned, "loss"):
+        return _checked(returned.loss), returned
+    if isinstance(returned, tuple | list) and returned:
+        return _checked(returned[0]), returned
+    return _checked(returned), None
+
+
 def _checked(value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise ValueError(
-            f"the loss function returned {value!r}: return the loss, a "
-            "scalar tensor"
+            f"the loss function returned {short(value)}: return the loss, a "
+            "scalar tensor, alone or first in a tuple or as .loss"
         )
     if value.numel() != 1 or not value.requires_grad:
         raise ValueError(
