@@ -1953,3 +1953,14 @@ def test_a_budget_below_what_exists():
     message = "budget is 4.00 KiB, and what exists already takes 4.00 KiB"
     with pytest.raises(ValueError, match=message):
         PeakTracker(x, budget=4095)
+
+
+def test_inference_mode_hides_no_temporaries():
+    """There a softmax that casts first comes as one operator."""
+    x = torch.rand(4, 256, dtype=torch.bfloat16)
+    peaks = []
+    for off in (torch.no_grad, torch.inference_mode):
+        with PeakTracker(x) as tracker, off():
+            torch.softmax(x, -1, dtype=torch.float32).to(x.dtype)
+        peaks.append((tracker.peak, tracker.recent_peak(), tracker.start))
+    assert peaks == [(5 * x.nbytes, 5 * x.nbytes, x.nbytes)] * 2

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -409,6 +409,10 @@ class PeakTracker(TorchDispatchMode):
         if any(map(is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and _composite(func):
+            # It comes whole, with what its parts allocate and free unseen.
+            with _entered(self):
+                return func.decompose(*args, **kwargs)
         self.current = self._operator(_name(func))
         before = len(self.allocations)
         changing = self._held((args, kwargs)) if _changes(func) else []
@@ -475,6 +479,16 @@ class PeakTracker(TorchDispatchMode):
             known = len(self.allocations)
             self._remeasure([storage], [before])
             self._done(known)
+
+
+@contextmanager
+def _entered(mode: TorchDispatchMode) -> Iterator[None]:
+    """The mode, which is set aside while it handles an operator."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 class _resizing:
@@ -564,3 +578,9 @@ def _changes(func: object) -> bool:
 def _name(func: object) -> str:
     """``aten.mm.default`` and ``aten.sum.dim_IntList`` without overload."""
     return str(func).rpartition(".")[0]
+
+
+@cache
+def _composite(func: object) -> bool:
+    """Whether an operator of PyTorch's is written in terms of others."""
+    return func.namespace == "aten" and func._can_decompose()
