@@ -12,7 +12,7 @@ from membudget.measuring.device import (
     reset_peak,
     resolve_device,
 )
-from membudget.measuring.dry import dry_run
+from membudget.measuring.dry import UNSURE, dry_run, unsure
 from membudget.measuring.flops import FlopCounter
 from membudget.measuring.modules import OUTSIDE, ModuleStack
 from membudget.measuring.monitor import (
@@ -47,6 +47,7 @@ __all__ = [
     "CATEGORIES",
     "OUTSIDE",
     "PHASES",
+    "UNSURE",
     "Allocation",
     "CachingAllocator",
     "CatchOutOfMemory",
@@ -76,4 +77,5 @@ __all__ = [
     "time_calls",
     "trace_events",
     "trace_step",
+    "unsure",
 ]

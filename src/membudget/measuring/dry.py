@@ -14,6 +14,24 @@ from torch._subclasses.fake_tensor import (
 from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.tracker import PeakTracker
 
+UNSURE = {
+    "aten.mkldnn_rnn_layer": (
+        "the workspace that oneDNN keeps for the backward pass of an LSTM "
+        "depends on the processor"
+    ),
+    "aten._cudnn_rnn": (
+        "the reserve space that cuDNN keeps for the backward pass of an RNN "
+        "depends on the GPU"
+    ),
+}
+"""Operators whose bytes a dry run does not know, and why."""
+
+
+def unsure(tracker: PeakTracker) -> dict[str, str]:
+    """Those operators of :data:`UNSURE` that ran, with the reason."""
+    ran = {operator.name for operator in tracker.operators}
+    return {name: why for name, why in UNSURE.items() if name in ran}
+
 
 def dry_run(
     model: nn.Module,
@@ -25,6 +43,7 @@ def dry_run(
     inference: bool = False,
     device: torch.device | str | None = None,
     on: torch.device | str | None = None,
+    estimate: bool = False,
 ) -> PeakTracker:
     """:func:`trace_step` without its memory: tensors without data.
 
@@ -46,6 +65,9 @@ def dry_run(
 
     Args:
         on: the device that tensors on ``meta`` stand for.
+        estimate: take operators of :data:`UNSURE`, too. The bytes are then
+            too few where :func:`unsure` names an operator; check them by a
+            real step.
 
     The others are those of :func:`trace_step`. Tensors that a module holds
     in a list or another structure of its own are not converted; a step that
@@ -54,7 +76,8 @@ def dry_run(
     Raises:
         ValueError: as :func:`trace_step`, or a step that needs the values of
             tensors (``.item()``, an index by condition), or other tensors
-            than the model's and the batch's.
+            than the model's and the batch's, or an operator of
+            :data:`UNSURE`.
     """
     only_tensors(batch)
     device_of_model = next(
@@ -68,7 +91,7 @@ def dry_run(
     with fake:
         batch = tuple(_input(fake, t, device_of_model) for t in batch)
         try:
-            return trace_step(
+            tracker = trace_step(
                 model,
                 loss,
                 *batch,
@@ -95,6 +118,14 @@ def dry_run(
                 "the loss uses a tensor that is neither the model's nor the "
                 "batch's: make it a buffer, or hand it over in the batch"
             ) from error
+    if not estimate and (unknown := unsure(tracker)):
+        reasons = "; ".join(f"{name}: {why}" for name, why in unknown.items())
+        raise ValueError(
+            f"a dry run does not know all bytes of {reasons}. Measure a real "
+            "step with trace_step, or take an estimate that is too low "
+            "(estimate=True)"
+        )
+    return tracker
 
 
 def _held(
