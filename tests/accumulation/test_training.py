@@ -336,6 +336,15 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
     assert differences(before, everything(model, accumulator.optimizer))
 
 
+@pytest.mark.parametrize("sizes", [[1, 1023], [1023, 1]])
+def test_a_short_micro_batch_does_not_enlarge_the_others(sizes):
+    """In whatever order they come, and without a total."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    _, accumulator = start(scaler)
+    x, y = samples(1024, dtype=torch.float32)
+    assert half_window(accumulator, x, y, sizes).stepped
+
+
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_an_overflow_in_any_micro_batch_skips_the_whole_window(position):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from math import isfinite
+from math import ceil, isfinite, log2
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from membudget.accumulation.partition import check_count
-from membudget.accumulation.snapshot import Snapshot
+from membudget.accumulation.snapshot import Snapshot, unsharded_gradients
 from membudget.checks import scalar_loss
 
 Item = TypeVar("Item")
@@ -44,7 +44,9 @@ class Accumulator:
 
     The gradient is Σ_k (n_k / N) ∇L_k with n_k the count of micro-batch k and
     N the count of all that came, so windows may be ragged or end early. It is
-    normalised, unscaled and clipped once, after the last micro-batch.
+    normalised, unscaled and clipped once, after the last micro-batch. Until
+    then it is in units of ``total``, or of a power of two not below the
+    largest n_k: no mean loss is enlarged, in whatever order they come.
 
     Args:
         model: the model, plain or wrapped in ``DistributedDataParallel`` or
@@ -177,7 +179,7 @@ class Window:
         self.count: float = 0
         self._used = False
         self._loss_sum = 0.0
-        self._reference: float | None = None
+        self._unit: float = 0
         self._count_of_ranks: float = 0
         self._norm: float | None = None
         self._synchronised = True
@@ -277,18 +279,30 @@ class Window:
                 f"{self.total} were announced: pass the window's total, "
                 "or None if it is not known"
             )
-        if self._reference is None:
-            self._reference = owner._over_ranks(
-                self.total or count, dist.ReduceOp.MAX
-            )
+        self._use_unit(self.total or 2.0 ** ceil(log2(count)))
         mean = owner.reduction == "mean"
-        scaled = loss * ((count if mean else 1) / self._reference)
+        scaled = loss * ((count if mean else 1) / self._unit)
         if owner.scaler:
             scaled = owner.scaler.scale(scaled)
         scaled.backward()
         self.micro_batches += 1
         self.count += count
         self._loss_sum += value * (count if mean else 1)
+
+    def _use_unit(self, unit: float) -> None:
+        """Let ``param.grad`` be Σ_k n_k ∇L_k in a unit of at least this.
+
+        Ranks agree before they add their gradients. A power of two divides
+        what is there exactly (but for subnormal numbers).
+        """
+        owner, before = self.owner, self._unit
+        self._unit = max(unit, before)
+        if self._synchronised:
+            self._unit = owner._over_ranks(self._unit, dist.ReduceOp.MAX)
+        if 0 < before < self._unit:
+            here = [p.grad for p in owner.parameters() if p.grad is not None]
+            for gradient in here + unsharded_gradients(owner.model):
+                gradient.mul_(before / self._unit)
 
     @_undone_on_error
     def finish(self) -> float:
@@ -327,7 +341,7 @@ class Window:
         ranks = owner._over_ranks(1, dist.ReduceOp.SUM)
         if owner.scaler:
             owner.scaler.unscale_(owner.optimizer)
-        factor = self._reference * ranks / total
+        factor = self._unit * ranks / total
         if factor != 1:
             for parameter in parameters:
                 parameter.grad.mul_(factor)

@@ -1,6 +1,6 @@
 """What a window may change before its step, and how to take it back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -62,8 +62,28 @@ class Snapshot:
             scaler.load_state_dict(self.scale)
 
 
+def unsharded_gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Gradients that ``fully_shard`` keeps outside ``param.grad``."""
+    found = []
+    for parameter in _sharded(model):
+        whole = getattr(parameter, "_unsharded_param", None)
+        found += (
+            parameter.unsharded_accumulated_grad,
+            getattr(whole, "grad", None),
+        )
+    return [gradient for gradient in found if gradient is not None]
+
+
 def _clear_sharded(model: nn.Module) -> None:
-    """Clear gradients that ``fully_shard`` keeps outside ``param.grad``."""
+    for parameter in _sharded(model):
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+
+
+def _sharded(model: nn.Module) -> Iterable:
+    """What ``fully_shard`` keeps of each parameter, once."""
+    found = {}
     for module in model.modules():
         if not hasattr(module, "set_requires_gradient_sync"):
             continue
@@ -71,6 +91,5 @@ def _clear_sharded(model: nn.Module) -> None:
         groups = getattr(state, "_fsdp_param_groups", None)
         for group in groups or [state._fsdp_param_group]:
             for parameter in group.fsdp_params if group else []:
-                parameter.unsharded_accumulated_grad = None
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None
+                found[id(parameter)] = parameter
+    return found.values()
