@@ -261,6 +261,14 @@ def test_a_large_epoch_is_counted_exactly():
     assert Plan(1, 1, big + 1, ONE).steps_per_epoch == big + 1
 
 
+def test_a_long_window_is_not_cut_to_know_its_peak(monkeypatch):
+    monkeypatch.delattr("membudget.accumulation.plan.partition")
+    plan = Plan(10**30 + 1, 2, 10**30, ONE, "mean of means")
+    assert (plan.steps, plan.largest, plan.last) == (5 * 10**29 + 1, 2, 1)
+    assert plan.peak == 210
+    assert plan.sample_weight(1) == pytest.approx(2e-30)
+
+
 @pytest.mark.parametrize("name", ["global_batch", "micro_batch", "samples"])
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "8", None, True, nan])
 def test_sizes_that_are_not_whole_numbers(name, bad):

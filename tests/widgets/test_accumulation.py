@@ -256,6 +256,14 @@ def test_sentence(arguments, parts):
         assert part in sentence
 
 
+def test_a_long_window(monkeypatch):
+    """Its micro-batches are not written down one by one."""
+    monkeypatch.delattr("membudget.accumulation.plan.partition")
+    widget = Accumulation(SMALL, micro_batch=3, global_batch=10**30)
+    assert widget.steps == 333333333333333333333333333334
+    assert widget.numbers()["weight_sum"] == pytest.approx(1)
+
+
 def test_picture_is_drawn_to_scale():
     widget = Accumulation()
     svg = ElementTree.fromstring(widget.picture())

@@ -78,12 +78,20 @@ def sample_weights(
         ValueError: bad counts, or an unknown normalisation.
     """
     counts = _counts(counts)
+    total, steps = sum(counts), len(counts)
+    return [sample_weight(n, total, steps, normalisation) for n in counts]
+
+
+def sample_weight(
+    count: float, total: float, steps: int, normalisation: str
+) -> float:
+    """One of :func:`sample_weights`, in a window of ``total`` samples."""
     if normalisation == "window":
-        return [1 / sum(counts)] * len(counts)
+        return 1 / total
     if normalisation == "mean of means":
-        return [1 / (len(counts) * count) for count in counts]
+        return 1 / (steps * count)
     if normalisation == "no division":
-        return [1 / count for count in counts]
+        return 1 / count
     raise ValueError(
         f"unknown normalisation {normalisation!r}: "
         f"use one of {', '.join(map(repr, NORMALISATIONS))}"

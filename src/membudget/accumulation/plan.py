@@ -9,6 +9,7 @@ from torch import nn
 from membudget.accumulation.partition import (
     _whole,
     partition,
+    sample_weight,
     sample_weights,
 )
 from membudget.ledger import PeakLine, peak_at, peak_lines
@@ -122,7 +123,22 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("global_batch", "micro_batch", "samples"):
             _whole(getattr(self, name), name)
-        sample_weights(self.sizes, self.normalisation)
+        self.sample_weight(self.largest)
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches in the window."""
+        return -(-self.global_batch // self.micro_batch)
+
+    @property
+    def largest(self) -> int:
+        """Samples in the first micro-batch."""
+        return min(self.micro_batch, self.global_batch)
+
+    @property
+    def last(self) -> int:
+        """Samples in the last micro-batch: the remainder, if there is one."""
+        return self.global_batch - (self.steps - 1) * self.largest
 
     @property
     def sizes(self) -> list[int]:
@@ -135,6 +151,12 @@ class Plan:
         """Weight of one sample of each micro-batch in the gradient."""
         return sample_weights(self.sizes, self.normalisation)
 
+    def sample_weight(self, size: int) -> float:
+        """Weight of one sample of a micro-batch of this size."""
+        return sample_weight(
+            size, self.global_batch, self.steps, self.normalisation
+        )
+
     @property
     def peak(self) -> int:
         """Peak bytes of the window.
@@ -142,7 +164,7 @@ class Plan:
         With a remainder and only one full micro-batch it is a bound from
         above, as if the remainder were full.
         """
-        return self.footprint.peak(self.sizes[0], len(self.sizes))
+        return self.footprint.peak(self.largest, self.steps)
 
     @property
     def whole_peak(self) -> int:

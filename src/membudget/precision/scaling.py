@@ -157,11 +157,15 @@ class DynamicScale:
             limit: the largest scale without an overflow.
             steps: how many; the scale of the step to come is last.
         """
-        scales, clean = [fp32(self.start)], 0
-        for _ in range(whole(steps, "steps")):
-            over = scales[-1] > limit
-            scale, clean = self._after(scales[-1], clean, over)
-            scales.append(scale)
+        steps, scales = whole(steps, "steps"), [fp32(self.start)]
+        while len(scales) <= steps:
+            scale, left = scales[-1], steps + 1 - len(scales)
+            if scale > limit:
+                scales.append(self._fallen(scale))
+            else:  # as many clean steps as the scale takes to grow
+                scales += [scale] * min(self.interval - 1, left)
+                if left >= self.interval:
+                    scales.append(self._grown(scale))
         return scales
 
     def _after(
@@ -169,11 +173,17 @@ class DynamicScale:
     ) -> tuple[float, int]:
         """The next scale, and how many clean steps came before it."""
         if overflow:
-            return fp32(scale * self.backoff), 0
+            return self._fallen(scale), 0
         if clean + 1 < self.interval:
             return scale, clean + 1
+        return self._grown(scale), 0
+
+    def _fallen(self, scale: float) -> float:
+        return fp32(scale * self.backoff)
+
+    def _grown(self, scale: float) -> float:
         grown = fp32(scale * self.growth)
-        return (grown if math.isfinite(grown) else scale), 0
+        return grown if math.isfinite(grown) else scale
 
 
 class ScaleTrace:

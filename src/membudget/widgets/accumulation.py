@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from functools import cache
 from html import escape
-from math import ceil
 from typing import Any
 
 import torch
@@ -143,7 +142,7 @@ class Accumulation(Widget):
     def _follow(self, change: Any) -> None:
         """Set the trait that follows from the other two."""
         if self.locked:
-            name, value = "steps", ceil(self.global_batch / self.micro_batch)
+            name, value = "steps", -(-self.global_batch // self.micro_batch)
             advice = "the global batch is locked: set micro_batch instead"
         else:
             name, value = "global_batch", self.steps * self.micro_batch
@@ -178,25 +177,28 @@ class Accumulation(Widget):
         and of the whole batch.
         """
         plan, fp = self.plan, self.footprint
-        sizes, weights = plan.sizes, plan.sample_weights
+        size, last = plan.largest, plan.last
+        weight, last_weight = map(plan.sample_weight, (size, last))
         epoch_steps = plan.steps_per_epoch
         return {
-            "micro_batches": len(sizes),
-            "micro_batch": sizes[0],
-            "last_micro_batch": sizes[-1],
+            "micro_batches": plan.steps,
+            "micro_batch": size,
+            "last_micro_batch": last,
             "global_batch": plan.global_batch,
-            "weight": weights[0],
-            "last_weight": weights[-1],
-            "weight_sum": sum(
-                n * w for n, w in zip(sizes, weights, strict=True)
+            "weight": weight,
+            "last_weight": last_weight,
+            "weight_sum": (
+                (plan.global_batch - last) * weight + last * last_weight
             ),
-            "weight_ratio": max(weights) / min(weights),
+            "weight_ratio": (
+                max(weight, last_weight) / min(weight, last_weight)
+            ),
             "peak": plan.peak,
             "whole_peak": plan.whole_peak,
             "fits": plan.peak <= self.budget,
             "whole_fits": plan.whole_peak <= self.budget,
             "memory": _memory(
-                fp, fp.alone if len(sizes) == 1 else fp.later, sizes[0]
+                fp, fp.alone if plan.steps == 1 else fp.later, size
             ),
             "whole_memory": _memory(fp, fp.alone, plan.global_batch),
             "steps_per_epoch": epoch_steps,
