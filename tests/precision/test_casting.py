@@ -708,6 +708,46 @@ def test_the_innermost_block_counts(outer, inner):
             run(torch.autocast, nn.Parameter(W.clone()))
 
 
+class Rotary(nn.Module):
+    """Angles in fp32 and a router in another dtype, as models write them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.router = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            angles = V[:, None] @ V[None]
+            with torch.autocast(x.device.type):  # in the outer dtype
+                inside = self.two(x)
+        with torch.autocast(x.device.type, torch.float16):
+            gate = self.router(x).float().softmax(-1)
+        return self.one(x) * gate * angles.cos()[:4] + self.one(inside)
+
+
+@pytest.mark.parametrize("lists", LISTS)
+def test_an_inner_region_of_pytorchs_counts(lists):
+    found = []
+    for make in (torch.autocast, Autocast):
+        torch.manual_seed(0)
+        model = Rotary()
+        with make("cpu" if make is torch.autocast else lists, DTYPES[0]):
+            output = model(X)
+        output.float().square().sum().backward()
+        found.append([output.detach(), [p.grad for p in model.parameters()]])
+    assert equal(*found)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_outer_region_of_pytorchs_does_not_count():
+    with torch.autocast("cpu", torch.bfloat16):
+        with Autocast("cuda", torch.float16):
+            assert (X @ W).dtype == torch.float16
+            assert H.relu().softmax(-1).dtype == torch.float32
+        assert (X @ W).dtype == torch.bfloat16
+
+
 def test_the_innermost_lists_count():
     with Autocast("cuda"):
         with Autocast("cpu"):

@@ -98,10 +98,14 @@ def list_of(operator: str, device: str = "cuda") -> str:
 
 
 class _Blocks(threading.local):
-    """The blocks that are open in a thread, the innermost last."""
+    """The blocks that are open in a thread, the innermost last.
+
+    Each with the depth of PyTorch's own regions at its start, and their
+    state there.
+    """
 
     def __init__(self) -> None:
-        self.open: list[Autocast] = []
+        self.open: list[tuple[Autocast, int, list]] = []
 
 
 _BLOCKS = _Blocks()
@@ -113,9 +117,12 @@ class Autocast(TorchFunctionMode):
     Wherever the tensors are, operators take the precision that autocast
     would give them on ``device``. So a CPU shows which casts a GPU makes.
     Copies of trained fp32 leaves are cached until the block ends, as
-    PyTorch's are. The innermost block counts. What runs inside a function
-    is not seen: attention in ``nn.MultiheadAttention``, the products in a
-    recurrent layer, on the CPU's lists those in ``einsum`` and ``tensordot``.
+    PyTorch's are. The innermost block counts. An inner ``torch.autocast``
+    switches this one off, or to its dtype, whatever device it names. What
+    runs inside a function is not seen: attention in
+    ``nn.MultiheadAttention``, the products in a recurrent layer, on the
+    CPU's lists those in ``einsum`` and ``tensordot``. Code that asks
+    ``torch.is_autocast_enabled`` is told no.
     A recomputation under ``torch.utils.checkpoint`` does not run in the
     block: hand another one to its ``context_fn``. And CUDA's softmax and sum
     read 16 bits and write fp32 at once, where this makes a copy in between.
@@ -147,17 +154,32 @@ class Autocast(TorchFunctionMode):
                 f"dtype is {dtype}: use torch.bfloat16 or torch.float16"
             )
         self.dtype, self.cache = dtype, cache
-        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> "Autocast":
-        _BLOCKS.open.append(self)
+        _BLOCKS.open.append((self, _depth(), _regions()))
+        _set([(kind, False, self.dtype) for kind in LISTS])
         return super().__enter__()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if _BLOCKS.open[-1] is not self:
+        block, depth, _ = _BLOCKS.open[-1]
+        if block is not self:
             return func(*args, **kwargs)
+        if _depth() == depth:
+            return self._run(name, func, args, kwargs, self.dtype)
+        regions = _regions()
+        found = [dtype for _, enabled, dtype in regions if enabled]
+        if not found:
+            return func(*args, **kwargs)
+        _set([(kind, False, dtype) for kind, _, dtype in regions])
+        try:
+            return self._run(name, func, args, kwargs, found[0])
+        finally:
+            _set(regions)
+
+    def _run(self, name, func, args, kwargs, dtype):
         if name == "binary_cross_entropy" and self.device == "cuda":
             raise RuntimeError(
                 "CUDA's autocast refuses binary_cross_entropy, whose "
@@ -166,7 +188,7 @@ class Autocast(TorchFunctionMode):
             )
         rule = list_of(name, self.device)
         if rule and not _explicit(name, kwargs):
-            target = self._target(rule, (args, kwargs))
+            target = _target(rule, (args, kwargs), dtype)
             # the last argument first, as PyTorch's C++ does
             kwargs = tree_map(lambda item: self._cast(item, target), kwargs)
             args = [
@@ -181,30 +203,57 @@ class Autocast(TorchFunctionMode):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _BLOCKS.open.pop()
+        _set(_BLOCKS.open.pop()[2])
         self._copies.clear()
         super().__exit__(kind, error, traceback)
-
-    def _target(self, rule: str, arguments: object) -> torch.dtype:
-        if rule == "16 bits":
-            return self.dtype
-        found: list[torch.dtype] = []
-        tree_map(
-            lambda item: found.append(item.dtype) if _floats(item) else None,
-            arguments,
-        )
-        if rule == "fp32" or torch.float32 in found:
-            return torch.float32
-        return found[0] if found else torch.float32
 
     def _cast(self, item: object, target: torch.dtype) -> object:
         if not _floats(item) or item.dtype == target:
             return item
-        if not (self.cache and _weight(item) and target == self.dtype):
+        if not (self.cache and _weight(item) and target != torch.float32):
             return item.to(target)
-        if id(item) not in self._copies:
-            self._copies[id(item)] = item, item.to(target)
-        return self._copies[id(item)][1]
+        key = id(item), target
+        if key not in self._copies:
+            self._copies[key] = item, item.to(target)
+        return self._copies[key][1]
+
+
+def _target(rule: str, arguments: object, dtype: torch.dtype) -> torch.dtype:
+    if rule == "16 bits":
+        return dtype
+    found: list[torch.dtype] = []
+    tree_map(
+        lambda item: found.append(item.dtype) if _floats(item) else None,
+        arguments,
+    )
+    if rule == "fp32" or torch.float32 in found:
+        return torch.float32
+    return found[0] if found else torch.float32
+
+
+def _depth() -> int:
+    """How many of PyTorch's own regions are open."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth
+
+
+def _regions() -> list[tuple[str, bool, torch.dtype]]:
+    """What PyTorch's own autocast does now, for each kind of device."""
+    return [
+        (
+            kind,
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+        )
+        for kind in LISTS
+    ]
+
+
+def _set(regions: list[tuple[str, bool, torch.dtype]]) -> None:
+    for kind, enabled, dtype in regions:
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
 
 
 def _explicit(name: str, kwargs: dict) -> bool:
