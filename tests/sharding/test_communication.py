@@ -298,6 +298,12 @@ def test_a_ring_step_by_step():
             lambda: fsdp_traffic([], 2, accumulation_steps=0),
             "accumulation_steps is 0",
         ),
+        (
+            lambda: fsdp_traffic(
+                [Unit("0", ((2,),), (4,), frozenset({0}))], 2
+            ),
+            "0, the first block, is frozen: .* simulate_rank",
+        ),
     ],
 )
 def test_errors(call, said):

@@ -121,6 +121,12 @@ def test_other_errors_of_units():
         units_of(nn.Sequential(model), [model])
     with pytest.raises(ValueError, match="no stage of FSDP2 'zero-1'"):
         shard(model, [], "zero-1")
+    model.scale = nn.Parameter(torch.empty(0, 3))
+    with pytest.raises(ValueError, match=r"of shape \(0, 3\), without an el"):
+        units_of(model, [])
+    model.scale = nn.Parameter(torch.empty(1, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"trains .* bfloat16 and float32"):
+        units_of(model, [])
     assert type(model) is nn.Sequential  # nothing was done
 
 

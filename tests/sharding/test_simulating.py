@@ -8,7 +8,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_workers import BF16, CASES, OPTIMIZERS, gpt, loss_of
+from fsdp_workers import (
+    BF16,
+    CASES,
+    OPTIMIZERS,
+    gpt,
+    linear_layers,
+    loss_of,
+)
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -20,6 +27,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from membudget.models import GPT, Block, Llama, mlp
 from membudget.sharding import (
     Traffic,
+    fsdp_traffic,
+    rank_moments,
     rank_states,
     sent,
     shard,
@@ -107,6 +116,50 @@ def test_what_it_says():
     assert [label for _, label in found.tracker.marks] == [
         *("forward", "backward", "step")
     ]
+
+
+class Adapted(nn.Module):
+    """A frozen layer in bf16, and a small trained one in fp32, as in LoRA."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.base = nn.Linear(width, width, dtype=torch.bfloat16)
+        self.base.requires_grad_(False)
+        self.adapter = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        return self.base(x.bfloat16()).float() + self.adapter(x)
+
+
+@pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
+def test_a_frozen_base_in_another_dtype(stage):
+    """Only what is trained has gradients, states, and reductions."""
+
+    def build():
+        return nn.Sequential(Adapted(5), Adapted(5), nn.Linear(5, 4))
+
+    def apply(model, mesh):
+        shard(model, list(model)[:2], stage, mesh=mesh)
+
+    model = build()
+    units = units_of(model, list(model)[:2])
+    found = simulate(build, apply, x=torch.empty(2, 5), ranks=3, rank=2)
+    assert found.states == rank_states(units, 3, 2)
+    assert found.traffic == fsdp_traffic(units, 3, stage)
+    with pytest.raises(ValueError, match=r"^0 has frozen .* simulate_rank$"):
+        rank_moments(units, 3)
+
+
+def test_a_model_in_bf16_and_one_in_two_dtypes():
+    units = units_of(model := linear_layers(3, 2, 1).bfloat16(), [model[0]])
+    assert rank_states(units, 2) == rank_states(units, 2, itemsize=2)
+    assert fsdp_traffic(units, 2) == fsdp_traffic(
+        units, 2, gathered=2, reduced=2
+    )
+    assert rank_moments(units, 2) == rank_moments(units, 2, itemsize=2)
+    model[0].float()
+    with pytest.raises(ValueError, match=r"of 2 and 4 bytes .* one dtype"):
+        rank_moments(units_of(model, [model[0]]), 2)
 
 
 def test_a_rank_of_64_needs_less_but_not_a_64th():

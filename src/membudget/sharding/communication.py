@@ -137,8 +137,8 @@ def fsdp_traffic(
     ranks: int,
     stage: str = "zero-3",
     *,
-    gathered: int = 4,
-    reduced: int = 4,
+    gathered: int | None = None,
+    reduced: int | None = None,
     accumulation_steps: int = 1,
     synchronise_last: bool = False,
 ) -> dict[str, Traffic]:
@@ -146,36 +146,44 @@ def fsdp_traffic(
 
     Each micro-batch gathers every unit in its forward pass, and under
     ZeRO-3 again in its backward pass; it reduces every unit's gradients,
-    or the last micro-batch alone does. One rank gathers nothing. A block
-    that runs twice is gathered twice as often; a recomputation gathers
-    nothing more.
+    or the last micro-batch alone does. What is frozen has none. One rank
+    gathers nothing. A block that runs twice is gathered twice as often, and
+    one that does not run not at all; a recomputation gathers nothing more.
 
     Args:
-        units: of :func:`membudget.sharding.units_of`; all parameters are
-            trained.
+        units: of :func:`membudget.sharding.units_of`; each runs once.
         ranks: N, all in a row.
         stage: ``"zero-3"`` or ``"zero-2"``.
-        gathered, reduced: bytes of a number on its way.
+        gathered, reduced: bytes of a number on its way; by default as it is
+            stored.
         accumulation_steps: micro-batches in the step.
         synchronise_last: whether only the last one reduces
             (``set_requires_gradient_sync``).
 
     Raises:
-        ValueError: another stage, or no positive whole number.
+        ValueError: another stage, or no positive whole number. A first
+            block that is frozen, under ZeRO-3.
     """
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
     whole(ranks, "ranks")
     whole(accumulation_steps, "accumulation_steps")
-    numbers = ranks * sum(unit.padded(ranks) for unit in units)
     found = {name: Traffic() for name in COLLECTIVES}
-    if ranks > 1:
-        gathers = accumulation_steps * (2 if stage == "zero-3" else 1)
-        reductions = 1 if synchronise_last else accumulation_steps
-        for name, times, itemsize in (
-            ("all-gather", gathers, gathered),
-            ("reduce-scatter", reductions, reduced),
-        ):
-            found[name] = Traffic(
-                times * len(units), times * numbers * itemsize
+    if ranks == 1:
+        return found
+    trained = [unit.trained for unit in units if unit.trained.shapes]
+    for first in [unit for unit in units if unit.name][:1]:
+        if stage == "zero-3" and not first.trained.shapes:
+            raise ValueError(
+                f"{first.name}, the first block, is frozen: what comes before "
+                "it decides whether the backward pass gathers it. Take the "
+                "traffic of simulate_rank"
             )
+    gathers = accumulation_steps * (2 if stage == "zero-3" else 1)
+    reductions = 1 if synchronise_last else accumulation_steps
+    for name, times, parts, itemsize in (
+        ("all-gather", gathers, units, gathered),
+        ("reduce-scatter", reductions, trained, reduced),
+    ):
+        size = ranks * sum(unit.stored(ranks, itemsize) for unit in parts)
+        found[name] = Traffic(times * len(parts), times * size)
     return found

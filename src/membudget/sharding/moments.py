@@ -68,7 +68,7 @@ def rank_moments(
     stage: str = "zero-3",
     optimizer: str = "adam",
     *,
-    itemsize: int = 4,
+    itemsize: int | None = None,
     gathered: int | None = None,
     reduced: int | None = None,
     synchronise: bool = True,
@@ -104,14 +104,14 @@ def rank_moments(
     The optimizer's own temporaries are not counted.
 
     Args:
-        units: of :func:`membudget.sharding.units_of`; all parameters are
-            trained.
+        units: of :func:`membudget.sharding.units_of`; each runs once, and
+            all parameters are trained and of one dtype.
         ranks, rank: of the group.
         stage: ``"zero-3"`` or ``"zero-2"``, see
             :func:`membudget.sharding.shard`.
         optimizer: as for :func:`membudget.sharding.rank_states`.
         itemsize: bytes of a number as it is stored, and of its gradient's
-            shard.
+            shard; by default as the model has it.
         gathered: bytes of a gathered number, ``param_dtype`` of
             ``MixedPrecisionPolicy``; by default as it is stored. Its
             gradient has the same.
@@ -125,8 +125,23 @@ def rank_moments(
 
     Raises:
         ValueError: as :func:`membudget.sharding.rank_states`; an embedding
-            of more tensors than the model's own unit has.
+            of more tensors than the model's own unit has; parameters that
+            are frozen, or of several dtypes.
     """
+    for unit in units:
+        if unit.frozen:
+            raise ValueError(
+                f"{unit.name or 'the model'} has frozen parameters, and these "
+                "rules are for models that train all: use simulate_rank"
+            )
+    sizes = {size for unit in units for size in unit.itemsizes}
+    if itemsize is None:
+        if len(sizes) > 1:
+            raise ValueError(
+                f"parameters of {' and '.join(map(str, sorted(sizes)))} bytes "
+                "a number: these rules are for one dtype; use simulate_rank"
+            )
+        itemsize = next(iter(sizes), 4)
     own = sum(len(unit.shapes) for unit in units if not unit.name)
     if whole(embedding, "embedding", 0) > own:
         raise ValueError(

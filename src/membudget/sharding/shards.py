@@ -23,10 +23,30 @@ class Unit:
         name: of its module; ``""`` is the whole model, which has what no
             block has.
         shapes: of its parameters, each once.
+        itemsizes: bytes of a number of each of them; 4 if left out.
+        frozen: which of them are not trained, as positions in ``shapes``.
     """
 
     name: str
     shapes: tuple[Shape, ...]
+    itemsizes: tuple[int, ...] = ()
+    frozen: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        sizes = self.itemsizes or (4,) * len(self.shapes)
+        object.__setattr__(self, "itemsizes", sizes)
+
+    @property
+    def trained(self) -> "Unit":
+        """Of its parameters those that are trained; the unit, if all are."""
+        if not self.frozen:
+            return self
+        kept = [i for i in range(len(self.shapes)) if i not in self.frozen]
+        return Unit(
+            self.name,
+            tuple(self.shapes[i] for i in kept),
+            tuple(self.itemsizes[i] for i in kept),
+        )
 
     @property
     def numbers(self) -> int:
@@ -40,9 +60,23 @@ class Unit:
         many rows as the first one has, ⌈rows / ranks⌉, because the
         collectives move equal parts.
         """
-        return sum(
-            -(-shape[0] // ranks) * prod(shape[1:]) for shape in self.shapes
-        )
+        return sum(_padded(shape, ranks) for shape in self.shapes)
+
+    def stored(self, ranks: int, itemsize: int | None = None) -> int:
+        """Bytes of a rank's shards, padding included.
+
+        Args:
+            ranks: N.
+            itemsize: bytes of a number, instead of ``itemsizes``.
+        """
+        if itemsize:
+            return itemsize * self.padded(ranks)
+        pairs = zip(self.shapes, self.itemsizes, strict=True)
+        return sum(size * _padded(shape, ranks) for shape, size in pairs)
+
+
+def _padded(shape: Shape, ranks: int) -> int:
+    return -(-shape[0] // ranks) * prod(shape[1:])
 
 
 def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
@@ -59,8 +93,9 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
 
     Raises:
         ValueError: a block that is not in the model, or not in this order,
-            and what ``fully_shard`` refuses: a parameter without a dimension
-            or one that two units would have.
+            and what ``fully_shard`` refuses, some of it in the first step: a
+            parameter without a dimension or without an element, one that two
+            units would have, trained ones of one unit in two dtypes.
     """
     names = {module: name for name, module in model.named_modules()}
     units: list[Unit] = []
@@ -95,10 +130,31 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
                     f"{name} has a parameter without a dimension, which "
                     "fully_shard cannot cut: give it the shape (1,)"
                 )
+            if not p.numel():
+                raise ValueError(
+                    f"{name} has a parameter of shape {tuple(p.shape)}, "
+                    "without an element, whose gradient fully_shard cannot "
+                    "reduce: leave it out of the model"
+                )
+        dtypes = {str(p.dtype)[6:] for p in own if p.requires_grad}
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"{name} trains parameters in {' and '.join(sorted(dtypes))},"
+                " and fully_shard reduces one dtype in a unit: convert some, "
+                "or make them blocks of their own"
+            )
         seen.update(dict.fromkeys(own, name))
         if own:
-            shapes = tuple(tuple(p.shape) for p in own)
-            units.append(Unit(names[block], shapes))
+            units.append(
+                Unit(
+                    names[block],
+                    tuple(tuple(p.shape) for p in own),
+                    tuple(p.itemsize for p in own),
+                    frozenset(
+                        i for i, p in enumerate(own) if not p.requires_grad
+                    ),
+                )
+            )
     return [u for u in units if not u.name] + [u for u in units if u.name]
 
 
@@ -117,20 +173,23 @@ def rank_states(
     ranks: int,
     rank: int = 0,
     optimizer: str = "adam",
-    itemsize: int = 4,
+    itemsize: int | None = None,
 ) -> States:
     """Bytes of a rank's shards at the optimizer's step, under FSDP2.
 
     Parameters and gradients are stored with padding; the optimizer's states
     have the shape of the rank's own rows, and Adam counts its steps in 4
     bytes for each parameter. Gradients have the dtype of the stored
-    parameters, whatever ``MixedPrecisionPolicy`` says.
+    parameters, whatever ``MixedPrecisionPolicy`` says. What is frozen has
+    neither gradient nor states.
 
     Args:
-        units: of :func:`units_of`; all parameters are trained.
+        units: of :func:`units_of`; every trained parameter takes part in
+            the step.
         ranks, rank: of the group.
         optimizer: ``"sgd"``, ``"momentum"`` or ``"adam"``.
-        itemsize: bytes of a stored number.
+        itemsize: bytes of a stored number, of all parameters; by default
+            each as the model has it.
 
     Raises:
         ValueError: no such rank or optimizer.
@@ -143,11 +202,18 @@ def rank_states(
         )
     known = [name for name in OPTIMIZERS if not OPTIMIZERS[name].block]
     kind = OPTIMIZERS[one_of(optimizer, known, "optimizer")]
-    shapes = [shape for unit in units for shape in unit.shapes]
-    own = sum(rows(s[0], ranks, rank) * prod(s[1:]) for s in shapes)
-    stored = itemsize * sum(unit.padded(ranks) for unit in units)
-    states = kind.numbers * itemsize * own + 4 * kind.counts * len(shapes)
-    return States(stored, stored, states)
+    trained = [unit.trained for unit in units]
+    own = sum(
+        rows(shape[0], ranks, rank) * prod(shape[1:]) * (itemsize or size)
+        for unit in trained
+        for shape, size in zip(unit.shapes, unit.itemsizes, strict=True)
+    )
+    counts = kind.counts * sum(len(unit.shapes) for unit in trained)
+    return States(
+        sum(unit.stored(ranks, itemsize) for unit in units),
+        sum(unit.stored(ranks, itemsize) for unit in trained),
+        kind.numbers * own + 4 * counts,
+    )
 
 
 def held_states(
