@@ -4,6 +4,8 @@ VENV ?= .venv
 PORT ?= 8000
 SIZE ?= tiny
 OUT ?= _build/records
+N ?= 150
+SEED ?= 0
 PY := $(VENV)/bin/python
 PIP := $(PY) tools/alone.py $(PY) -m pip install --quiet \
   --disable-pip-version-check
@@ -13,8 +15,8 @@ SITE := _build/html
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test notebooks measure peers bench soak lint \
-        repository constraints clean FORCE
+.PHONY: help book serve test notebooks measure peers bench soak mutate \
+        lint repository constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -52,6 +54,9 @@ bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exits
 	$(PY) tools/soak.py
 	SOAK=1 $(PY) -m pytest tests/ledger
+
+mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)
+	$(PY) tools/mutate.py $(FILE) -n $(N) --seed $(SEED) $(if $(AGAIN),--again)
 
 lint: $(VENV)/test.stamp  ## check the style of the code
 	$(PY) -m ruff check .
