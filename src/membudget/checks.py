@@ -13,8 +13,12 @@ from numbers import Integral, Real
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 Thing = TypeVar("Thing")
+
+MOST = 2**63 - 1
+"""The most of anything: PyTorch counts no further."""
 
 
 def whole(
@@ -23,20 +27,21 @@ def whole(
     """The value, if it is a whole number from ``least`` to ``most``.
 
     Numpy's whole numbers and those in a tensor are, ``True`` and 3.0 are not.
+    Without bounds it may be as large as :data:`MOST`, on either side of 0.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: it is too small or too large.
     """
-    use = _range("a whole number", least, most)
-    number = _plain(value)
-    try:
-        if isinstance(number, bool):
-            raise TypeError
-        number = operator.index(number)
-    except TypeError:
-        raise refused(name, value, use) from None
+    number = value if type(value) is int else _index(value)
+    if number is None:
+        raise refused(name, value, _range("a whole number", least, most))
+    if abs(number) > MOST:
+        raise ValueError(
+            f"{name} is {shown(value)}: use a whole number of at most {MOST}"
+        )
     if not _within(number, least, most):
+        use = _range("a whole number", least, most)
         raise ValueError(f"{name} is {shown(value)}: use {use}")
     return number
 
@@ -118,6 +123,55 @@ def function(value: Thing, name: str, use: str = "a function") -> Thing:
     return value
 
 
+def module(value: Thing, name: str = "the model") -> Thing:
+    """The value, if it is a module of PyTorch.
+
+    Raises:
+        TypeError: it is none.
+    """
+    return instance(value, nn.Module, name, "a torch.nn.Module")
+
+
+def stepper(value: Thing, name: str = "the optimizer") -> Thing:
+    """The value, if it is an optimizer of PyTorch.
+
+    Raises:
+        TypeError: it is none.
+    """
+    kind = torch.optim.Optimizer
+    return instance(value, kind, name, "a torch.optim.Optimizer")
+
+
+def device(value: object, name: str = "device") -> torch.device:
+    """The device, on this machine or not; ``"cuda"`` stays without a number.
+
+    Raises:
+        TypeError: it is neither a name nor a ``torch.device``.
+        ValueError: PyTorch has no device of this name.
+    """
+    use = "a name, such as 'cpu' or 'cuda:0', or a torch.device"
+    instance(value, str | torch.device, name, use)
+    try:
+        return torch.device(value)
+    except RuntimeError:
+        raise ValueError(f"{name} is {shown(value)}: use {use}") from None
+
+
+def iterable(values: Iterable, name: str, what: str) -> Iterable:
+    """The values, if there is a way through them; ``what`` says of what.
+
+    Raises:
+        TypeError: there is none, or they are text or a mapping.
+    """
+    try:
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError
+        iter(values)
+    except TypeError:
+        raise refused(name, values, f"a list of {what}") from None
+    return values
+
+
 def listed(
     values: object, name: str, what: str, least: int = 1
 ) -> list[object]:
@@ -128,13 +182,11 @@ def listed(
         ValueError: it holds fewer than ``least``.
     """
     other = str, bytes, Mapping, set, frozenset
-    if not isinstance(values, Collection) or isinstance(values, other):
-        raise refused(name, values, f"a list of {what}")
-    if isinstance(values, torch.Tensor):
-        values = values.tolist()
     try:
+        if not isinstance(values, Collection) or isinstance(values, other):
+            raise TypeError
         values = list(values)
-    except TypeError:  # an array without dimensions
+    except TypeError:  # also of an array without dimensions
         raise refused(name, values, f"a list of {what}") from None
     if len(values) < least:
         has = "is empty" if not values else f"has {len(values)}"
@@ -188,13 +240,22 @@ def shown(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The number in a tensor or in an array; all else as it is."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        try:
-            return value.item()
-        except RuntimeError:  # it has no data
-            return value
-    return value
+    """The number in a tensor that has data; all else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    try:
+        return value.item() if value.numel() == 1 and not value.is_meta else ()
+    except RuntimeError:  # a fake tensor
+        return ()
+
+
+def _index(value: object) -> int | None:
+    """The whole number that it is, if it is one."""
+    try:
+        number = _plain(value)
+        return None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return None
 
 
 def _range(

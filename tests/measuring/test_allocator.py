@@ -552,42 +552,13 @@ def test_no_bytes_take_no_block():
     assert allocator.timeline == [(0, 0, 0)] * 2
 
 
-@pytest.mark.parametrize(
-    ("size", "kind", "message"),
-    [
-        (-1, ValueError, "allocation is -1: use a number of bytes from zero"),
-        (1.0, TypeError, r"allocation is 1\.0: use a whole number of bytes"),
-        ("1", TypeError, "allocation is '1': use a whole"),
-        (None, TypeError, "allocation is None"),
-    ],
-)
-def test_bad_sizes(size, kind, message):
-    allocator = CachingAllocator()
-    with pytest.raises(kind, match=message):
-        allocator.allocate(size)
-    assert allocator.timeline == []
-
-
-@pytest.mark.parametrize(
-    ("capacity", "kind", "message"),
-    [
-        (0, ValueError, "capacity is 0: use a number of bytes above zero"),
-        (-5, ValueError, "capacity is -5"),
-        (1e9, TypeError, "capacity is 1000000000.0: use a whole number"),
-    ],
-)
-def test_bad_capacity(capacity, kind, message):
-    with pytest.raises(kind, match=message):
-        CachingAllocator(capacity)
-
-
 def test_bad_handles():
     allocator = CachingAllocator()
     handle = allocator.allocate(100)
     allocator.free(handle)
     with pytest.raises(ValueError, match=f"{handle} was freed already"):
         allocator.free(handle)
-    for unknown in (handle + 1, 0, -1, "a"):
+    for unknown in (handle + 1, 0, -1):
         with pytest.raises(ValueError, match=f"unknown handle {unknown!r}"):
             allocator.free(unknown)
     assert bytes_of(allocator) == (0, 0, 2 * MIB)

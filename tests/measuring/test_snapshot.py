@@ -614,7 +614,7 @@ def test_an_empty_snapshot(traces):
         summarise({"segments": [], "device_traces": traces})
 
 
-@pytest.mark.parametrize("device", [2, -1, 17])
+@pytest.mark.parametrize("device", [2, 17])
 def test_an_unknown_device(made, device):
     before = copy.deepcopy(made)
     with pytest.raises(
@@ -622,8 +622,3 @@ def test_an_unknown_device(made, device):
     ):
         summarise(made, device)
     assert made == before
-
-
-def test_a_negative_number_of_blocks(made):
-    with pytest.raises(ValueError, match="largest is -1"):
-        summarise(made, largest=-1)

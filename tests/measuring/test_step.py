@@ -663,16 +663,6 @@ X = torch.ones(3, 4)
             (
                 nn.Linear(4, 4),
                 mean_square,
-                [X],
-                {"micro_batch": micro},
-                f"micro_batch is {micro!r}: use a positive whole number",
-            )
-            for micro in (0, -1, 1.5, "2")
-        ),
-        *(
-            (
-                nn.Linear(4, 4),
-                mean_square,
                 batch,
                 {"micro_batch": 2},
                 "the same number of samples, at least 1, along the first",

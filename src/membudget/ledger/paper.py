@@ -123,12 +123,12 @@ class Paper:
 
     autocast: int | None = None
     lists: str = "cpu"
-    rows: list[Row | Segment] = field(default_factory=list)
-    inputs: list[PaperTensor] = field(default_factory=list)
-    parameters: list[PaperTensor] = field(default_factory=list)
-    pinned: list[PaperTensor] = field(default_factory=list)
-    _module: list[str] = field(default_factory=list)
-    _casts: dict[int, PaperTensor] = field(default_factory=dict)
+    rows: list[Row | Segment] = field(default_factory=list, init=False)
+    inputs: list[PaperTensor] = field(default_factory=list, init=False)
+    parameters: list[PaperTensor] = field(default_factory=list, init=False)
+    pinned: list[PaperTensor] = field(default_factory=list, init=False)
+    _module: list[str] = field(default_factory=list, init=False)
+    _casts: dict[int, PaperTensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         one_of(self.lists, LISTS, "list of operators for")

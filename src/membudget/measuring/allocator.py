@@ -34,7 +34,6 @@ Read in PyTorch's main branch after 2.13, and compared with a version of about
 size (by address). 2.13 has the constants in ``c10/core/AllocatorConfig.h``.
 """
 
-import operator
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from typing import NamedTuple
 
 import torch
 
+from membudget.checks import flag, instance, iterable, shown, whole
 from membudget.measuring.units import format_bytes
 
 MIB = 1 << 20
@@ -57,11 +57,13 @@ ENDLESS = 1 << 44
 
 def round_size(size: int) -> int:
     """Bytes of the block that a request of ``size`` bytes needs at least."""
+    size = whole(size, "the size of a request", 0)
     return max(MIN_BLOCK, _round_up(size, MIN_BLOCK))
 
 
 def segment_size(size: int) -> int:
     """Bytes of the segment that a request of ``size`` bytes takes anew."""
+    size = whole(size, "the size of a request", 0)
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if size < MIN_LARGE:
@@ -145,7 +147,8 @@ class CachingAllocator:
         (1200128, 20971520)
 
     Raises:
-        TypeError: ``capacity`` is not a whole number.
+        TypeError: ``capacity`` is not a whole number, or
+            ``expandable_segments`` neither True nor False.
         ValueError: ``capacity`` is not above zero.
     """
 
@@ -153,14 +156,11 @@ class CachingAllocator:
         self, capacity: int | None = None, expandable_segments: bool = False
     ) -> None:
         if capacity is not None:
-            capacity = _whole(capacity, "the capacity")
-            if capacity == 0:
-                raise ValueError(
-                    "the capacity is 0: use a number of bytes above zero, "
-                    "or None for no limit"
-                )
+            capacity = whole(capacity, "the capacity")
         self.capacity = capacity
-        self.expandable_segments = bool(expandable_segments)
+        self.expandable_segments = flag(
+            expandable_segments, "expandable_segments"
+        )
         self.requested = self.allocated = self.reserved = 0
         self.timeline: list[Usage] = []
         self.reset_peak()
@@ -187,7 +187,7 @@ class CachingAllocator:
             torch.OutOfMemoryError: there is no room, not even after the
                 unused segments went back to the driver.
         """
-        size = _whole(size, "the size of an allocation")
+        size = whole(size, "the size of an allocation", 0)
         try:
             block = self._take(size) if size else None
         finally:
@@ -202,14 +202,17 @@ class CachingAllocator:
         """Free an allocation; its block stays reserved for the next one.
 
         Raises:
-            ValueError: the handle is unknown, or was freed before.
+            TypeError: the handle is no whole number.
+            ValueError: it is unknown, or was freed before.
         """
+        handle = whole(handle, "the handle", None)
         if handle not in self._live:
-            known = isinstance(handle, int) and 0 < handle <= self._handles
+            known = 0 < handle <= self._handles
             raise ValueError(
                 f"allocation {handle} was freed already: free it once"
                 if known
-                else f"unknown handle {handle!r}: use what allocate returned"
+                else f"unknown handle {shown(handle)}: use what allocate "
+                "returned"
             )
         block = self._live.pop(handle)
         if block:
@@ -528,7 +531,8 @@ def replay(
         The allocator as it is at the end, with its peaks and timeline.
 
     Raises:
-        TypeError: both an allocator and arguments for a new one.
+        TypeError: both an allocator and arguments for a new one, or
+            something else in their place.
         ValueError: an event that is not of this form, of an unknown kind, or
             with a key that is allocated twice or freed without being live.
         torch.OutOfMemoryError: of the allocator. A note names the event.
@@ -544,8 +548,9 @@ def replay(
             f"{', '.join(kwargs)} would be ignored: give an allocator or the "
             "arguments of a new one, not both"
         )
+    instance(allocator, CachingAllocator, "allocator", "a CachingAllocator")
     handles: dict[Hashable, int] = {}
-    for index, event in enumerate(events):
+    for index, event in enumerate(iterable(events, "events", "events")):
         try:
             _run(event, allocator, handles)
         except (TypeError, ValueError, torch.OutOfMemoryError) as error:
@@ -669,15 +674,3 @@ class _Block:
 
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
-
-
-def _whole(size: int, what: str) -> int:
-    try:
-        size = operator.index(size)
-    except TypeError:
-        raise TypeError(
-            f"{what} is {size!r}: use a whole number of bytes"
-        ) from None
-    if size < 0:
-        raise ValueError(f"{what} is {size}: use a number of bytes from zero")
-    return size

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from membudget.checks import instance
 from membudget.measuring.units import format_bytes
 
 
@@ -19,11 +20,14 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         The device as tensors name theirs: ``cpu`` or ``cuda:0``.
 
     Raises:
+        TypeError: something else.
         ValueError: a device that is not there, or of another kind.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
         device = "cuda" if count else "cpu"
+    use = "a name, such as 'cpu' or 'cuda:0', or a torch.device"
+    instance(device, str | torch.device, "device", use)
     names = ["cpu", *(f"cuda:{index}" for index in range(count))]
     name = str(device)
     if name == "cuda" and count:

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 
+from membudget.checks import device as checked_device
+from membudget.checks import module, stepper
 from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.tracker import PeakTracker
 
@@ -80,11 +82,16 @@ def dry_run(
             :data:`UNSURE`.
     """
     only_tensors(batch)
+    module(model)
+    if optimizer is not None:
+        stepper(optimizer)
+    if on is not None:
+        on = checked_device(on, "on")
     device_of_model = next(
         (p.device for p in model.parameters()), torch.device("cpu")
     )
     if on is not None and device_of_model.type == "meta":
-        device_of_model = torch.device(on)
+        device_of_model = on
     fake = FakeTensorMode()
     memo = {id(t): _fake(fake, t, on) for t in _held(model, optimizer)}
     model, optimizer = copy.deepcopy((model, optimizer), memo)

@@ -10,6 +10,9 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from membudget.checks import function
+from membudget.checks import module as checked_module
+
 OUTSIDE = ""
 """The name of what runs outside of every module."""
 
@@ -28,6 +31,9 @@ class ModuleStack:
         called: is called with the positional arguments of each outermost
             module.
 
+    Raises:
+        TypeError: a model that is no module, or nothing that can be called.
+
     Attributes:
         names: the running modules' names, the outermost first.
     """
@@ -38,14 +44,14 @@ class ModuleStack:
         called: Callable[[tuple], None] = lambda args: None,
     ) -> None:
         self.names: list[str] = []
-        self._called = called
+        self._called = function(called, "called")
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = (
             weakref.WeakKeyDictionary()
         )
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._hooks: ExitStack | None = None  # while the block runs
         for model in models:
-            self._know(model)
+            self._know(checked_module(model))
 
     @property
     def name(self) -> str:

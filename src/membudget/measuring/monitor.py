@@ -4,17 +4,21 @@ from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from numbers import Integral, Real
-from operator import index
 from typing import NamedTuple
 
 import torch
 
+from membudget.checks import device as checked_device
+from membudget.checks import function, number, whole
 from membudget.measuring.device import (
     read_memory,
     reset_peak,
     resolve_device,
 )
 from membudget.measuring.units import format_bytes
+
+MOST = 10**6
+"""Readings in a window."""
 
 
 class Status(IntEnum):
@@ -62,9 +66,11 @@ class MemoryMonitor:
         status: the :class:`Status` after the last reading.
 
     Raises:
-        TypeError: a budget or a window that is no whole number, or, when
-            called, a ``read`` that returns none.
-        ValueError: a budget or a window below 1, thresholds that are not
+        TypeError: a budget or a window that is no whole number, a threshold
+            that is no number, or, when called, a step that is no whole
+            number or a ``read`` that returns none.
+        ValueError: a budget below 1, a window below 1 or above a million,
+            thresholds that are not
             0 < warning < critical <= 1, ``read`` without a budget, a device
             that is not there; when called, a negative reading or a tensor
             of several values.
@@ -90,11 +96,15 @@ class MemoryMonitor:
             Callable[[Status, Status, "MemoryMonitor"], object] | None
         ) = None,
     ) -> None:
-        if not 0 < warning < critical <= 1:
+        warning = number(warning, "warning", above=0, most=1)
+        critical = number(critical, "critical", above=0, most=1)
+        if warning >= critical:
             raise ValueError(
                 f"warning is {warning} and critical {critical}: use shares "
                 "of the budget with 0 < warning < critical <= 1"
             )
+        if on_change is not None:
+            function(on_change, "on_change")
         if read is None:
             self.device = resolve_device(device)
             read = _reader(self.device)
@@ -107,8 +117,11 @@ class MemoryMonitor:
             )
         else:
             self.device = None
-        self.budget = _whole("budget", budget, least=1)
-        self.window = _whole("window", window, least=1)
+            if device is not None:
+                checked_device(device)
+            function(read, "read", "a function that returns bytes")
+        self.budget = whole(budget, "budget")
+        self.window = whole(window, "window", 1, MOST)
         self.warning, self.critical = warning, critical
         self.readings: list[Reading] = []
         self.status = Status.NORMAL
@@ -126,8 +139,10 @@ class MemoryMonitor:
                 ``loss=loss``. Of a tensor, no graph is kept.
         """
         values = {k: _without_graph(k, v) for k, v in values.items()}
-        count = _whole("a reading of memory", self._read(), least=0)
-        if step is None:
+        count = whole(self._read(), "a reading of memory", 0)
+        if step is not None:
+            step = whole(step, "step", 0)
+        else:
             step = self.readings[-1].step + 1 if self.readings else 0
         self.readings.append(Reading(step, count))
         self._last.append(count)
@@ -212,20 +227,6 @@ def _reader(device: torch.device) -> Callable[[], int]:
     return peak
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} is {value!r}: use a whole number, at least {least}"
-        ) from None
-    if number < least:
-        raise ValueError(f"{name} is {number}: use at least {least}")
-    return number
-
-
 def _without_graph(name: str, value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
@@ -240,5 +241,5 @@ def _without_graph(name: str, value: object) -> object:
 def _rounded(value: object) -> str:
     if isinstance(value, torch.Tensor):
         value = value.item()
-    whole = isinstance(value, Integral) or not isinstance(value, Real)
-    return str(value) if whole else f"{value:.4g}"
+    exact = isinstance(value, Integral) or not isinstance(value, Real)
+    return str(value) if exact else f"{value:.4g}"

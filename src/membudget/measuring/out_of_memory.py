@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
+from membudget.checks import device as checked_device
+from membudget.checks import function, instance, module, stepper
 from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
-from membudget.measuring.step import Loss
+from membudget.measuring.step import LOSS, Loss
 from membudget.measuring.tracker import (
     CATEGORIES,
     Allocation,
@@ -218,7 +220,7 @@ class CatchOutOfMemory:
 
     Raises:
         TypeError: a model that is no module, a batch of other things than
-            tensors.
+            tensors, an optimizer, a loss or changes of a wrong kind.
         ValueError: a model without trained parameters, batch tensors of
             different lengths or without samples, a change with the name
             :data:`UNCHANGED`, a budget as for :class:`PeakTracker`.
@@ -244,11 +246,9 @@ class CatchOutOfMemory:
         changes: Mapping[str, Loss] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"the model is a {type(model).__name__}: hand over a module, "
-                "then the tensors of the batch"
-            )
+        module(model)
+        if optimizer is not None:
+            stepper(optimizer)
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError(
@@ -267,11 +267,19 @@ class CatchOutOfMemory:
                 "has the same samples, one or more, along its first dimension"
             )
         losses = {} if loss is None else {UNCHANGED: loss}
-        if losses.keys() & (changes or {}).keys():
+        changes = {} if changes is None else changes
+        use = "a dictionary of names and functions"
+        instance(changes, Mapping, "changes", use)
+        for name, other in (*losses.items(), *changes.items()):
+            instance(name, str, "the name of a change", "a string")
+            function(other, f"the loss {name!r}", LOSS)
+        if losses.keys() & changes.keys():
             raise ValueError(f"a change is called {UNCHANGED!r}: rename it")
         self.model, self.batch, self.optimizer = model, batch, optimizer
-        self.losses = losses | dict(changes or {})
-        self.device = torch.device(device or parameters[0].device)
+        self.losses = losses | dict(changes)
+        self.device = (
+            parameters[0].device if device is None else checked_device(device)
+        )
         self.samples = lengths.pop() if lengths else 0
         self.report: OutOfMemoryReport | None = None
         self._budget = budget

@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from membudget.checks import whole
+
 RECORD = "torch.cuda.memory._record_memory_history()"
 DUMP = "torch.cuda.memory._dump_snapshot(path)"
 USED = "active_allocated"
@@ -100,6 +102,7 @@ def summarise(
 
     Raises:
         FileNotFoundError: there is no such file.
+        TypeError: a number that is not whole.
         ValueError: the file or dictionary is no snapshot, the snapshot is
             empty, it has nothing of this device, or ``largest`` is negative.
 
@@ -110,8 +113,7 @@ def summarise(
         >>> summary = summarise("step.pickle")
         >>> summary.peak_requested, summary.at_peak[0].where
     """
-    if largest < 0:
-        raise ValueError(f"largest is {largest}: use a number from zero")
+    largest = whole(largest, "largest", 0)
     segments, trace = _of_device(snapshot, device)
     try:
         return _summary(segments, trace, largest)
@@ -282,6 +284,7 @@ def _load(path: str | os.PathLike):
 
 def _of_device(snapshot, device: int):
     """The segments and the history of one device."""
+    device = whole(device, "device", 0)
     data, what = snapshot, "this"
     if isinstance(snapshot, str | os.PathLike):
         data, what = _load(snapshot), os.fspath(snapshot)

@@ -6,6 +6,7 @@ from reprlib import repr as short
 import torch
 from torch import nn
 
+from membudget.checks import function, module, stepper, whole
 from membudget.measuring.tracker import PeakTracker
 
 Loss = Callable[..., object]
@@ -14,6 +15,7 @@ Loss = Callable[..., object]
 With what the loop keeps alive during the backward pass it is a tuple or list
 that begins with the loss, or an object with the loss as its ``loss``.
 """
+LOSS = "a function, called as loss(model, *batch)"
 
 
 def trace_step(
@@ -58,12 +60,16 @@ def trace_step(
 
     Raises:
         ValueError: a model without trained parameters, a loss that is not a
-            scalar tensor with a graph, a micro-batch that is not a positive
-            whole number, a batch that cannot be cut into micro-batches, or
-            inference with what only a training step has.
-        TypeError: something else than tensors in the batch.
+            scalar tensor with a graph, a micro-batch below 1, a batch that
+            cannot be cut into micro-batches, or inference with what only a
+            training step has.
+        TypeError: something else than a model, a function, an optimizer, a
+            whole number of samples, or tensors in the batch.
         torch.OutOfMemoryError: the budget does not suffice.
     """
+    module(model), function(loss, "loss", LOSS)
+    if optimizer is not None:
+        stepper(optimizer)
     only_tensors(batch)
     if inference:
         _only_forward(optimizer, micro_batch, keep_gradients)
@@ -82,7 +88,7 @@ def trace_step(
         )
     samples = size = 1  # as one, however many they are
     if micro_batch is not None:
-        samples, size = _samples(batch), _positive(micro_batch)
+        samples, size = _samples(batch), whole(micro_batch, "micro_batch")
 
     def step(mark: Callable[[str], None]) -> None:
         for start in range(0, samples, size):
@@ -137,14 +143,6 @@ def _samples(batch: tuple[torch.Tensor, ...]) -> int:
             "least 1, along the first dimension"
         )
     return counts.pop()
-
-
-def _positive(micro_batch: int) -> int:
-    if not isinstance(micro_batch, int) or micro_batch < 1:
-        raise ValueError(
-            f"micro_batch is {micro_batch!r}: use a positive whole number"
-        )
-    return micro_batch
 
 
 def _only_forward(

@@ -7,7 +7,11 @@ from time import perf_counter
 
 import torch
 
+from membudget.checks import flag, function, whole
 from membudget.measuring.device import resolve_device
+
+MOST = 10**6
+"""Calls in a measurement."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,16 @@ def time_calls(
             once after the last call in any case.
 
     Raises:
-        TypeError: ``call`` cannot be called, a number that is not whole.
-        ValueError: ``warm_up`` below 0, ``repeats`` below 1, a device that
-            is not there.
+        TypeError: ``call`` cannot be called, a number that is not whole, a
+            flag that is neither True nor False.
+        ValueError: ``warm_up`` below 0, ``repeats`` below 1, either above a
+            million, a device that is not there.
     """
-    if not callable(call):
-        raise TypeError(
-            f"call is {call!r}: give a function without arguments, "
-            "such as lambda: model(x)"
-        )
-    _check("warm_up", warm_up, 0)
-    _check("repeats", repeats, 1)
+    use = "a function without arguments, such as lambda: model(x)"
+    function(call, "call", use)
+    warm_up = whole(warm_up, "warm_up", 0, MOST)
+    repeats = whole(repeats, "repeats", 1, MOST)
+    flag(synchronise, "synchronise")
     device = resolve_device(device)
     for _ in range(warm_up):
         call()
@@ -85,13 +88,6 @@ def time_calls(
         samples.append(perf_counter() - start)
     _wait(device)
     return Timing(tuple(samples))
-
-
-def _check(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: use a whole number")
-    if value < least:
-        raise ValueError(f"{name} is {value}: use at least {least}")
 
 
 def _wait(device: torch.device) -> None:

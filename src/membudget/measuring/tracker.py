@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
 )
 
+from membudget.checks import device as checked_device
+from membudget.checks import instance, shown, whole
 from membudget.measuring.modules import OUTSIDE, ModuleStack
 from membudget.measuring.storages import is_wrapper, storages, tensors
 from membudget.measuring.units import format_bytes
@@ -73,6 +75,7 @@ class Allocation:
 
     def alive(self, moment: int) -> bool:
         """Whether it is alive after the operator with this index."""
+        moment = whole(moment, "the moment", None)
         return self.birth <= moment and (
             self.death is None or moment < self.death
         )
@@ -135,9 +138,9 @@ class PeakTracker(TorchDispatchMode):
         >>> tracker.at_peak()[0].operator
 
     Raises:
-        TypeError: ``existing`` holds something else.
-        ValueError: a budget that is not a positive whole number, or below
-            ``start``.
+        TypeError: ``existing`` holds something else, or a budget or a
+            device is of a wrong kind.
+        ValueError: a budget below 1 or below ``start``, or no such device.
         RuntimeError: entered while it runs. Afterwards it may be entered
             again, and goes on counting.
         NotImplementedError: a tensor without storages that can be counted
@@ -151,7 +154,7 @@ class PeakTracker(TorchDispatchMode):
         budget: int | None = None,
     ) -> None:
         super().__init__()
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else checked_device(device)
         self.live = 0
         self.timeline: list[int] = []
         self.operators: list[Operator] = []
@@ -178,10 +181,7 @@ class PeakTracker(TorchDispatchMode):
             self._set_budget(budget)
 
     def _set_budget(self, budget: int) -> None:
-        if not isinstance(budget, int) or budget < 1:
-            raise ValueError(
-                f"budget is {budget!r}: use a positive whole number of bytes"
-            )
+        budget = whole(budget, "budget")
         if budget < self.start:
             raise ValueError(
                 f"the budget is {format_bytes(budget)}, and what exists "
@@ -194,6 +194,7 @@ class PeakTracker(TorchDispatchMode):
 
     def mark(self, label: str) -> None:
         """Remember that ``label`` begins at the next operator."""
+        instance(label, str, "the label", "a string")
         self._find_gradients()
         self.marks.append((len(self.timeline), label))
 
@@ -219,9 +220,10 @@ class PeakTracker(TorchDispatchMode):
         Raises:
             IndexError: no such operator.
         """
+        moment = whole(moment, "the moment", None)
         if not -1 <= moment < len(self.timeline):
             raise IndexError(
-                f"there is no operator {moment}: use -1 … "
+                f"there is no operator {shown(moment)}: use -1 … "
                 f"{len(self.timeline) - 1}"
             )
         alive = [a for a in self.allocations if a.alive(moment)]

@@ -2,14 +2,23 @@
 
 from decimal import ROUND_HALF_UP, Decimal
 
+from membudget.checks import number
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+MOST = 10**30
+"""Of which there are no more bytes to be written down."""
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``.
 
     Differences may be negative: ``-1.50 KiB``.
+
+    Raises:
+        TypeError: the count is no number.
+        ValueError: it is NaN, or more than 10³⁰ bytes.
     """
+    count = number(count, "the count of bytes", -MOST, MOST)
     power = 0
     while abs(count) >= 1024 ** (power + 1) and power + 1 < len(UNITS):
         power += 1

@@ -1,0 +1,10 @@
+"""The way to the rows, and one thread."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+torch.set_num_threads(1)

@@ -1,0 +1,329 @@
+"""Every public function, given every argument wrong.
+
+A wrong argument is refused in the package's words, or the result is sane: no
+NaN, no negative bytes, and it does not take long.
+"""
+
+import dataclasses
+import enum
+import inspect
+import linecache
+import os
+import signal
+import types
+import typing
+from contextlib import contextmanager
+from functools import cache
+from math import inf, isfinite, isnan, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import traitlets
+from valid_calls import ROOMS, ROWS, own
+
+import membudget
+from membudget.checkpointing import ImpossibleAction
+
+SOAK = bool(os.environ.get("SOAK"))
+SECONDS = 2
+PACKAGE = str(Path(membudget.__file__).parent)
+
+MADE_BY_THE_PACKAGE = {
+    "accumulation": "Footprint GradientNoise PeakLine Report Window",
+    "checkpointing": "Action Chain ImpossibleAction Moment Run Segments",
+    "ledger": "Account Moment Optimizer PeakLine Prediction Recipe States",
+    "measuring": (
+        "Allocation Fit MemoryReading Operator OutOfMemoryReport Reading "
+        "SnapshotSummary Status Timing"
+    ),
+    "precision": "Lost ScaledStep",
+    "sharding": (
+        "CheckpointError DeadlineError Finished Held Loaded Moments "
+        "RankError Simulation Stage Traffic"
+    ),
+    "widgets": "Whole Widget format_bytes",
+}
+"""Results, errors and types: nobody else calls them."""
+
+STARTS_PROCESSES = {"sharding.torchrun"}
+WRITES_FILES = {"sharding.save_checkpoint"}
+LEFT_OUT = (
+    STARTS_PROCESSES
+    | WRITES_FILES
+    | {"sharding.shard", "widgets.Whole.validate"}
+)
+"""Need processes or files; their own tests refuse what is wrong."""
+
+
+class Odd:
+    """Fits nowhere."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __repr__(self):
+        return "Odd()"
+
+
+WRONG = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1.5,
+    3.0,
+    nan,
+    inf,
+    -inf,
+    "3",
+    "",
+    b"3",
+    1j,
+    10**30,
+    -(10**30),
+    10**5000,
+    [],
+    (),
+    {},
+    [None],
+    [-1],
+    [nan],
+    ["a"],
+    [10**30],
+    np.int64(-3),
+    np.float32(nan),
+    torch.tensor(-1.5),
+    torch.tensor(True),
+    torch.empty((), device="meta"),
+    Odd,
+    lambda *args, **kwargs: None,
+    Odd(),
+]
+
+# What a row may do besides.
+ERRORS = {
+    "checkpointing.simulate": ImpossibleAction,
+    "measuring.CachingAllocator.allocate": torch.OutOfMemoryError,
+    "measuring.CatchOutOfMemory": torch.OutOfMemoryError,
+    "measuring.PeakTracker.at": IndexError,
+    "measuring.PeakTracker.split": IndexError,
+    "measuring.replay": torch.OutOfMemoryError,
+    "measuring.summarise": FileNotFoundError,
+    "measuring.trace_events": FileNotFoundError,
+    "measuring.trace_step": torch.OutOfMemoryError,
+    "sharding.joined": RuntimeError,
+    "sharding.load_checkpoint": RuntimeError,
+}
+NAN_IS_FINE = {"round", "encode", "text"}
+BELOW_ZERO = {
+    "checkpointing.Stage",  # a recomputation may end before the output
+    "ledger.peak_lines",  # the constant of a line
+    "precision.Format.round",
+    "precision.Format.value",
+}
+
+
+def public() -> dict[str, typing.Callable]:
+    """What somebody may call with arguments, by name."""
+    found = {}
+    for room in ROOMS:
+        short = room.__name__.partition(".")[2]
+        ours = MADE_BY_THE_PACKAGE.get(short, "").split()
+        for name in own(room):
+            thing = getattr(room, name)
+            if not callable(thing) or thing in found.values():
+                continue
+            if name not in ours:
+                found[f"{short}.{name}"] = thing
+            if not isinstance(thing, type):
+                continue
+            if not thing.__module__.startswith("membudget"):
+                continue
+            for method, function in vars(thing).items():
+                if inspect.isfunction(function) and (
+                    method == "__call__" or method[0] != "_"
+                ):
+                    found[f"{short}.{name}.{method}"] = function
+    return {
+        name: thing
+        for name, thing in found.items()
+        if parameters(thing) and name not in LEFT_OUT
+    }
+
+
+def parameters(thing: typing.Callable) -> dict[str, object]:
+    """Its arguments, each with its annotation."""
+    told = thing.__init__ if isinstance(thing, type) else thing
+    hints = typing.get_type_hints(told)
+    return {
+        name: hints.get(name, object)
+        for name, p in inspect.signature(thing).parameters.items()
+        if p.kind is not p.VAR_KEYWORD and name != "self"
+    }
+
+
+THINGS = public()
+
+
+def test_every_function_has_a_row_with_all_its_arguments():
+    assert set(ROWS) == set(THINGS)
+    for name, thing in THINGS.items():
+        assert set(ROWS[name]()[1]) == set(parameters(thing)), name
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_wrong_arguments(name):
+    """Each in turn; ``problems`` says which, given what."""
+    call, arguments = valid(name)
+    with in_time():
+        assert_sane(call(), name)
+    problems = []
+    for argument in arguments:
+        for value in WRONG:
+            if problem := tried(name, argument, value):
+                problems.append(f"{argument} = {shown(value)}: {problem}")
+    assert not problems, "\n".join(problems)
+
+
+def valid(name, **others):
+    """The row's call, some of its arguments replaced."""
+    function, arguments = ROWS[name]()
+    starred = starred_in(name)
+
+    def call():
+        rest = arguments | others
+        if starred is None:
+            return function(**rest)
+        order = list(parameters(THINGS[name]))
+        before = [rest.pop(key) for key in order[: order.index(starred)]]
+        return function(*before, *rest.pop(starred), **rest)
+
+    return call, arguments
+
+
+def tried(name, argument, value) -> str:
+    """What is wrong with how the function takes a wrong value."""
+    hint = parameters(THINGS[name])[argument]
+    given = value
+    if argument == starred_in(name):
+        given = (value, *ROWS[name]()[1][argument][1:])
+    call, _ = valid(name, **{argument: given})
+    allowed = (TypeError, ValueError, ERRORS.get(name, TypeError))
+    if name.startswith("widgets."):
+        allowed += (traitlets.TraitError,)
+    try:
+        with in_time():
+            result = call()
+    except allowed as error:
+        return "" if in_our_words(error) else foreign(error)
+    except BaseException as error:
+        return foreign(error)
+    if must_refuse(hint, value, name):
+        return f"taken for {hint}"
+    try:
+        assert_sane(result, name)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def starred_in(name) -> str | None:
+    signature = inspect.signature(THINGS[name])
+    for p in signature.parameters.values():
+        if p.kind is p.VAR_POSITIONAL:
+            return p.name
+    return None
+
+
+def must_refuse(hint, value, name) -> bool:
+    """Whether the annotation has no room for the value."""
+    either = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = set(typing.get_args(hint)) if either else {hint}
+    if isinstance(value, Odd):
+        return not kinds & {object, typing.Any}
+    if not kinds <= {bool, int, float, str, types.NoneType}:
+        return False
+    if isinstance(value, torch.Tensor) and value.device.type != "meta":
+        value = value.item()
+    if type(value) is bool:
+        return bool not in kinds
+    if isinstance(value, int | np.integer):
+        return not kinds & {int, float}
+    if isinstance(value, float | np.floating):
+        method = name.rpartition(".")[2]
+        fine = isfinite(value) or method in NAN_IS_FINE
+        return float not in kinds or not fine
+    return type(value) not in kinds
+
+
+@contextmanager
+def in_time():
+    def late(*args):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_our_words(error) -> bool:
+    """Whether a ``raise`` of the package made it, or a trait's library."""
+    trace = error.__traceback__
+    while trace.tb_next:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename
+    if isinstance(error, OSError):
+        return True
+    if isinstance(error, traitlets.TraitError):
+        return "traitlets" in file or file.startswith(PACKAGE)
+    line = linecache.getline(file, trace.tb_lineno)
+    return file.startswith(PACKAGE) and line.strip().startswith("raise")
+
+
+def foreign(error) -> str:
+    trace = error.__traceback__
+    where = []
+    while trace:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(PACKAGE):
+            where.append(f"{file[len(PACKAGE) + 1 :]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    text = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {text[0][:90]} ({' '.join(where[-1:])})"
+
+
+def assert_sane(result, name, depth=0):
+    """No NaN, and nothing below zero where that cannot be."""
+    if isinstance(result, str):
+        assert "nan" not in result.lower().split(), f"result {result!r}"
+    elif isinstance(result, bool | enum.Enum):
+        return
+    elif isinstance(result, int | float):
+        fine = name.rpartition(".")[2] in NAN_IS_FINE | {"value"}
+        assert fine or not isnan(result), "result nan"
+        negative = name in BELOW_ZERO or result >= 0 or fine
+        assert negative, f"result {result}"
+    elif depth < 4:
+        if dataclasses.is_dataclass(result):
+            result = vars(result) if hasattr(result, "__dict__") else {}
+        if isinstance(result, dict):
+            result = result.values()
+        elif not isinstance(result, list | tuple):
+            return
+        for item in list(result)[:50]:
+            assert_sane(item, name, depth + 1)
+
+
+def shown(value) -> str:
+    try:
+        return repr(value)[:40]
+    except ValueError:
+        return "10**5000"
