@@ -758,6 +758,21 @@ def test_it_cannot_be_entered_twice_at_once():
     assert hooks() == before
 
 
+class Applies:
+    """Has an ``apply``, and is no ``autograd.Function``."""
+
+    @classmethod
+    def apply(cls, x):
+        with torch._C.DisableTorchFunction():  # so that it has no name
+            return x.exp()
+
+
+def test_a_class_that_applies_something_is_no_operator():
+    x = torch.ones(4, requires_grad=True)
+    saved, _ = counted(lambda: Applies.apply(x))
+    assert saved.by_operator == {"": 16}
+
+
 # Checkpoints -------------------------------------------------------------
 
 both = pytest.mark.parametrize("reentrant", [False, True])

@@ -1941,6 +1941,12 @@ def test_a_storage_that_grows_over_the_budget():
     assert tracker.peak == 80
 
 
+def test_the_smallest_budget():
+    with PeakTracker(budget=1) as tracker:
+        torch.zeros(1, dtype=torch.bool)
+    assert tracker.peak == 1
+
+
 def test_a_budget_below_what_exists():
     x = torch.ones(1024)
     assert PeakTracker(x, budget=4096).budget == 4096
