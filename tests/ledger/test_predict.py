@@ -239,6 +239,15 @@ def test_any_chain(chain, batch, options):
     same(chain, batch, **options)
 
 
+def test_what_the_outer_of_two_sequences_still_holds():
+    """Nothing before it is trained, so no tape holds it either."""
+    inner = nn.Sequential(nn.GELU(), nn.Tanh())
+    model = nn.Sequential(nn.ReLU(), inner, nn.Linear(16, 5))
+    predicted = same(Chain(model, (16,)), 64)
+    first = [m.live - predicted.start for m in predicted.moments[:3]]
+    assert first == [4096, 8192, 12288]
+
+
 # Which moment wins -------------------------------------------------------
 
 

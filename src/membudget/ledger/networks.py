@@ -498,9 +498,12 @@ def _module(
 ) -> tuple[PaperTensor, tuple[int, ...]]:
     """Write a module; its output and the shape of a sample of it."""
     if isinstance(module, nn.Sequential):
+        given, start = x, len(paper.rows)
         for number, child in enumerate(module):
             with paper.inside(str(number)):
                 x, shape = _module(paper, child, x, batch, shape, itemsize)
+        if paper.rows[start:]:  # a variable of the outer one's holds it
+            paper.rows[-1].watches += (given,)
         return x, shape
     if isinstance(module, MLPBlock):
         y = x
