@@ -23,6 +23,8 @@ from membudget.measuring import (
     Operator,
     PeakTracker,
     SavedBytes,
+    dry_run,
+    trace_step,
 )
 from membudget.models import GPT, mlp
 
@@ -1964,3 +1966,44 @@ def test_inference_mode_hides_no_temporaries():
             torch.softmax(x, -1, dtype=torch.float32).to(x.dtype)
         peaks.append((tracker.peak, tracker.recent_peak(), tracker.start))
     assert peaks == [(5 * x.nbytes, 5 * x.nbytes, x.nbytes)] * 2
+
+
+# Compiled, or transformed ------------------------------------------------
+
+
+def compiled(model):
+    return torch.compile(model, backend="eager")
+
+
+def compiled_in_place(model):
+    model[0].compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("make", [compiled, compiled_in_place])
+@pytest.mark.parametrize("measure", [trace_step, dry_run])
+def test_a_compiled_model_is_refused(make, measure):
+    """PyTorch would run it eagerly, and never compile it again."""
+    model, x = make(mlp(4, 4, 2)), torch.rand(2, 4)
+    with pytest.raises(RuntimeError, match=r"^something compiled"):
+        measure(model, lambda model, x: model(x).sum(), x)
+
+
+def test_a_compiled_loss_is_refused_and_runs_afterwards():
+    loss = torch.compile(lambda y: y.sum(), backend="eager")
+    model, x = mlp(4, 4, 2), torch.rand(2, 4)
+    refused = pytest.raises(RuntimeError, match=r"^something compiled")
+    with refused, PeakTracker(model, x):
+        loss(model(x))
+    assert loss(model(x)) == model(x).sum()
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())]
+)
+def test_transforms_of_functions_are_counted(transform):
+    model, x = nn.Tanh(), torch.rand(2, 4)
+    with PeakTracker(x) as tracker:
+        y = transform(model)(x)
+    assert tracker.live - tracker.start == y.nbytes == 32
+    assert tracker.peak - tracker.start >= y.nbytes

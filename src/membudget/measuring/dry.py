@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 from membudget.checks import device as checked_device
 from membudget.checks import module, stepper
 from membudget.measuring.step import Loss, only_tensors, trace_step
-from membudget.measuring.tracker import PeakTracker
+from membudget.measuring.tracker import COMPILED, PeakTracker
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -80,9 +80,12 @@ def dry_run(
             tensors (``.item()``, an index by condition), or other tensors
             than the model's and the batch's, or an operator of
             :data:`UNSURE`.
+        RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)
     module(model)
+    if any(part._compiled_call_impl for part in model.modules()):
+        raise RuntimeError(COMPILED)  # a copy is not compiled
     if optimizer is not None:
         stepper(optimizer)
     if on is not None:

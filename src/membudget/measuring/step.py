@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from membudget.checks import function, module, stepper, whole
-from membudget.measuring.tracker import PeakTracker
+from membudget.measuring.tracker import PeakTracker, nothing_compiled
 
 Loss = Callable[..., object]
 """``loss(model, *batch)``: the mean loss of a batch, as a scalar tensor.
@@ -66,6 +66,7 @@ def trace_step(
         TypeError: something else than a model, a function, an optimizer, a
             whole number of samples, or tensors in the batch.
         torch.OutOfMemoryError: the budget does not suffice.
+        RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     module(model), function(loss, "loss", LOSS)
     if optimizer is not None:
@@ -109,7 +110,8 @@ def trace_step(
 
     model.zero_grad()
     try:
-        step(lambda label: None)
+        with nothing_compiled():
+            step(lambda label: None)
         existing = [model, *([optimizer] if optimizer else []), *batch]
         with PeakTracker(*existing, device=device, budget=budget) as tracker:
             step(tracker.mark)

@@ -1,5 +1,6 @@
 """The peak tracker: every tensor storage from its birth to its death."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor as _transformed
 from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -49,6 +51,14 @@ class Operator(NamedTuple):
     module: str
     phase: str
 
+
+COMPILED = (
+    "something compiled was called (torch.compile), and the tracker sees "
+    "single operators only, which need other memory than what the compiler "
+    "makes of them: hand over the model and the loss as they were before, or "
+    "measure the compiled step on its device"
+)
+"""Why nothing compiled may run under the tracker."""
 
 BEFORE = Operator("", OUTSIDE, "")
 """What made the storages that were alive before the block."""
@@ -142,7 +152,9 @@ class PeakTracker(TorchDispatchMode):
             device is of a wrong kind.
         ValueError: a budget below 1 or below ``start``, or no such device.
         RuntimeError: entered while it runs. Afterwards it may be entered
-            again, and goes on counting.
+            again, and goes on counting. Or something compiled is called in
+            the block (``torch.compile``): PyTorch would run it operator by
+            operator there, which needs other memory.
         NotImplementedError: a tensor without storages that can be counted
             (``mkldnn``).
     """
@@ -357,6 +369,7 @@ class PeakTracker(TorchDispatchMode):
                     for key in [k for k in them if k != handle.id]:
                         them[key] = them.pop(key)
             hooks.enter_context(_resizing(self._resize))
+            hooks.enter_context(nothing_compiled())
             super().__enter__()
             self._hooks = hooks.pop_all()
         return self
@@ -375,7 +388,8 @@ class PeakTracker(TorchDispatchMode):
         if torch._C._current_autograd_node() is not None:
             return  # a recomputation: these are activations
         for tensor in tensors(args):
-            if tensor.grad_fn is None:
+            # What vmap and its like hand over has no storage of its own.
+            if tensor.grad_fn is None and not _transformed(tensor):
                 for storage in storages(tensor):
                     number, _ = self._alive.get(storage._cdata, (None, None))
                     if number is not None:
@@ -519,6 +533,35 @@ class _resizing:
 
     def __exit__(self, *error: object) -> None:
         torch.UntypedStorage.resize_ = self.original
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Refuse what ``torch.compile`` made, modules and functions.
+
+    Where a dispatch mode is on, the compiler leaves the call alone: it runs
+    eagerly, now and for good. Every such call asks first which callback the
+    compiler's stance allows.
+
+    Raises:
+        RuntimeError: inside the block, at the call.
+    """
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    allowed = getattr(compiler, "_callback_from_stance", None)
+    if allowed is None:  # never imported, so there is nothing compiled
+        yield
+        return
+
+    def refuse(callback):
+        if callable(callback):
+            raise RuntimeError(COMPILED)
+        return allowed(callback)
+
+    compiler._callback_from_stance = refuse
+    try:
+        yield
+    finally:
+        compiler._callback_from_stance = allowed
 
 
 def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
