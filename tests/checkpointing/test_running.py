@@ -619,3 +619,26 @@ def test_bad_segments_are_refused_at_once(segments, error):
 def test_segments_have_to_be_named():
     with pytest.raises(TypeError, match="segments"):
         Checkpointed(nn.Tanh(), nn.Tanh())
+
+
+# What an operator fills while it runs ------------------------------------
+
+
+@pytest.mark.parametrize(
+    "segments", [[(0, 1), 2], [0, (1,), 2], [(0, 1, 2)], [((0, 1), 2)]]
+)
+def test_noise_that_is_saved_before_it_is_drawn(segments):
+    """RReLU's: where it is the last to save, a recomputation has to go on."""
+    torch.manual_seed(0)
+    stages = [nn.Linear(8, 8), nn.RReLU(), Returns(lambda x: 2 * x)]
+    x = torch.randn(4, 8)
+    found = []
+    for net in (
+        nn.Sequential(*stages),
+        Checkpointed(*stages, segments=segments),
+    ):
+        torch.manual_seed(1)
+        net(x).square().sum().backward()
+        found.append([p.grad for p in net.parameters()])
+        net.zero_grad()
+    assert all(map(torch.equal, *found))

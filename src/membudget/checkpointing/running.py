@@ -135,7 +135,7 @@ class Checkpointed(nn.Module):
                 "recompute it from: let its first stage make a new tensor "
                 "(inplace=False)"
             )
-        return result
+        return _Last.apply(result) if _fills_late(result, x) else result
 
     def _contexts(self, segment: Segments) -> Callable[[], tuple]:
         """What surrounds a segment's first run, and its recomputation."""
@@ -159,6 +159,38 @@ class Checkpointed(nn.Module):
             )
 
         return contexts
+
+
+class _Last(torch.autograd.Function):
+    """The identity, and the last to save something: a recomputation runs
+    up to here."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.new_empty(0))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.saved_tensors  # noqa: B018  (asked for: it is recomputed)
+        return gradient
+
+
+def _fills_late(result: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether an operator fills what it saved only while it runs.
+
+    A recomputation that stops early stops when the last tensor is saved. So
+    RReLU's noise would not be there yet, nor an error.
+    """
+    seen, nodes = {x.grad_fn, None}, [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            if node.name() == "RreluWithNoiseBackward0":
+                return True
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 class _Within(AbstractContextManager):
