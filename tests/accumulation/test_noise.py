@@ -2,7 +2,7 @@
 
 import re
 from itertools import product
-from math import inf, sqrt
+from math import inf, nan, sqrt
 
 import pytest
 import torch
@@ -162,6 +162,18 @@ def test_two_micro_batches_are_needed_and_a_count_for_each(gradients, counts):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         gradient_noise([[torch.ones(2)]] * gradients, [1] * counts)
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+def test_gradients_that_are_not_finite(bad):
+    message = (
+        "the gradients of 1 of 3 micro-batches, number 1 first, are infinite "
+        "or NaN: use finite ones, unscaled; leave out both gradient and count "
+        "of a step that overflowed"
+    )
+    good = [torch.ones(2), torch.ones(1)]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        gradient_noise([good, [good[0], torch.tensor([bad])], good], [1] * 3)
 
 
 def test_bad_counts():

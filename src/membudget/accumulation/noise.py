@@ -50,7 +50,8 @@ def gradient_noise(
         counts: samples in each micro-batch.
 
     Raises:
-        ValueError: fewer than two micro-batches, or not one count each.
+        ValueError: fewer than two micro-batches, or not one count each;
+            gradients that are not finite.
     """
     counts = _counts(counts)
     if len(gradients) != len(counts) or len(counts) < 2:
@@ -65,6 +66,14 @@ def gradient_noise(
             for gradient in gradients
         ]
     )
+    bad = [k for k, g in enumerate(flat) if not g.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"the gradients of {len(bad)} of {len(flat)} micro-batches, "
+            f"number {bad[0]} first, are infinite or NaN: use finite ones, "
+            "unscaled; leave out both gradient and count of a step that "
+            "overflowed"
+        )
     share = torch.tensor(counts, dtype=torch.float64, device=flat.device)
     mean = (share / total) @ flat
     spread = (flat - mean).square().sum(dim=1)
