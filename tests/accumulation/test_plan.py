@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from membudget import accumulation
 from membudget.accumulation import (
     Footprint,
     PeakLine,
@@ -283,6 +284,8 @@ def test_a_normalisation_that_is_not_known():
         Plan(8, 4, 100, ONE, "sum")
 
 
-def test_a_plan_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Plan(8, 4, 100, ONE).micro_batch = 2
+def test_plans_and_results_cannot_be_changed():
+    made = filter(dataclasses.is_dataclass, vars(accumulation).values())
+    frozen = {kind: kind.__dataclass_params__.frozen for kind in made}
+    assert frozen[Plan] and frozen[accumulation.Report]
+    assert all(frozen.values())

@@ -1,5 +1,6 @@
 """What a loss scale saves, how it is found, and what traces it."""
 
+import dataclasses
 import math
 import random
 
@@ -8,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from precision_helpers import begins, classifier, samples, says
 
+from membudget import precision
 from membudget.precision import (
     FORMATS,
     DynamicScale,
+    Lost,
     ScaleTrace,
     best_scale,
     binades,
@@ -367,6 +370,12 @@ def test_a_run_without_steps(bad):
     message = f"steps is {bad!r}: use a whole number of at least 1"
     with pytest.raises(ValueError, match=says(message)):
         DynamicScale().settle(1.0, bad)
+
+
+def test_rules_and_results_cannot_be_changed():
+    made = filter(dataclasses.is_dataclass, vars(precision).values())
+    frozen = {kind: kind.__dataclass_params__.frozen for kind in made}
+    assert frozen[DynamicScale] and frozen[Lost] and all(frozen.values())
 
 
 # Tracing a loop ----------------------------------------------------------
