@@ -13,6 +13,7 @@ from torch import nn
 
 from membudget import accumulation
 from membudget.accumulation import (
+    Accumulator,
     Footprint,
     PeakLine,
     Plan,
@@ -83,12 +84,42 @@ def convolution():
     return build, loss
 
 
+class FrozenBase(nn.Module):
+    """A base in buffers, of which one is shared and one is a view."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("one", "two"):
+            self.register_buffer(name, torch.randn(16, 16).half())
+        self.shared = nn.Module()
+        self.shared.register_buffer("one", self.one)
+        self.register_buffer("mask", torch.ones(1).expand(16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        for weight in (self.one, self.two, self.shared.one):
+            x = (x @ weight.float()).tanh() * self.mask
+        return self.head(x)
+
+
+def frozen_base():
+    def build():
+        model = FrozenBase()
+        return model, torch.optim.Adam(model.parameters())
+
+    def loss(model, n):
+        return model(torch.randn(n, 16)).square().mean()
+
+    return build, loss
+
+
 SETTINGS = {
     "MLP, SGD": dense("SGD"),
     "MLP, momentum": dense("momentum"),
     "MLP, Adam": dense("Adam"),
     "GPT, AdamW": transformer(),
     "convolution": convolution(),
+    "frozen base": frozen_base(),
 }
 SIZES = [1, 2, 3, 5, 8, 16, 33, 64, 100, 256, 500, 1024]
 
@@ -99,13 +130,39 @@ def traced(build, loss, sizes):
     loss(model, 2).backward()
     optimizer.step()
     optimizer.zero_grad()
-    with PeakTracker(*model.parameters(), *states(optimizer)) as tracker:
+    with PeakTracker(model, optimizer) as tracker:
+        copies = [buffer.clone() for buffer in model.buffers()]
         for n in sizes:
             loss(model, n).backward()
         optimizer.step()
         optimizer.zero_grad()
+        del copies
     assert tracker.live == tracker.start
     return tracker.peak
+
+
+def copies(model):
+    return sum(buffer.nbytes for buffer in model.buffers())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_window_of_the_accumulator(name):
+    """It holds the loss a second time, weighed."""
+    build, loss = SETTINGS[name]
+    found = footprint(build, loss)
+    model, optimizer = build()
+    accumulator = Accumulator(model, optimizer)
+    for sizes in ([2], [8, 8]):
+        with (
+            PeakTracker(model, optimizer) as tracker,
+            accumulator.window() as window,
+        ):
+            kept = tracker.live - tracker.start
+            for n in sizes:
+                window.backward(loss(model, n), n)
+            window.step()
+        assert kept == copies(model)
+    assert 0 <= tracker.peak - found.peak(8, 2) <= 4
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -143,7 +200,9 @@ def test_what_lies_in_the_footprint(name):
     loss(model, 2).backward()
     optimizer.step()
     trained = [p for p in model.parameters() if p.requires_grad]
-    assert found.parameters == sum(p.nbytes for p in model.parameters())
+    with PeakTracker(*model.parameters(), *model.buffers()) as tracker:
+        pass
+    assert found.parameters == tracker.start + copies(model)
     assert found.gradients == sum(p.nbytes for p in trained)
     assert found.optimizer == sum(t.nbytes for t in states(optimizer))
     # Whatever the size, these are there at the peak.

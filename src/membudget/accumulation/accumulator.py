@@ -167,6 +167,9 @@ class Window:
     or of the loop's, closes it: gradients are cleared, buffers, scaler and
     random number generators (CPU and CUDA) go back to where they were at the
     block's start, and parameters and optimizer have not been touched yet.
+    For that a window keeps a copy of every buffer of the model, on its
+    device, until the step; :func:`footprint` counts it. A frozen base costs
+    no copy where it is parameters with ``requires_grad=False``.
     (The exception is an error inside the optimizer's own ``step``, which may
     have updated some parameters.) If only some of the ranks meet an error,
     the others wait for them: end the job then.

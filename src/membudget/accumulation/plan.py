@@ -12,6 +12,7 @@ from membudget.accumulation.partition import (
     sample_weight,
     sample_weights,
 )
+from membudget.accumulation.snapshot import buffer_copies
 from membudget.ledger import PeakLine, peak_at, peak_lines
 from membudget.measuring import PeakTracker
 
@@ -21,7 +22,8 @@ class Footprint:
     """Bytes of one optimizer step of a model, at every micro-batch size.
 
     Attributes:
-        parameters: bytes of the parameters.
+        parameters: bytes of the parameters and, twice, of the buffers, of
+            which a :class:`Window` keeps a copy.
         gradients: bytes of one gradient of the trained parameters.
         optimizer: bytes of the optimizer's states.
         alone: peak lines of a window with one micro-batch.
@@ -63,11 +65,13 @@ def footprint(
         loss(model, size).backward()
         optimizer.step()  # makes the states
         optimizer.zero_grad()
-        with PeakTracker(*model.parameters(), *states(optimizer)) as tracker:
+        with PeakTracker(model, optimizer) as tracker:
+            copies = buffer_copies(model)
             for _ in range(steps):
                 loss(model, size).backward()
             optimizer.step()
             optimizer.zero_grad()
+            del copies
         return tracker
 
     with torch.random.fork_rng():
@@ -78,9 +82,11 @@ def footprint(
         model, optimizer = build()
         loss(model, sizes[0]).backward()
         optimizer.step()
+    with PeakTracker(*model.buffers()) as kept:
+        buffer_copies(model)
     trained = [p for p in model.parameters() if p.grad is not None]
     return Footprint(
-        parameters=sum(p.nbytes for p in model.parameters()),
+        parameters=sum(p.nbytes for p in model.parameters()) + kept.peak,
         gradients=sum(p.grad.nbytes for p in trained),
         optimizer=sum(t.nbytes for t in states(optimizer)),
         alone=alone,

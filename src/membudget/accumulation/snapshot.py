@@ -18,8 +18,9 @@ class Snapshot:
         self.model = model
         self.parameters = parameters
         self.scaler = scaler
+        copies = buffer_copies(model)
         self.buffers = [
-            (module, name, buffer, buffer.clone())
+            (module, name, buffer, copies[buffer])
             for module in model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
@@ -60,6 +61,14 @@ class Snapshot:
             scaler.scale(torch.ones((), device=device))
             scaler.update(self.scale["scale"])
             scaler.load_state_dict(self.scale)
+
+
+def buffer_copies(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
+    """A copy of every buffer, whatever it is for, and once if it is shared.
+
+    A forward pass may write to any of them, and by then it is too late.
+    """
+    return {buffer: buffer.clone() for buffer in model.buffers()}
 
 
 def unsharded_gradients(model: nn.Module) -> list[torch.Tensor]:
