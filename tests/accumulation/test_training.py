@@ -336,6 +336,23 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
     assert differences(before, everything(model, accumulator.optimizer))
 
 
+def test_a_scale_that_fell_to_zero_takes_no_step():
+    """It stays there: to see it fall is not enough."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-149)
+    model, accumulator = start(scaler)
+    before = everything(model, accumulator.optimizer)
+    x, y = samples(8, dtype=torch.float32)
+
+    def loss_fn(output, labels):
+        bad = (0 * model[0].weight).sum().sqrt()  # 0 · ∞ in backward
+        return F.cross_entropy(output, labels) + bad
+
+    for _ in range(2):
+        report = run_window(accumulator, x, y, [8], loss_fn=loss_fn)
+        assert report.stepped is False and scaler.get_scale() == 0
+    assert differences(before, everything(model, accumulator.optimizer)) == []
+
+
 @pytest.mark.parametrize("sizes", [[1, 1023], [1023, 1]])
 def test_a_short_micro_batch_does_not_enlarge_the_others(sizes):
     """In whatever order they come, and without a total."""

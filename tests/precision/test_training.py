@@ -390,6 +390,31 @@ def test_a_gradient_that_is_not_finite_without_a_scaler(format, first):
     assert ours(rig, precision).stepped
 
 
+def test_a_scale_that_fell_to_zero_takes_no_step():
+    rig = Rig(start=2.0**-149)
+    precision = rig.precision()
+    before = copy.deepcopy(rig.model.state_dict())
+    for _ in range(2):
+        bad = (0 * rig.model[0].weight).sum().sqrt()  # 0 · ∞ in backward
+        precision.backward(rig.loss(slice(8), precision.autocast()) + bad)
+        assert not precision.step().stepped
+        assert rig.scaler.get_scale() == 0
+    assert equal(rig.model.state_dict(), before)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sparse_gradients(format):
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    precision = MixedPrecision(optimizer, format, max_norm=1, emulated=True)
+    before = table.weight.detach().clone()
+    precision.backward((3 * table(torch.tensor([1, 1]))[:, 0]).sum())
+    report = precision.step()
+    assert (report.norm, report.clipped, report.stepped) == (6, True, True)
+    moved = (before - table.weight).tolist()
+    assert moved[1] == pytest.approx([1, 0, 0], abs=1e-5)
+
+
 # With checkpointing ------------------------------------------------------
 
 

@@ -259,8 +259,8 @@ class Window:
 
         Args:
             loss: scalar, the mean (or the sum: see ``reduction``) over the
-                micro-batch. Reading whether it is finite waits for the
-                device once per micro-batch.
+                micro-batch; of several losses, their sum. Reading whether it
+                is finite waits for the device once per micro-batch.
             count: samples or non-padding tokens in it, above zero.
 
         Raises:
@@ -376,7 +376,7 @@ class Window:
             before = scaler.get_scale()
             scaler.step(owner.optimizer)
             scaler.update()
-            stepped = scaler.get_scale() >= before
+            stepped = scaler.get_scale() >= before > 0
         else:
             owner.optimizer.step()
             stepped = True

@@ -214,7 +214,7 @@ class MixedPrecision:
                 scale = self.scaler.get_scale()
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
-                stepped = self.scaler.get_scale() >= scale
+                stepped = self.scaler.get_scale() >= scale > 0
             elif stepped:
                 self.optimizer.step()
         except BaseException:
@@ -237,7 +237,11 @@ class MixedPrecision:
         self.optimizer.zero_grad()
 
     def _norm(self) -> float:
-        return nn.utils.get_total_norm(self._gradients()).item()
+        numbers = [
+            gradient.coalesce().values() if gradient.is_sparse else gradient
+            for gradient in self._gradients()
+        ]
+        return nn.utils.get_total_norm(numbers).item()
 
     def _gradients(self) -> list[torch.Tensor]:
         if not self._micro_batches:
