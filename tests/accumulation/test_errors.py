@@ -477,6 +477,21 @@ def test_the_rig_would_notice():
         assert place in changed
 
 
+def test_whatever_happens_to_a_buffer():
+    model = nn.BatchNorm1d(6)
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    before = [(name, b.to_dense()) for name, b in model.named_buffers()]
+    with pytest.raises(Stop), Accumulator(model, sgd(model)).window():
+        model.running_mean.data = torch.ones(9)  # another shape
+        model.num_batches_tracked = None
+        del model.running_var
+        model.register_buffer("more", torch.ones(2))
+        model.sparse.mul_(2)
+        raise Stop
+    after = [(name, b.to_dense()) for name, b in model.named_buffers()]
+    assert differences(before, after) == []
+
+
 def test_two_failures_in_a_row():
     never = Rig(True)
     never.good_window()

@@ -18,12 +18,8 @@ class Snapshot:
         self.model = model
         self.parameters = parameters
         self.scaler = scaler
-        copies = buffer_copies(model)
-        self.buffers = [
-            (module, name, buffer, copies[buffer])
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
+        self.buffers = [(m, dict(m._buffers)) for m in model.modules()]
+        self.copies = buffer_copies(model)
         self.cpu_random = torch.get_rng_state()
         self.cuda_random = (
             torch.cuda.get_rng_state_all()
@@ -47,10 +43,11 @@ class Snapshot:
             # pass that synchronises, and it may not have come.
             model.require_forward_param_sync = self.synchronise_buffers
             model.reducer._reset_state()
-        for module, name, buffer, value in self.buffers:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-            setattr(module, name, buffer)
+        for buffer, value in self.copies.items():
+            _put_back(buffer, value)
+        for module, buffers in self.buffers:
+            module._buffers.clear()
+            module._buffers.update(buffers)
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
@@ -68,7 +65,15 @@ def buffer_copies(model: nn.Module) -> dict[torch.Tensor, torch.Tensor]:
 
     A forward pass may write to any of them, and by then it is too late.
     """
-    return {buffer: buffer.clone() for buffer in model.buffers()}
+    return {b: b.detach().clone() for b in model.buffers()}
+
+
+def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Write only where something changed: a view may refuse to be written."""
+    if (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+        buffer.data = value
+    elif value.is_sparse or not torch.equal(buffer, value):
+        buffer.copy_(value)
 
 
 def unsharded_gradients(model: nn.Module) -> list[torch.Tensor]:
