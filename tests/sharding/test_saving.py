@@ -19,6 +19,7 @@ from membudget.sharding import (
     Ranks,
     load_checkpoint,
     save_checkpoint,
+    saving,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -334,6 +335,10 @@ DAMAGE = {
         lambda folder: cut(checkpoint(folder) / "complete.json"),
         r"complete\.json is missing or cut short",
     ),
+    "an empty manifest": (
+        lambda folder: (checkpoint(folder) / "complete.json").write_text("{}"),
+        r"complete\.json does not list the checkpoint's files",
+    ),
     "a file that cannot be read": (
         lambda folder: unreadable(shards(folder)[1]),
         r"__1_0\.distcp cannot be read: Input/output error",
@@ -375,6 +380,23 @@ def test_the_one_before_is_used_on_ranks(copy, pools):
     for loaded, found, _ in pools(2).run(resume, str(folder)):
         assert loaded.step == LAST - 1 and len(loaded.skipped) == 1
         assert alike(found, after[LAST - 1])
+
+
+def test_a_manifest_of_other_things(copy):
+    manifest = checkpoint(copy[0]) / "complete.json"
+    files = json.loads(manifest.read_text())
+    for other in (
+        *(None, 3, "x", [files], dict.fromkeys(files), {"x": [1, 2]}),
+        {".metadata": files[".metadata"]},
+        {**files, "x": [1]},
+    ):
+        manifest.write_text(json.dumps(other))
+        said = saving.missing(manifest.parent)
+        assert said == "complete.json does not list the checkpoint's files"
+    manifest.write_text(json.dumps({**files, 300 * "x": [1, 2]}))
+    assert saving.missing(manifest.parent).endswith("File name too long")
+    manifest.write_text(10**5 * "[")
+    assert saving.missing(manifest.parent).endswith("missing or cut short")
 
 
 def test_a_single_bit(tmp_path):

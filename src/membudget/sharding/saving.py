@@ -170,13 +170,15 @@ def missing(path: Path) -> str:
     """What a checkpoint lacks, in words; empty if it is whole."""
     try:
         files = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return f"{MANIFEST} is missing or cut short"
+    if not _lists_files(files, path):
+        return f"{MANIFEST} does not list the checkpoint's files"
     for name, (size, checksum) in files.items():
         file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
         try:
+            if not file.is_file():
+                return f"{name} is missing"
             found = _size_and_sum(file)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
@@ -185,6 +187,16 @@ def missing(path: Path) -> str:
         if found[1] != checksum:
             return f"{name} is not what was written"
     return ""
+
+
+def _lists_files(found: object, path: Path) -> bool:
+    """Whether it is a manifest, with PyTorch's files."""
+    return (
+        isinstance(found, dict)
+        and all(isinstance(v, list) and len(v) == 2 for v in found.values())
+        and ".metadata" in found
+        and all(file.name in found for file in path.glob("*.distcp"))
+    )
 
 
 def _size_and_sum(file: Path) -> tuple[int, int]:
