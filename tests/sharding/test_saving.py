@@ -273,9 +273,118 @@ def test_a_checkpoint_in_another_dtype(tmp_path):
     assert alike(everything(model, optimizer), before)
 
 
-def test_a_checkpoint_of_another_optimizer(run):
-    with pytest.raises(CheckpointError, match=r"momentum_buffer"):
-        resume(run[0], "momentum")
+KINDS = [n for n in dir(torch.optim) if n[0].isupper() and n != "Optimizer"]
+REFUSED = "LBFGS", "SparseAdam"
+
+
+def small(kind, parts=1, **options):
+    """A model of two weights, and an optimizer with some groups."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(2)))
+    groups = [{"params": part.parameters()} for part in (model, *model)]
+    groups = {1: groups[:1], 2: groups[1:], "first": groups[1:2]}[parts]
+    return model, getattr(torch.optim, kind)(groups, **options)
+
+
+def small_step(model, optimizer):
+    for p in model.parameters():
+        p.grad = 0.3 * p.detach() ** 2 + 0.2
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS if kind not in REFUSED),
+        ("Adam", {"amsgrad": True, "lr": torch.tensor(0.1)}),
+    ],
+)
+def test_each_optimizer_goes_on(tmp_path, kind, options):
+    saved, loaded = small(kind, **options), small(kind, **options)
+    small_step(*saved)
+    save_checkpoint(tmp_path, 1, *saved)
+    load_checkpoint(tmp_path, *loaded)
+    for pair in saved, loaded:
+        small_step(*pair)
+    assert alike(everything(*loaded), everything(*saved))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "said"),
+    [
+        (
+            {"kind": "AdamW"},
+            {"kind": "Adam"},
+            "AdamW, not of Adam",
+        ),
+        (
+            {"kind": "Adam", "amsgrad": True},
+            {"kind": "Adam"},
+            "an optimizer with other states: those of 0.weight are exp_avg, "
+            "exp_avg_sq, max_exp_avg_sq, step in the checkpoint and exp_avg, "
+            "exp_avg_sq, step here",
+        ),
+        (
+            {"kind": "SGD", "momentum": 0.9},
+            {"kind": "SGD"},
+            "an optimizer with other states: those of 0.weight are "
+            "momentum_buffer in the checkpoint and none here",
+        ),
+        (
+            {"kind": "Adam", "parts": 2},
+            {"kind": "Adam"},
+            "an optimizer with other groups of parameters, 2 differ: "
+            "0.weight, 1.weight",
+        ),
+        (
+            {"kind": "SGD", "parts": "first"},
+            {"kind": "SGD", "parts": 2},
+            "an optimizer with other groups of parameters, 1 differ: 1.weight",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_optimizer(tmp_path, saved, loaded, said):
+    """PyTorch would drop states, or mix two optimizers, and say nothing."""
+    pair = small(**saved)
+    small_step(*pair)
+    path = save_checkpoint(tmp_path, 1, *pair)
+    other = small(**loaded)
+    before = everything(*other)
+    text = f"{path} is the checkpoint of {said}. Make the optimizer as it "
+    with pytest.raises(CheckpointError, match="^" + re.escape(text)):
+        load_checkpoint(tmp_path, *other)
+    assert alike(everything(*other), before)
+
+
+def test_a_checkpoint_that_does_not_name_its_optimizer(tmp_path, monkeypatch):
+    """Of an earlier version."""
+    state, saved = saving._state, small("Adam")
+
+    def unnamed(*pair):
+        return {k: v for k, v in state(*pair).items() if k != "class"}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "_state", unnamed)
+        save_checkpoint(tmp_path, 1, *saved)
+    assert load_checkpoint(tmp_path, *small("Adam")) == Loaded(1)
+
+
+def test_optimizers_that_cannot_be_saved(tmp_path):
+    model, _ = small("SGD")
+    for kind, text in (
+        *((kind, f"and no closure, which {kind} cannot") for kind in REFUSED),
+        ("Adam", "Adam has 2 parameters that the model has not"),
+    ):
+        own = model if kind in REFUSED else small("SGD")[0]
+        optimizer = getattr(torch.optim, kind)(own.parameters())
+        for call in (
+            lambda *pair: save_checkpoint(tmp_path, 1, *pair),
+            lambda *pair: load_checkpoint(tmp_path, *pair),
+        ):
+            with pytest.raises(ValueError, match=text):
+                call(model, optimizer)
+    assert names(tmp_path) == []
 
 
 # Damage ------------------------------------------------------------------

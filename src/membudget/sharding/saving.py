@@ -1,11 +1,12 @@
 """Checkpoints of a sharded model that survive a crash, whole or not at all."""
 
+import inspect
 import json
 import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +31,7 @@ MANIFEST = "complete.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint of another model, or none that can be read."""
+    """A checkpoint of another model or optimizer, or none to be read."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,13 @@ def save_checkpoint(
         The checkpoint's own folder.
 
     Raises:
-        ValueError: a step or a number to keep that cannot be.
+        ValueError: a step or a number to keep that cannot be. An optimizer
+            that cannot be loaded again (``LBFGS``, ``SparseAdam``), or is
+            another model's.
     """
     whole(step, "step", 0)
     whole(keep, "keep")
+    _check(model, optimizer)
     final = Path(folder, f"step-{step:08d}")
     partial = Path(folder, f"saving-{step:08d}")
     first = not dist.is_initialized() or dist.get_rank() == 0
@@ -120,14 +124,19 @@ def load_checkpoint(
 
     Args:
         folder: as for :func:`save_checkpoint`.
-        model, optimizer: get its values; sharded or not.
+        model, optimizer: get its values, the optimizer's learning rate and
+            other options among them; sharded or not.
 
     Raises:
         CheckpointError: the checkpoint is another model's, by name, shape or
-            dtype of a tensor; model and optimizer keep their values. Or
+            dtype of a tensor, or another optimizer's, by class, states or
+            groups of parameters; model and optimizer keep their values. Or
             there are checkpoints and none of them can be read; the model's
             values may then be mixed, so do not use them.
+        ValueError: an optimizer that :func:`save_checkpoint` refuses.
     """
+    _check(model, optimizer)
+    fresh = not optimizer.state
     skipped: list[str] = []
     for path in _share(lambda: _all(folder)):
         if problem := _share(lambda: missing(path)):  # noqa: B023
@@ -138,14 +147,12 @@ def load_checkpoint(
             saved = saved.state_dict_metadata
             _compare(path, saved, get_model_state_dict(model))
             state = _state(model, optimizer)
-            states = state["optimizer"]["state"]
-            for name in list(states):  # without one if it had no gradient
-                start = f"optimizer.state.{name}."
-                if not any(key.startswith(start) for key in saved):
-                    del states[name]
+            _compare_optimizer(path, saved, state)
             with _quiet():
                 dcp.load(state, checkpoint_id=path)
         except CheckpointError:
+            if fresh:
+                optimizer.state.clear()
             raise
         except (Exception, dcp.CheckpointException) as error:
             skipped.append(f"{path.name}: {_reason(error)}")
@@ -236,7 +243,28 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     if fresh:
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
-    return dict(zip(("model", "optimizer"), states, strict=True))
+    parts = *states, type(optimizer).__name__
+    return dict(zip(("model", "optimizer", "class"), parts, strict=True))
+
+
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer before its steps are in vain."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if isinstance(optimizer, torch.optim.SparseAdam) or (
+        closure and closure.default is closure.empty
+    ):
+        raise ValueError(
+            "to load an optimizer's states PyTorch makes a step with dense "
+            f"gradients and no closure, which {name} cannot: use another one"
+        )
+    own = set(model.parameters())
+    given = [p for g in optimizer.param_groups for p in g["params"]]
+    if strangers := sum(p not in own for p in given):
+        raise ValueError(
+            f"{name} has {strangers} parameters that the model has not: make "
+            "it from model.parameters(), after fully_shard"
+        )
 
 
 def _compare(path: Path, saved: dict, state: dict) -> None:
@@ -264,6 +292,68 @@ def _compare(path: Path, saved: dict, state: dict) -> None:
             f"{'; '.join(differences[:3])}. Build the model with the sizes "
             "and dtypes it was saved with, or use another folder"
         )
+
+
+def _compare_optimizer(path: Path, saved: dict, state: dict) -> None:
+    """Refuse another optimizer's; leave out of ``state`` what has no states.
+
+    A parameter has none if it had no gradient.
+    """
+    start = "optimizer.param_groups."
+    groups = {k.split(".")[2] for k in saved if k.startswith(start)}
+    there = {"optimizer": {"param_groups": [{"params": []} for _ in groups]}}
+    if "class" in saved:
+        there["class"] = ""
+    else:  # of an earlier version
+        del state["class"]
+    with _quiet():
+        dcp.load(there, checkpoint_id=path)
+    was, now = _groups(there), _groups(state)
+    names = sorted(was.keys() | now.keys())
+    others = [n for n in names if was.get(n) != now.get(n)]
+    states = state["optimizer"]["state"]
+    kept = _kept(saved, was)
+    for name in states.keys() - kept.keys():
+        del states[name]
+    changed = [n for n in kept if kept[n] != states.get(n, {}).keys()]
+    if there.get("class") != state.get("class"):
+        problem = f"{there['class']}, not of {state['class']}"
+    elif others:
+        problem = (
+            f"an optimizer with other groups of parameters, {len(others)} "
+            f"differ: {', '.join(others[:3])}"
+        )
+    elif changed:
+        name = changed[0]
+        problem = (
+            f"an optimizer with other states: those of {name} are "
+            f"{', '.join(sorted(kept[name]))} in the checkpoint and "
+            f"{', '.join(sorted(states.get(name, ()))) or 'none'} here"
+        )
+    else:
+        return
+    raise CheckpointError(
+        f"{path} is the checkpoint of {problem}. Make the optimizer as it was "
+        "when it was saved, or use another folder"
+    )
+
+
+def _groups(state: dict) -> dict[str, set[str]]:
+    """For each trained parameter those of its group."""
+    groups = [set(g["params"]) for g in state["optimizer"]["param_groups"]]
+    return {name: group for group in groups for name in group}
+
+
+def _kept(saved: dict, names: Container[str]) -> dict[str, set[str]]:
+    """The names of the states that each parameter has."""
+    found: dict[str, set[str]] = {}
+    for key in saved:
+        parts = key.removeprefix("optimizer.state.").split(".")
+        for i in range(1, len(parts)):
+            name = ".".join(parts[:i])
+            if key.startswith("optimizer.state.") and name in names:
+                found.setdefault(name, set()).add(parts[i])
+    return found
 
 
 def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
