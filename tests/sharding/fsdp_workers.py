@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from membudget.measuring import PeakTracker
 from membudget.models import GPT, convnet
 from membudget.sharding import (
     CommunicationCounter,
@@ -234,3 +235,60 @@ def a_parameter_without_a_dimension() -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def moments(
+    build: Callable[[], nn.Module],
+    blocks: Callable[[nn.Module], Iterable[nn.Module]],
+    x: torch.Tensor,
+    stage: str = "zero-3",
+    options: dict | None = None,
+    sync: bool = True,
+    waiting: bool = False,
+    mesh: DeviceMesh | None = None,
+) -> dict[str, int]:
+    """Bytes that this rank, real or not, holds at the moments of a step.
+
+    Without those of the loss. ``x`` has no rows, so nor have activations.
+    """
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    model, x = build(), torch.empty(x.shape, dtype=x.dtype)
+    shard(model, blocks(model), stage, mesh=mesh, **(options or {}))
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+
+    def step(mark: Callable[[str], None]) -> None:
+        loss = model(x).float().sum()
+        mark("forward")
+        loss.backward()
+        del loss
+        torch.empty(0)  # the tracker looks at each operator
+        mark("backward")
+        optimizer.step()
+        mark("step")
+        optimizer.zero_grad()
+
+    step(lambda label: None)
+    with PeakTracker(model, optimizer, x) as tracker:
+        if waiting:
+            model.set_requires_gradient_sync(False)
+            model(x).float().sum().backward()
+        torch.empty(0)
+        tracker.mark("begin")
+        model.set_requires_gradient_sync(sync)
+        step(tracker.mark)
+    lines = tracker.timeline
+    at = {label: index for index, label in tracker.marks}
+    loss = 4  # bytes; as many for its gradient
+    return {
+        "between": lines[at["begin"] - 1],
+        # Without the operators of the loss, which is there at the end.
+        "forward": max(lines[at["begin"] : at["forward"] - 3]),
+        "after_forward": lines[at["forward"] - 1] - loss,
+        "backward": max(lines[at["forward"] : at["backward"]]) - 2 * loss,
+        "after_backward": lines[at["backward"] - 1],
+        "step": lines[at["step"] - 1],
+    }
+
+
+def moments_again(times: int, *arguments: object) -> list[dict[str, int]]:
+    return [moments(*arguments) for _ in range(times)]

@@ -10,13 +10,13 @@ from functools import partial
 from itertools import pairwise, product
 from math import prod
 
+import fsdp_workers
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from membudget.measuring import PeakTracker
 from membudget.models import MLPBlock
 from membudget.sharding import (
     Held,
@@ -24,12 +24,10 @@ from membudget.sharding import (
     Unit,
     rank_moments,
     rank_states,
-    shard,
     units_of,
 )
 from membudget.sharding._private import fake_group, fake_mode
 
-LOSS = 4  # bytes; as many for its gradient
 MOMENTS = [field.name for field in fields(Moments)]
 POLICIES = {
     "none": (None, {}),
@@ -60,47 +58,13 @@ def policy_of(name):
 
 def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
     """The moments of a step, and its units."""
+    arguments = build, blocks, x, stage, policy_of(policy), sync, waiting
     with fake_group(ranks, rank):
         mesh = init_device_mesh("cpu", (ranks,))
         with fake_mode():
-            model, x = build(), torch.empty(x.shape, dtype=x.dtype)
-            units = units_of(model, blocks(model))
-            options = policy_of(policy)
-            shard(model, blocks(model), stage, mesh=mesh, **options)
-            optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-
-            def step(mark):
-                loss = model(x).float().sum()
-                mark("forward")
-                loss.backward()
-                del loss
-                torch.empty(0)  # the tracker looks at each operator
-                mark("backward")
-                optimizer.step()
-                mark("step")
-                optimizer.zero_grad()
-
-            step(lambda label: None)
-            with PeakTracker(model, optimizer, x) as tracker:
-                if waiting:
-                    model.set_requires_gradient_sync(False)
-                    model(x).float().sum().backward()
-                torch.empty(0)
-                tracker.mark("begin")
-                model.set_requires_gradient_sync(sync)
-                step(tracker.mark)
-    lines = tracker.timeline
-    at = {label: index for index, label in tracker.marks}
-    found = {
-        "between": lines[at["begin"] - 1],
-        # Without the operators of the loss, which is there at the end.
-        "forward": max(lines[at["begin"] : at["forward"] - 3]),
-        "after_forward": lines[at["forward"] - 1] - LOSS,
-        "backward": max(lines[at["forward"] : at["backward"]]) - 2 * LOSS,
-        "after_backward": lines[at["backward"] - 1],
-        "step": lines[at["step"] - 1],
-    }
-    return found, units
+            found = fsdp_workers.moments(*arguments, mesh)
+    model = build()
+    return found, units_of(model, blocks(model))
 
 
 def predicted(units, ranks, rank, stage, policy, sync, waiting, **options):

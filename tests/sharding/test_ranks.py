@@ -4,6 +4,7 @@ from functools import cache
 
 import fsdp_workers
 import pytest
+import torch
 import torch.distributed as dist
 from fsdp_workers import CASES, OPTIMIZERS, loss_of
 
@@ -12,6 +13,7 @@ from membudget.sharding import (
     Ranks,
     Traffic,
     fsdp_traffic,
+    rank_moments,
     rank_states,
     sent,
     simulate_rank,
@@ -147,6 +149,23 @@ def test_how_much_memory_does_rank_3_need():
 def two_ranks():
     with Ranks(2) as pool:
         yield pool
+
+
+def test_the_moments_of_a_step(two_ranks):
+    """And at times what one or two of gloo's threads hold still."""
+    build, model = CASES["even"].build, CASES["even"].build()
+    of_units = units_of(model, list(model))
+    largest = max(4 * 2 * unit.padded(2) for unit in of_units)
+    arguments = 8, build, fsdp_workers.layers, torch.empty(0, 8)
+    ranks = two_ranks.run(fsdp_workers.moments_again, *arguments)
+    for rank, found in enumerate(ranks):
+        said = rank_moments(of_units, 2, rank)
+        for name in found[0]:
+            sizes = [moments[name] for moments in found]
+            least = getattr(said, name).total
+            assert min(sizes) == least
+            # Of a reduction both sides, of a gather one is in the other.
+            assert max(sizes) <= least + 2 * (largest + largest // 2)
 
 
 def test_ddp(two_ranks):

@@ -101,7 +101,13 @@ def rank_moments(
       as those of a weight and a bias, makes them together: then the result
       may be too small by the bias.
 
-    The optimizer's own temporaries are not counted.
+    The optimizer's own temporaries are not counted, nor what a collective
+    allocates within itself.
+
+    On ranks that gloo connects this is the least that is held. Two threads
+    of gloo run a group's collectives, and each holds the tensors of its last
+    one until it comes to drop them, which may be after FSDP2 did. So at any
+    moment up to two buffers more may be there, other ones in each run.
 
     Args:
         units: of :func:`membudget.sharding.units_of`; each runs once, and
