@@ -107,8 +107,6 @@ TRUTHS = {
     "model(input_ids, labels).loss, sdpa, use_cache=False, no dropout",
     "transformers_mask": "the same with attention_mask of ones: attention is "
     "then fused and causal, without a mask",
-    "transformers_kept": "as the first, zero_grad(set_to_none=False), and "
-    "the output alive until the optimizer's step: what vramcalc measures",
 }
 WHY = {
     "llama": {
@@ -148,12 +146,9 @@ def course_loss(model, x, y):
 
 def library_loss(model, x, y, mask=None):
     """The loss of the library's model; its output is let go."""
-    out = model(input_ids=x, labels=y, attention_mask=mask, use_cache=False)
-    HELD.extend([out] if KEEP else [])
-    return out.loss
-
-
-HELD, KEEP = [], []
+    return model(
+        input_ids=x, labels=y, attention_mask=mask, use_cache=False
+    ).loss
 
 
 def in_recipe(loss, recipe):
@@ -237,16 +232,6 @@ def course_model(shape, device, checkpointed):
     return model
 
 
-def keeping(kind):
-    """The class of a model whose gradients are set to zero, not to None."""
-
-    def zero_grad(self, set_to_none=True):
-        super(kept, self).zero_grad(set_to_none=False)
-
-    kept = type(kind.__name__, (kind,), {"zero_grad": zero_grad})
-    return kept
-
-
 def measure(truth, row, run=False):
     """The tracker of one step of one truth."""
     import torch
@@ -270,24 +255,12 @@ def measure(truth, row, run=False):
         model = model.to(torch.bfloat16)
     if truth == "transformers_mask":
         inputs.append(torch.ones_like(x))
-    KEEP[:] = [truth] if truth == "transformers_kept" else []
-    if KEEP:
-        model.__class__ = keeping(type(model))
-
-    class Releasing(torch.optim.AdamW):
-        def step(self, closure=None):
-            HELD.clear()
-            return super().step(closure)
-
-    optimizer = Releasing(model.parameters(), foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     step = (model.train(), in_recipe(loss, recipe), *inputs)
-    try:
-        if run:
-            return trace_step(*step, optimizer=optimizer)
-        with mask_of_ones():
-            return dry_run(*step, optimizer=optimizer, on="cpu")
-    finally:
-        KEEP.clear()
+    if run:
+        return trace_step(*step, optimizer=optimizer)
+    with mask_of_ones():
+        return dry_run(*step, optimizer=optimizer, on="cpu")
 
 
 def part_of(allocation):
@@ -517,19 +490,6 @@ def whole(number):
 CALCULATORS = (membudget, accelerate, vramcalc, eleutherai, llm_analysis)
 
 
-def measured_by_vramcalc():
-    """Gigabytes that vramcalc's README says it measured on a GPU."""
-    text = importlib.metadata.metadata("vramcalc").get_payload()
-    pattern = (
-        r"\| (\S+) \| train \| (\S+ b=\d+ s=\d+ sdpa full \w+(?: ckpt)?) \| "
-        r"RTX A6000 \| [\d.]+ GB \| ([\d.]+) GB"
-    )
-    return {
-        (model.replace("-", " "), setting): float(gigabytes)
-        for model, setting, gigabytes in re.findall(pattern, text)
-    }
-
-
 def adam_8bit():
     """Bytes of the states of bitsandbytes' AdamW8bit, and ours."""
     import torch
@@ -582,7 +542,6 @@ def write_record(path):
     for package, version in VERSIONS.items():
         there = importlib.metadata.version(package).split("+")[0]
         assert there == version, (package, there)
-    measured = measured_by_vramcalc()
     rows = []
     for preset, *step in ROWS:
         shape = PRESETS[preset] if preset in PRESETS else Transformer(**SMALL)
@@ -600,16 +559,6 @@ def write_record(path):
                 ask.__name__: ask(shape, *step) for ask in CALCULATORS
             },
         }
-        how = {"bf16": "pure", "autocast": "amp"}.get(recipe)
-        setting = f"bf16 b={batch} s={tokens} sdpa full {how}"
-        gigabytes = measured.get((preset, setting + " ckpt" * checkpointed))
-        if gigabytes:
-            row["measured"] = {
-                "gigabytes": gigabytes,
-                "device": "NVIDIA RTX A6000",
-                "truth": "transformers_kept",
-                "source": f"README of vramcalc {VERSIONS['vramcalc']}",
-            }
         rows.append(row)
         print(row["name"], flush=True)
     record = {

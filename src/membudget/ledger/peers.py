@@ -1,7 +1,8 @@
 """Other calculators on the same steps: the record, and its table.
 
 ``tools/peers.py`` runs them in an environment of their own and writes
-``peers.json``; this module reads it and needs none of them.
+``peers.json``, ``tools/published.py`` predicts runs that others measured and
+writes ``published.json``; this module reads both and needs no other package.
 """
 
 import json
@@ -11,19 +12,12 @@ from importlib.resources import files
 from membudget.checks import one_of
 from membudget.ledger.networks import Transformer
 
-TRUTHS = (
-    "course",
-    "transformers",
-    "transformers_mask",
-    "transformers_kept",
-)
+TRUTHS = ("course", "transformers", "transformers_mask")
 """What a step's bytes are compared with.
 
 ``"course"`` is the course's model of the shape, the others the model of the
-library transformers: called with tokens and labels; also with an attention
-mask of ones, as a data collator hands one over; and as vramcalc measures it,
-with gradients that are set to zero instead of None and with the logits alive
-until the optimizer's step.
+library transformers: called with tokens and labels, and also with an
+attention mask of ones, as a data collator hands one over.
 """
 
 CALCULATORS = (
@@ -53,8 +47,26 @@ def peers() -> dict:
         its settings, ``"total"`` and ``"parts"`` in bytes, or why it
         ``"cannot"`` express the step.
     """
-    path = files("membudget.ledger") / "peers.json"
-    return json.loads(path.read_text("utf-8"))
+    return _read("peers.json")
+
+
+def published() -> dict:
+    """Runs on a GPU that others measured and published, and our prediction.
+
+    Returns:
+        ``"source"``, ``"device"``, ``"measured_on"``, ``"measured_with"``
+        (versions) and ``"loop"`` of the measurements; ``"versions"`` of the
+        packages that predict; ``"models"``, the shapes; and ``"runs"``, each
+        with its settings and bytes: ``"measured"``, ``"vramcalc"`` (its
+        estimate), and of ``"account"`` what is ``"requested"`` and
+        ``"allocated"`` at the peak and what is allocated in the ``"plain"``
+        account, which is not told what the loop keeps; None in inference.
+    """
+    return _read("published.json")
+
+
+def _read(name: str) -> dict:
+    return json.loads((files("membudget.ledger") / name).read_text("utf-8"))
 
 
 def comparison(
