@@ -377,7 +377,8 @@ class Recorder:
     """A plugin for pytest: which tests pass, how long, over which lines."""
 
     def __init__(self, folder):
-        self.folder, self.seconds, self.failed = folder, Counter(), set()
+        self.folder, self.seconds = folder, Counter()
+        self.failed, self.skipped = set(), set()
         lines, source = str(folder / "lines"), os.environ["PYTHONPATH"]
         started = FOLLOWED.format(
             tools=str(Path(__file__).parent), lines=lines, source=source
@@ -391,14 +392,16 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid] += report.duration
-        if not report.passed:
+        if report.failed:
             self.failed.add(report.nodeid)
+        elif report.skipped:
+            self.skipped.add(report.nodeid)
 
     def pytest_sessionfinish(self):
         passed = {
             test: round(seconds, 3)
             for test, seconds in self.seconds.items()
-            if test not in self.failed
+            if test not in self.failed | self.skipped
         }
         said = {"passed": passed, "failed": sorted(self.failed)}
         (self.folder / "report.json").write_text(json.dumps(said))
@@ -446,21 +449,21 @@ def traced(workers, root, kept):
     """
     known = json.loads(kept.read_text()) if kept.exists() else {}
     states = {file: state(root, file) for file in test_files(root)}
-    old = [
-        f
-        for f, now in states.items()
-        if f in known and known[f]["state"] == now
-    ]
-    traces = {file: known[file] for file in old}
+    traces = {
+        file: known[file]
+        for file, now in states.items()
+        if known.get(file, {}).get("state") == now
+    }
+    new = [file for file in states if file not in traces]
 
     def trace(worker, file):
         return file, worker.trace(file) | {"state": states[file]}
 
-    for file, found in workers.map(trace, states.keys() - traces):
+    for file, found in workers.map(trace, new):
         traces[file] = found
         passed, failed = found["passed"], found["failed"]
         said = f"{file}: {len(passed)} tests, {sum(passed.values()):.0f} s"
-        print(said, *failed and ["not used:", *failed], flush=True)
+        print(said, *failed and ["fail without a fault:", *failed], flush=True)
         kept.write_text(json.dumps(traces))
     return traces
 
