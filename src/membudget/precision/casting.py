@@ -120,12 +120,13 @@ class Autocast(TorchFunctionMode):
     PyTorch's are. The innermost block counts. An inner ``torch.autocast``
     switches this one off, or to its dtype, whatever device it names. What
     runs inside a function is not seen: attention in
-    ``nn.MultiheadAttention``, the products in a recurrent layer, on the
-    CPU's lists those in ``einsum`` and ``tensordot``. Code that asks
-    ``torch.is_autocast_enabled`` is told no.
-    A recomputation under ``torch.utils.checkpoint`` does not run in the
-    block: hand another one to its ``context_fn``. And CUDA's softmax and sum
-    read 16 bits and write fp32 at once, where this makes a copy in between.
+    ``nn.MultiheadAttention``, the products in a recurrent layer or cell, on
+    the CPU's lists those in ``einsum``, ``tensordot``, ``bilinear`` and
+    ``linalg.multi_dot``. Code that asks ``torch.is_autocast_enabled`` is told
+    no, ``torch.amp.custom_fwd`` too. A recomputation under
+    ``torch.utils.checkpoint`` does not run in the block: hand another one to
+    its ``context_fn``. And CUDA's softmax and sum read 16 bits and write fp32
+    at once, where this makes a copy in between.
 
     Args:
         device: whose lists, ``"cpu"`` or ``"cuda"``.
