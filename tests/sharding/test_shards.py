@@ -60,7 +60,7 @@ def test_on_meta():
 def test_tied_weights_count_once():
     model = nn.Sequential(TiedPair(3), nn.Linear(3, 3))
     units = units_of(model, [model[0]])
-    assert units[1] == Unit("0", ((3, 3), (3,), (3,)))
+    assert units[1] == Unit("0", ((3, 3), (3,), (3,)), tied=True)
     assert units[0] == Unit("", ((3, 3), (3,)))
     gpt = GPT(5, 3, 4, 1, 1, tied=True)
     assert units_of(gpt, gpt.blocks)[0].shapes.count((5, 4)) == 1

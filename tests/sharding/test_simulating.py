@@ -150,6 +150,13 @@ def test_a_frozen_base_in_another_dtype(stage):
         rank_moments(units, 3)
 
 
+def test_the_gradient_of_a_tied_weight_waits_for_the_other_one():
+    """What the rules of the moments do not know."""
+    gpt = GPT(64, 16, 24, 2, 3, tied=True)
+    with pytest.raises(ValueError, match=r"^the model has tied .* simulate"):
+        rank_moments(units_of(gpt, gpt.blocks), 2, embedding=2)
+
+
 def test_a_model_in_bf16_and_one_in_two_dtypes():
     units = units_of(model := linear_layers(3, 2, 1).bfloat16(), [model[0]])
     assert rank_states(units, 2) == rank_states(units, 2, itemsize=2)

@@ -111,7 +111,7 @@ def rank_moments(
 
     Args:
         units: of :func:`membudget.sharding.units_of`; each runs once, and
-            all parameters are trained and of one dtype.
+            all parameters are trained, in one module, and of one dtype.
         ranks, rank: of the group.
         stage: ``"zero-3"`` or ``"zero-2"``, see
             :func:`membudget.sharding.shard`.
@@ -132,13 +132,14 @@ def rank_moments(
     Raises:
         ValueError: as :func:`membudget.sharding.rank_states`; an embedding
             of more tensors than the model's own unit has; parameters that
-            are frozen, or of several dtypes.
+            are frozen, tied, or of several dtypes.
     """
     for unit in units:
-        if unit.frozen:
+        if unit.frozen or unit.tied:
+            what = "frozen" if unit.frozen else "tied"
             raise ValueError(
-                f"{unit.name or 'the model'} has frozen parameters, and these "
-                "rules are for models that train all: use simulate_rank"
+                f"{unit.name or 'the model'} has {what} parameters, and by "
+                "these rules each is trained and used once: use simulate_rank"
             )
     sizes = {size for unit in units for size in unit.itemsizes}
     if itemsize is None:

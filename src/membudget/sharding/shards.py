@@ -25,12 +25,14 @@ class Unit:
         shapes: of its parameters, each once.
         itemsizes: bytes of a number of each of them; 4 if left out.
         frozen: which of them are not trained, as positions in ``shapes``.
+        tied: whether several modules share one of them.
     """
 
     name: str
     shapes: tuple[Shape, ...]
     itemsizes: tuple[int, ...] = ()
     frozen: frozenset[int] = frozenset()
+    tied: bool = False
 
     def __post_init__(self) -> None:
         sizes = self.itemsizes or (4,) * len(self.shapes)
@@ -46,6 +48,7 @@ class Unit:
             self.name,
             tuple(self.shapes[i] for i in kept),
             tuple(self.itemsizes[i] for i in kept),
+            tied=self.tied,
         )
 
     @property
@@ -115,9 +118,14 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
             )
         modules = [m for m in block.modules() if m not in done]
         done.update(modules)
-        own = dict.fromkeys(
-            p for m in modules for p in m.parameters(recurse=False)
-        )
+        every = [
+            p
+            for m in modules
+            for _, p in m.named_parameters(
+                recurse=False, remove_duplicate=False
+            )
+        ]
+        own = dict.fromkeys(every)
         for p in own:
             if p in seen:
                 raise ValueError(
@@ -153,6 +161,7 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
                     frozenset(
                         i for i, p in enumerate(own) if not p.requires_grad
                     ),
+                    len(own) < len(every),
                 )
             )
     return [u for u in units if not u.name] + [u for u in units if u.name]
