@@ -157,6 +157,16 @@ def test_the_gradient_of_a_tied_weight_waits_for_the_other_one():
         rank_moments(units_of(gpt, gpt.blocks), 2, embedding=2)
 
 
+def test_a_model_that_is_converted_while_it_is_built():
+    """PyTorch fails at times; it depends on who else knows the tensors."""
+
+    def build():
+        raise RuntimeError("_apply(): Couldn't swap Linear.weight")
+
+    with pytest.raises(RuntimeError, match=r"^build converts .*: make it as"):
+        simulate(build)
+
+
 def test_a_model_in_bf16_and_one_in_two_dtypes():
     units = units_of(model := linear_layers(3, 2, 1).bfloat16(), [model[0]])
     assert rank_states(units, 2) == rank_states(units, 2, itemsize=2)

@@ -88,8 +88,8 @@ def simulate_rank(
     Raises:
         ValueError: no such rank, a mesh of another shape, a model that was
             there before, a loss without a graph.
-        RuntimeError: this process is in a process group, or this PyTorch
-            lacks what the simulation needs.
+        RuntimeError: this process is in a process group, build converts the
+            model, or this PyTorch lacks what the simulation needs.
     """
     whole(ranks, "ranks")
     whole(rank, "rank", 0)
@@ -113,7 +113,7 @@ def simulate_rank(
         names = ("replica", "shard")[-len(shape) :]
         device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         with fake_mode():
-            model = build()
+            model = _built(build)
             if not all(map(is_fake, model.parameters())):
                 raise ValueError(
                     "build gave a model that was there before: it must make "
@@ -177,3 +177,18 @@ def simulate_rank(
         traffic=counter.traffic,
         tracker=tracker,
     )
+
+
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model, on fake tensors."""
+    try:
+        return build()
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+        raise RuntimeError(
+            "build converts the model, as .to and .bfloat16() do, and PyTorch "
+            "cannot do so to every fake one: make it as it is stored, with "
+            "torch.set_default_dtype or dtype=, or start real ranks with "
+            "membudget.sharding.Ranks"
+        ) from error
