@@ -431,7 +431,6 @@ def test_it_may_be_called_where_nothing_is_recorded():
     with torch.no_grad():
         assert profile(net, x=x) == expected
     assert profile(*net, x=x) == expected
-    assert profile(net, x=x.clone().requires_grad_()) == expected
     assert [stage.name for stage in profile(nn.Tanh(), *net, x=x)] == [
         "stage 0 (Tanh)",
         *(f"stage {i} (Sequential)" for i in (1, 2, 3)),
@@ -560,14 +559,37 @@ def test_a_stage_that_is_no_module_is_refused():
         profile(nn.Linear(4, 4), torch.nn.functional.relu, x=torch.rand(5, 4))
 
 
-def test_a_profile_on_meta_is_the_same():
-    """Nothing is allocated, and the sizes and FLOPs are the same."""
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_profile_on_meta_is_the_same(gradients):
+    """Nothing is allocated; sizes and FLOPs are a CPU's, attention fused."""
+    real = [*chain(16, 1), Block(16, 2), nn.Dropout(0.1)]
+    meta = [copy.deepcopy(stage).to("meta") for stage in real]
+    x = torch.rand(4, 12, 16)
+    found = profile(*meta, x=x.to("meta"), gradients=gradients)
+    assert found == profile(*real, x=x, gradients=gradients)
+    assert all(p.is_meta for stage in meta for p in stage.parameters())
+
+
+def test_a_recurrent_stage_is_not_profiled_on_meta():
     with torch.device("meta"):
-        net = chain(16, 3)
-        x = torch.empty(64, 16)
-    real = chain(16, 3)
-    for gradients in (True, False):
-        found = profile(net, x=x, gradients=gradients)
-        assert found == profile(
-            real, x=torch.rand(64, 16), gradients=gradients
-        )
+        stage = nn.Sequential(nn.LSTM(8, 8), Returns(lambda y: y[0]))
+        x = torch.rand(3, 2, 8)
+    message = r"^stage 0 \(Sequential\) .* oneDNN .*: profile it on a real dev"
+    with pytest.raises(ValueError, match=message):
+        profile(stage, nn.Tanh(), x=x)
+
+
+@pytest.mark.parametrize("segments", [[0, 1, 2], [(0, 1), 2], [(0,), (1, 2)]])
+def test_a_chain_behind_an_embedding(segments):
+    """The first stage has no parameters, and its input requires a gradient."""
+    stages = [nn.GELU(), nn.Tanh(), nn.Linear(16, 16)]
+    x = torch.rand(64, 16, requires_grad=True)
+    predicted = simulate(profile(*stages, x=x), segments).peak
+    peak, *_ = measure(Checkpointed(*stages, segments=segments), x)
+    assert peak == predicted + LOSS_AND_GRADIENT
+
+
+def test_stages_that_share_a_parameter_are_refused():
+    layer = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"^stages 0 and 2 share the .* weig"):
+        profile(layer, nn.ReLU(), layer, x=torch.rand(2, 4))

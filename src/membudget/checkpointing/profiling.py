@@ -1,15 +1,17 @@
 """The sizes and times of a real chain, for the tape machine."""
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from membudget.checkpointing.running import run_stage, stages_of
 from membudget.checkpointing.tape import Stage
-from membudget.measuring import FlopCounter, PeakTracker
+from membudget.measuring import FlopCounter, PeakTracker, unsure
 
 
 def profile(
@@ -32,10 +34,12 @@ def profile(
 
     Args:
         *stages: as for :class:`membudget.checkpointing.Checkpointed`.
-        x: the input of the first stage; its gradient is not computed. On
-            ``meta``, as the stages, nothing is allocated; there a stage's
-            two runs are compared by their shapes alone. The loss is the
-            ``sum()`` of the last stage's output.
+        x: the input of the first stage. Its gradient is computed if it
+            requires one, as behind an embedding: hand over what the
+            embedding returns, not detached. On ``meta``, as the stages,
+            nothing is allocated: fake tensors take a CPU's operators, and a
+            stage's two runs are compared by their shapes alone. The loss is
+            the ``sum()`` of the last stage's output.
         gradients: whether the parameters have their gradients when the step
             begins (accumulation, or ``zero_grad(set_to_none=False)``).
             Otherwise the backward pass of a stage makes them, and they stay.
@@ -46,21 +50,64 @@ def profile(
 
     Raises:
         ValueError: no stages; a stage that computes something else when it
-            runs again on the same input with the same random numbers; a last
-            stage whose output depends on nothing that is trained.
+            runs again on the same input with the same random numbers; stages
+            that share a trained parameter; a last stage whose output depends
+            on nothing that is trained; on ``meta``, an operator of
+            :data:`membudget.measuring.UNSURE`.
         TypeError: a stage that is no module, or returns something else than
             a tensor.
         RuntimeError: a stage that changes its input in place.
     """
     modules = stages_of(*stages)
-    result, value = [], x.detach()
-    with _left_alone(modules):
+    _nothing_shared(modules)
+    if x.is_meta:
+        mode = FakeTensorMode()
+        modules, x = _fakes(mode, modules, x)
+    else:
+        mode = nullcontext()
+    result, value = [], x.detach().requires_grad_(x.requires_grad)
+    with mode, _left_alone(modules):
         for index, module in enumerate(modules):
             last = index == len(modules) - 1
             measured = _Measured(module, index, value, gradients, last)
             result.append(measured.stage())
             value = measured.output
     return result
+
+
+def _nothing_shared(modules: list[nn.Module]) -> None:
+    """Refuse parameters whose gradients several stages add up."""
+    owner: dict[nn.Parameter, int] = {}
+    for index, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            first = owner.setdefault(parameter, index)
+            if first != index and parameter.requires_grad:
+                raise ValueError(
+                    f"stages {first} and {index} share the parameter {name}, "
+                    "whose gradients are added up, and here each stage is "
+                    "measured alone: give each its own, or measure the whole "
+                    "step with PeakTracker"
+                )
+
+
+def _fakes(
+    mode: FakeTensorMode, modules: list[nn.Module], x: torch.Tensor
+) -> tuple[list[nn.Module], torch.Tensor]:
+    """Copies of them on a CPU, without data."""
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+        )
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(made, tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
+
+    outer = nn.ModuleList(modules)
+    with mode:
+        held = [*outer.parameters(), *outer.buffers()]
+        copied = copy.deepcopy(outer, {id(t): fake(t) for t in held})
+        return list(copied), fake(x)
 
 
 @contextmanager
@@ -207,6 +254,13 @@ class _Measured:
                 phase = operator.phase
                 seen[phase] = max(seen[phase], live - base)
             seen["backward_time"] = flops.total - seen["forward_time"]
+        unknown = unsure(tracker)
+        if unknown and isinstance(self.x, FakeTensor):
+            raise ValueError(
+                f"{self.name} uses what is known of no tensor without data "
+                f"({'; '.join(unknown.values())}): profile it on a real "
+                "device, not on meta"
+            )
         seen["left"] = 0
         if not self.gradients:
             grads = [p.grad for p in self.module.parameters()]
@@ -233,7 +287,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.is_meta:
+    if isinstance(one, FakeTensor):
         return one.shape == other.shape
     return one.shape == other.shape and torch.allclose(
         one, other, rtol=0, atol=0, equal_nan=True
