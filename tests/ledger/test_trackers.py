@@ -107,31 +107,71 @@ def test_the_profiler_where_gradients_are_added_up(tied):
 
 
 class Branches(nn.Module):
-    """One tensor, read by three layers: three gradients for it."""
+    """What a layer makes, read several times."""
 
-    def __init__(self):
+    def __init__(self, read):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(256))
+        self.read = read
+        self.scale = nn.Parameter(torch.ones(64))
         self.layers = nn.ModuleList(
-            nn.Linear(256, 1, bias=False) for _ in range(3)
+            nn.Linear(64, 4, bias=False) for _ in range(8)
         )
 
     def forward(self, x):
-        x = x * self.scale
-        return sum(layer(x) for layer in self.layers)
+        return self.read(self, x * self.scale) * 1
 
 
-def test_gradients_are_added_in_place_where_no_tracker_watches():
-    """The tracker's one residual: a tensor more while gradients of the same
-    tensor are added up. In a transformer's step that is not the peak."""
-    model, x = Branches(), torch.rand(512, 256)
+def total(model, x):
+    return model(x).sum()
+
+
+READS = {
+    "eight heads": lambda m, x: sum(f(x).square().sum() for f in m.layers),
+    "slices": lambda m, x: torch.cat([x[:, :32], x[:, 32:]], 1) + x[:, :1],
+    "twice the same": lambda m, x: x * x + x,
+    "held elsewhere": lambda m, x: x + x.relu() + x,
+    "a view first": lambda m, x: x.t().tanh().t() + x.sin(),
+    "sums of its own": lambda m, x: (
+        sum(torch.std_mean(x, 1, keepdim=True)) * x
+    ),
+    "its gradient more": lambda m, x: _GradientMore.apply(x) * x,
+}
+
+
+class _GradientMore(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_gradients_are_added_up_in_place(name):
+    """As the profiler finds it, where no dispatch mode is on."""
+    model, x = Branches(READS[name]), torch.rand(512, 64)
 
     def step():
-        model(x).sum().backward()
+        total(model, x).backward()
         model.zero_grad()
 
     step()
     most, _ = profiled(step)
-    tracker = trace_step(model, lambda m, x: m(x).sum(), x)
-    more = tracker.peak - tracker.start - most
-    assert 0 <= more <= x.nbytes
+    tracker = trace_step(model, total, x)
+    assert tracker.peak - tracker.start == most
+    budget = tracker.peak
+    assert trace_step(model, total, x, budget=budget).peak == budget
+    with pytest.raises(torch.OutOfMemoryError, match=r"^Tried to allocate"):
+        trace_step(model, total, x, budget=budget - 1)
+
+
+def test_a_sparse_gradient_is_kept_without_a_copy():
+    bag = nn.EmbeddingBag(1000, 64, sparse=True)
+    x = torch.randint(0, 1000, (256, 8))
+    tracker = trace_step(bag, total, x)
+    values, places = 256 * 8 * 64 * 4, 256 * 8 * 8
+    rest = places + 2048 + 4096 + 8  # of the bag itself, and the loss
+    assert values < tracker.peak - tracker.start <= values + places + rest

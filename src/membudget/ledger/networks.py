@@ -226,7 +226,7 @@ class _Written:
         last, x = x, self.norm(x)
         head = table if shape.tied else self.weight(table.elements)
         with paper.inside("head"):
-            logits = op.linear(paper, x, head, shape.vocabulary)
+            logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
         if not gpt:  # a variable of the model's holds it until it returns
             paper.rows[-1].watches += (last,)
         op.cross_entropy(paper, logits, targets)
@@ -252,6 +252,7 @@ class _Written:
                 weight,
                 outputs,
                 self.weight(outputs) if bias else None,
+                folds=True,
             )
 
     def drop(self, x: PaperTensor) -> PaperTensor:
@@ -546,9 +547,10 @@ def _shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _linear(paper, module, x, batch, shape, weights):
-    weight, *bias = weights
-    after = _shape(module, shape)
-    return op.linear(paper, x, weight, module.out_features, *bias), after
+    weight, bias = [*weights, None][:2]
+    after, folds = _shape(module, shape), len(shape) > 1
+    y = op.linear(paper, x, weight, module.out_features, bias, folds)
+    return y, after
 
 
 def _convolution(paper, module, x, batch, shape, weights):

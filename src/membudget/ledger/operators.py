@@ -95,8 +95,13 @@ def linear(
     weight: PaperTensor,
     outputs: int,
     bias: PaperTensor | None = None,
+    folds: bool = False,
 ) -> PaperTensor:
-    """``F.linear``: saves its input; rows = x.elements / inputs."""
+    """``F.linear``: saves its input; rows = x.elements / inputs.
+
+    Args:
+        folds: whether x has more dimensions than rows and columns.
+    """
     rows = x.elements // (weight.elements // outputs)
     bias = _autocast(paper, bias)  # the last argument first
     weight = _autocast(paper, weight)
@@ -118,6 +123,7 @@ def linear(
         saves=(given, weight) if given.trained else (given,),
         steps=tuple((name, steps[name]) for name in order),
         gives=tuple((t, name) for name, t in reads.items()),
+        views=("x", "w") if folds else ("w",),
         watches=(x,),
     )
     return y

@@ -69,6 +69,8 @@ class Row:
             the arriving gradient.
         gives: for each read tensor, in order, the step whose bytes become
             its gradient; ``"g"`` hands the arriving gradient on.
+        views: those steps whose gradient is a view of another tensor, so
+            that no second one is added to it in place.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Row:
     after: bool = False
     steps: tuple[Step, ...] = ()
     gives: tuple[tuple[PaperTensor, str], ...] = ()
+    views: tuple[str, ...] = ()
     watches: tuple[PaperTensor, ...] = ()
 
 

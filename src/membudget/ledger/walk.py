@@ -113,11 +113,12 @@ def walk(
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """Memory, and how many hold it."""
+    """Memory, and how many hold it; of a gradient, if it is a view."""
 
     bytes: int
     category: str
     holders: int = 1
+    view: bool = False
 
 
 class _Walk:
@@ -311,6 +312,7 @@ class _Walk:
         for name, size in row.steps:
             if size:
                 names[name] = self.make(size, self._category(gives.get(name)))
+                names[name].view = name in row.views
             elif name == "g":
                 for held in arriving:
                     self.release(held)
@@ -353,11 +355,15 @@ class _Walk:
         self.due[key] -= 1
         if before is not None:
             del self.pending[key]
+            alone = before.holders == 1 and not before.view
+            if alone:  # the sum stays where the first was
+                self.release(before)
             self.due[key] += 1  # the sum is yet to arrive
             both = self.make(tensor.bytes, self._category(tensor))
             self.due[key] -= 1
             self.moment(name + " (sum of gradients)", "backward")
-            self.release(before)
+            if not alone:
+                self.release(before)
             self.release(held)
             held = both
         self.pending[key] = held

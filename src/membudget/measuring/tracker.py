@@ -60,6 +60,9 @@ COMPILED = (
 )
 """Why nothing compiled may run under the tracker."""
 
+_ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
+_COPIES = {_ADD, _CLONE}
+
 BEFORE = Operator("", OUTSIDE, "")
 """What made the storages that were alive before the block."""
 
@@ -98,7 +101,8 @@ class PeakTracker(TorchDispatchMode):
     each, and subtracted when the last tensor that uses them is gone. Views
     share a storage and count once. The count is exact in requested bytes, on
     any device and for ``meta`` and fake tensors (enter the tracker inside
-    ``FakeTensorMode``); an allocator rounds each request up. What an operator
+    ``FakeTensorMode``); an allocator rounds each request up. Gradients of one
+    tensor are added up in place, as without a tracker. What an operator
     allocates and frees within itself is not seen. On ``meta`` attention is
     not fused; fake tensors take the operators of their device.
 
@@ -179,6 +183,10 @@ class PeakTracker(TorchDispatchMode):
         self._alive: dict[int, tuple[int, weakref.ref]] = {}
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._undecided: list[Allocation] = []
+        self._node, self._since = -1, 0  # at work, and since which operator
+        # Of the last operator: what was spared, the first new number, and
+        # the event of that.
+        self._spare: tuple[list[int], int, int] | None = None
         self._stepping = False
         self._step_in: object = None  # the autograd node that steps
         models = [m for m in existing if isinstance(m, nn.Module)]
@@ -212,6 +220,7 @@ class PeakTracker(TorchDispatchMode):
 
     def recent_peak(self) -> int:
         """The most bytes alive since the last call of this method."""
+        self._settle()
         recent = self.timeline[self._read :]
         self._read = len(self.timeline)
         return max(recent, default=self.live)
@@ -376,6 +385,7 @@ class PeakTracker(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        self._settle()
         self._hooks.close()
         self._hooks = None
         self._find_gradients()
@@ -411,10 +421,13 @@ class PeakTracker(TorchDispatchMode):
         """The operator that runs now."""
         modules = self._modules
         node = torch._C._current_autograd_node()
+        number = -1 if node is None else node._sequence_nr()
+        if number != self._node:
+            self._node, self._since = number, len(self.timeline)
         if self._stepping and node is self._step_in and not modules.names:
             return Operator(name, OUTSIDE, "optimizer")
         if node is not None and not _recomputes(node):
-            made_in = self._made_in.get(node._sequence_nr(), OUTSIDE)
+            made_in = self._made_in.get(number, OUTSIDE)
             return Operator(name, modules.name or made_in, "backward")
         # The last node that the forward pass made is this operator's.
         self._made_in.setdefault(_last_node(), modules.name)
@@ -429,8 +442,10 @@ class PeakTracker(TorchDispatchMode):
             # It comes whole, with what its parts allocate and free unseen.
             with _entered(self):
                 return func.decompose(*args, **kwargs)
+        self._settle()
         self.current = self._operator(_name(func))
         before = len(self.allocations)
+        spared = self._spared(func, *args) if func in _COPIES else []
         changing = self._held((args, kwargs)) if _changes(func) else []
         sizes = [storage.nbytes() for storage in changing]
         result = func(*args, **kwargs)
@@ -447,8 +462,68 @@ class PeakTracker(TorchDispatchMode):
             if storage._cdata not in self._alive:
                 self._add(storage, "temporaries")
         del changing, new
+        if spared and len(self.allocations) == before + len(spared):
+            self._spare = spared, before, len(self.events) - len(spared)
         self._done(before)
         return result
+
+    def _spared(self, func: object, first: torch.Tensor, *rest) -> list[int]:
+        """The numbers of what autograd would write its result into.
+
+        Were it not for the dispatch mode, it would add up what arrives at a
+        tensor with several readers in place, and keep a sparse gradient
+        without a copy of it. It adds after a node has run; the node may add
+        tensors of its own making while it works.
+        """
+        node = torch._C._current_autograd_node()
+        if self.current.phase != "backward" or torch.is_grad_enabled():
+            return []
+        found = storages(first)
+        if func is _CLONE:
+            if first.layout is not torch.sparse_coo or not (
+                node.name() == "torch::autograd::AccumulateGrad"
+                and first._indices().is_contiguous()
+                and first._values().is_contiguous()
+            ):
+                return []
+        elif (
+            first.layout is not torch.strided
+            or first._is_view()
+            or not isinstance(rest[0], torch.Tensor)
+            or found[0].nbytes() != first.nbytes
+        ):
+            return []
+        numbers = [self._alive.get(s._cdata, (-1,))[0] for s in found]
+        if -1 in numbers:
+            return []
+        if func is _ADD and self.allocations[numbers[0]].birth >= self._since:
+            edges = node.next_functions
+            if len(set(edges)) == len(edges):
+                return []
+        return numbers
+
+    def _settle(self) -> None:
+        """What took the place of something is counted in its place.
+
+        It did if nobody else held that: then it is gone by now. Without the
+        tracker both would never have been there.
+
+        Raises:
+            torch.OutOfMemoryError: as :meth:`_done`.
+        """
+        if self._spare is None:
+            return
+        (numbers, new, event), self._spare = self._spare, None
+        moment = len(self.timeline) - 1
+        for number, other in zip(numbers, self.allocations[new:], strict=True):
+            old = self.allocations[number]
+            if old.death == moment + 1 and old.bytes == other.bytes:
+                old.death = moment
+                self.timeline[moment] -= old.bytes
+                freed = ("free", number, old.bytes)
+                del self.events[self.events.index(freed, event)]
+                self.events.insert(event, freed)
+        self._check(new, self.timeline[moment])
 
     def _done(self, before: int) -> None:
         """The operator at work has run and added to ``before`` allocations.
@@ -456,19 +531,23 @@ class PeakTracker(TorchDispatchMode):
         Raises:
             torch.OutOfMemoryError: it needed more than the budget.
         """
-        asked = self.allocations[before:]
-        if asked and self.current.phase == "backward":
+        if self.current.phase == "backward" and self.allocations[before:]:
             self._decide()
-        if asked and self.budget is not None and self.live > self.budget:
+        if self._spare is None:  # it waits until it is settled
+            self._check(before, self.live)
+        self.operators.append(self.current)
+        self.timeline.append(self.live)
+
+    def _check(self, before: int, live: int) -> None:
+        asked = self.allocations[before:]
+        if asked and self.budget is not None and live > self.budget:
             size = sum(a.bytes for a in asked)
             raise torch.OutOfMemoryError(
                 f"Tried to allocate {format_bytes(size)} ({size} bytes) in "
-                f"{self.current.name}; {format_bytes(self.live - size)} of "
+                f"{self.current.name}; {format_bytes(live - size)} of "
                 f"the budget of {format_bytes(self.budget)} were in use."
             )
-        self.operators.append(self.current)
-        self.timeline.append(self.live)
-        self.peak = max(self.peak, self.live)
+        self.peak = max(self.peak, live)
 
     def _remeasure(
         self, storages: list[torch.UntypedStorage], sizes: list[int]
@@ -491,6 +570,7 @@ class PeakTracker(TorchDispatchMode):
     def _resize(self, storage: torch.UntypedStorage, before: int) -> None:
         """``storage.resize_`` was called; it is no operator."""
         if storage._cdata in self._alive or self._counts(storage):
+            self._settle()
             self.current = self._operator("storage.resize_")
             known = len(self.allocations)
             self._remeasure([storage], [before])
