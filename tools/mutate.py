@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -60,6 +61,9 @@ SLOW = 20
 
 FAR = 60
 """Seconds for tests that only might notice a fault (see `selected`)."""
+
+PATIENCE = 60
+"""Seconds after which a test hangs, besides three times what it takes."""
 
 IMPORT = -1
 """In place of a test's number: the line is executed by an import."""
@@ -408,10 +412,18 @@ class Recorder:
 
 
 class Chosen:
-    """A plugin for pytest: these tests, in this order."""
+    """A plugin for pytest: these tests in this order, and none that hangs.
+
+    tests: how many seconds each takes. The alarm ends the process.
+    """
 
     def __init__(self, tests):
+        self.tests = tests
         self.rank = {test: number for number, test in enumerate(tests)}
+        signal.alarm(PATIENCE)  # for the imports
+
+    def pytest_runtest_logstart(self, nodeid):
+        signal.alarm(PATIENCE + math.ceil(3 * self.tests[nodeid]))
 
     def pytest_collection_modifyitems(self, items):
         items[:] = sorted(
@@ -469,7 +481,7 @@ def traced(workers, root, kept):
 
 
 def selected(fault, traces):
-    """The tests of a fault, in their order, and how many seconds they take.
+    """The tests of a fault, in their order: {test: its seconds}.
 
     First the file of the same name, then the room's, fast tests first. Then,
     for a minute, what might notice it, too: others of these files, which share
@@ -491,13 +503,13 @@ def selected(fault, traces):
                     near.append((other, file, seconds, test))
                 elif here or number in by:
                     far.append((not here, seconds, file, test))
-    tests = [(test, seconds) for _, _, seconds, test in sorted(near)]
+    tests = {test: seconds for _, _, seconds, test in sorted(near)}
     left = FAR
     for _, seconds, _, test in sorted(far):
         left -= seconds
         if left >= 0:
-            tests.append((test, seconds))
-    return [test for test, _ in tests], sum(seconds for _, seconds in tests)
+            tests[test] = seconds
+    return tests
 
 
 # Processes that run tests ---------------------------------------------------
@@ -531,7 +543,7 @@ class Worker:
     def trace(self, file):
         """Run the tests of a file; gives "passed", "failed" and "lines"."""
         with tempfile.TemporaryDirectory(dir=self.folder) as record:
-            self.ask(files=[file], record=record, limit=1800)
+            self.ask(files=[file], record=record)
             record = Path(record)
             said = json.loads((record / "report.json").read_text())
             number = {test: n for n, test in enumerate(said["passed"])}
@@ -548,14 +560,13 @@ class Worker:
         }
         return said
 
-    def survives(self, fault, source, tests, seconds):
-        """Whether all tests pass with the fault; one that hangs does not."""
+    def survives(self, fault, source, tests):
+        """Whether all these tests pass with the fault."""
         path = self.root / fault.file
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
         try:
             write(path, fault.planted(source))
-            limit = 30 + 5 * seconds
-            return self.ask(files=files, tests=tests, limit=limit) == 0
+            return self.ask(files=files, tests=tests) == 0
         finally:
             write(path, source)
 
@@ -606,7 +617,7 @@ class Workers:
 
 
 def serve(preloaded):
-    """Read runs from stdin; write what pytest said, or None if it hung."""
+    """Read runs from stdin; write the exit code of each."""
     for name in preloaded:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -616,7 +627,7 @@ def serve(preloaded):
         print(json.dumps(run_apart(**job)), flush=True)
 
 
-def run_apart(limit, **job):
+def run_apart(**job):
     """The exit code of `run_tests` in a process of its own."""
     child = os.fork()
     if child == 0:
@@ -629,21 +640,13 @@ def run_apart(limit, **job):
         except BaseException:
             code = 1
         os._exit(code)
-    until, code = time.monotonic() + limit, None
-    while code is None and time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-        else:
-            time.sleep(0.02)
-    with suppress(ProcessLookupError):
+    _, status = os.waitpid(child, 0)
+    with suppress(ProcessLookupError):  # what it started and left behind
         os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
-    return code
+    return os.waitstatus_to_exitcode(status)
 
 
-def run_tests(files, tests=(), record=None):
+def run_tests(files, tests=None, record=None):
     import pytest
 
     plugin = Recorder(Path(record)) if record else Chosen(tests)
@@ -704,12 +707,12 @@ def main(args=None, root=ROOT, preloaded=PRELOADED):
         traces = traced(workers, root, kept / "traces.json")
 
         def survives(worker, fault):
-            tests, seconds = selected(fault, traces)
-            return fault, not tests or worker.survives(
-                fault, texts[fault.file], tests, seconds
-            )
+            tests = selected(fault, traces)
+            source = texts[fault.file]
+            return fault, not tests or worker.survives(fault, source, tests)
 
         for fault, survived in workers.map(survives, faults):
+            print(".", end="", file=sys.stderr, flush=True)
             if survived:
                 left.append(fault.key(texts[fault.file]))
                 report(fault, texts[fault.file])
