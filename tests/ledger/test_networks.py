@@ -104,7 +104,9 @@ def test_the_model_is_built_as_said(family, tied, fused):
     shape = Transformer(
         9, 8, 3, 2, context=5, family=family, tied=tied, fused=fused
     )
+    before = torch.get_rng_state()
     model = shape.build("cpu")
+    assert not torch.equal(before, torch.get_rng_state())  # weights are drawn
     assert {p.device.type for p in model.parameters()} == {"cpu"}
     assert (model.head.weight is model.token.weight) == tied
     assert all(block.fused == fused for block in model.blocks)
@@ -243,6 +245,11 @@ def test_segments_that_are_no_runs_of_children(segments):
     with pytest.raises(ValueError, match=r"segment|number of a child") as e:
         Chain(model, (4,), segments)
     assert str(segments[-1][-1:]).strip("(),") in str(e.value)
+
+
+def test_a_sample_without_a_dimension():
+    with refused("the sample has no dimension"):
+        Chain(nn.Sequential(nn.Linear(4, 4)), ())
 
 
 def test_children_that_do_not_exist():
