@@ -379,6 +379,11 @@ class Strange(nn.Linear):
         return double(super().forward(x))
 
 
+class Broken(nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("a fault of one's own")
+
+
 def by_value(model, x, y):
     return classify(model, x, y) * x.max().item()
 
@@ -410,6 +415,12 @@ def test_models_that_cannot_be_accounted(call, bad):
     _, _, *batch = digits()
     with pytest.raises(ValueError, match=f"(?s){message}"):
         call(model, loss, *batch)
+
+
+def test_an_error_of_the_model_is_not_reworded():
+    _, loss, *batch = digits()
+    with pytest.raises(RuntimeError, match="^a fault of one's own$"):
+        account(Broken(8, 10), loss, *batch)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "2"])

@@ -66,7 +66,7 @@ class Row:
             to the last row that needs something.
         after: whether what it saves is there only after it ran.
         steps: what its backward pass allocates and frees, in order, besides
-            the arriving gradient.
+            the arriving gradient. What is not freed is in ``gives``.
         gives: for each read tensor, in order, the step whose bytes become
             its gradient; ``"g"`` hands the arriving gradient on.
         views: those steps whose gradient is a view of another tensor, so

@@ -336,9 +336,6 @@ class _Walk:
         given = dict(names, g=arriving[0] if arriving else None)
         for tensor, name in row.gives:
             self._give(tensor, given[name], row.name)
-            names.pop(name, None)
-        for held in names.values():
-            self.release(held)
 
     def _category(self, tensor: PaperTensor | None) -> str:
         """What a gradient of this tensor is, once it is there."""
