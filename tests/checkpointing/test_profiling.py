@@ -545,7 +545,7 @@ def test_a_chain_that_is_not_trained_is_refused():
     with pytest.raises(ValueError, match=sentence):
         profile(net, x=torch.rand(5, 4))
     with pytest.raises(ValueError, match=sentence):
-        profile(nn.ReLU(), x=torch.rand(5, 4, requires_grad=True))
+        profile(nn.ReLU(), x=torch.rand(5, 4))
 
 
 @pytest.mark.parametrize("stages", [(), (nn.Sequential(),)])
