@@ -2,9 +2,144 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from membudget.measuring import UNSURE, dry_run, trace_step, unsure
+
+
+def told(tracker):
+    """The bytes of each storage and where it was made, and the peak."""
+    made = sorted(
+        (a.bytes, a.category, a.operator.module, a.operator.phase)
+        for a in tracker.allocations
+    )
+    return tracker.start, tracker.peak, made
+
+
+def check_both(model, loss, *batch):
+    dry = told(dry_run(model, loss, *batch))
+    assert dry == told(trace_step(model, loss, *batch))
+
+
+# Values --------------------------------------------------------------------
+
+
+class Masked(nn.Linear):
+    """Makes a mask for each pair only where the given one hides something."""
+
+    def __init__(self):
+        super().__init__(8, 8)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("order", torch.arange(64))
+
+    def forward(self, x, mask=None):
+        self.steps += 1
+        order = self.order[: x.shape[1]]
+        if mask is None:
+            mask = torch.ones(x.shape[:2])
+        assert not isinstance(order, FakeTensor)
+        hidden = mask != 1
+        if mask.bool().all() and not torch.any(hidden):
+            return super().forward(x)[:, : int(order[-1])]
+        pairs = (order[:, None] >= order) & ~hidden[:, None]
+        return torch.where(pairs[..., None], super().forward(x)[:, None], 0.0)
+
+
+def masked(model, x, *mask):
+    return model(x, *mask).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float])
+def test_masks_and_positions_are_known(dtype):
+    model, x = Masked(), torch.randn(3, 6, 8)
+    ones = torch.ones(3, 6, dtype=dtype)
+    check_both(model, masked, x, ones)
+    check_both(model, masked, x)
+    if dtype is not torch.float:
+        ones[1, 4:] = 0
+        check_both(model, masked, x, ones)
+
+
+def test_a_batch_on_meta_has_no_values():
+    x = torch.randn(3, 6, 8)
+    mask = torch.ones(3, 6, dtype=torch.long, device="meta")
+    with pytest.raises(ValueError, match="with its data, not on meta; use no"):
+        dry_run(Masked(), masked, x, mask)
+
+
+def test_values_are_copies():
+    def loss(model, ids):
+        return model(ids.clamp_(max=2)).sum()
+
+    ids = torch.tensor([[1, 5], [3, 0]])
+    dry_run(nn.Embedding(6, 4), loss, ids)
+    assert ids.tolist() == [[1, 5], [3, 0]]
+
+
+def test_integers_that_nobody_knows_have_no_values():
+    def written(model, x):
+        best = torch.zeros(6, dtype=torch.long)
+        best[1:5] = model(x)[1:5, :6].argmax(1)
+        return best
+
+    def used(model, x):
+        return model(x)[written(model, x)].sum()
+
+    def read(model, x):
+        return model(x[: 1 + int(written(model, x).max())]).sum()
+
+    model, x = nn.Linear(8, 8), torch.randn(6, 8)
+    check_both(model, used, x)
+    with pytest.raises(ValueError, match="needs the values"):
+        dry_run(model, read, x)
+
+
+def put(model, x, mask):
+    values = model(x).clone()
+    values[mask] = 0
+    return values.sum()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda m, x, mask: m(x)[mask].sum(),
+        lambda m, x, mask: m(x)[mask.byte()].sum(),
+        lambda m, x, mask: m(x).masked_select(mask[:, None]).square().sum(),
+        lambda m, x, mask: m(x).repeat_interleave(mask.long(), 0).sum(),
+        put,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_what_a_known_mask_selects(loss):
+    mask = torch.tensor([True, False, True, True, False, True])
+    check_both(nn.Linear(8, 8), loss, torch.randn(6, 8), mask)
+
+
+def test_sparse_tensors_are_refused():
+    dense = torch.eye(4)
+
+    def product(model, x):
+        return (x.to_sparse() @ model.weight).sum()
+
+    for loss, x in (
+        (product, dense),
+        (lambda m, x: (x @ m.weight).sum(), dense.to_sparse()),
+    ):
+        with pytest.raises(ValueError, match="sparse tensor depend on its"):
+            dry_run(nn.Linear(4, 4), loss, x)
+    rows = nn.Embedding(4, 4, sparse=True)
+    with pytest.raises(ValueError, match="sparse=False in an embedding"):
+        dry_run(rows, lambda m, x: m(x).sum(), torch.tensor([1, 2]))
+
+
+# A CPU's kernels -----------------------------------------------------------
+
+
+def total(model, *batch):
+    return model(*batch).square().sum()
 
 
 def sequence(model, x):
@@ -24,5 +159,14 @@ def test_an_lstm_is_refused_or_an_estimate():
 def test_other_recurrent_layers_are_exact():
     for kind in nn.GRU, nn.RNN:
         model, x = kind(8, 8, batch_first=True), torch.randn(2, 4, 8)
-        peak = dry_run(model, sequence, x).peak
-        assert peak == trace_step(model, sequence, x).peak
+        check_both(model, sequence, x)
+
+
+def test_a_device_that_this_pytorch_does_not_have():
+    """Autograd's engine would end the process."""
+    built = torch.accelerator.current_accelerator()
+    other = "mps" if built and built.type == "cuda" else "cuda"
+    with torch.device("meta"):
+        model, x = nn.Linear(8, 8), torch.empty(4, 8)
+    with pytest.raises(ValueError, match=f'say on="cpu".* built for {other}'):
+        dry_run(model, total, x, on=other)

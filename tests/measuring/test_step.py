@@ -431,7 +431,7 @@ OUTSIDE = torch.ones(3, 4)
         (
             nn.Linear(4, 4),
             lambda m, x: m(x)[x > 0].sum(),
-            "aten.nonzero.* or measure with trace_step",
+            "aten.nonzero.* or measure a real step with trace_step",
         ),
         (
             nn.Linear(4, 4),
@@ -442,7 +442,7 @@ OUTSIDE = torch.ones(3, 4)
     ],
 )
 def test_steps_that_a_dry_run_cannot_take(model, loss, message):
-    x = torch.ones(3, 4)
+    x = torch.rand(3, 4)
     with pytest.raises(ValueError, match=message):
         dry_run(model, loss, x)
     assert _get_current_dispatch_mode_stack() == []

@@ -1,20 +1,36 @@
 """One training step under the tracker, without its memory."""
 
 import copy
+from itertools import accumulate
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
 
 from membudget.checks import device as checked_device
 from membudget.checks import module, stepper
+from membudget.measuring.fakes import (
+    SMALL,
+    Fakes,
+    ForeignTensor,
+    NotStrided,
+    is_small,
+    remember,
+)
 from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.tracker import COMPILED, PeakTracker
+
+SPARSE = (
+    "the bytes of a sparse tensor depend on its values, which a dry run has "
+    "not: use strided tensors (to_dense, sparse=False in an embedding), or "
+    "measure a real step with trace_step"
+)
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -58,12 +74,10 @@ def dry_run(
     large is built on ``meta``; say then ``on`` which device it is meant to
     be, because on ``meta`` itself attention is not fused.
 
-    Three differences are known. Some losses (``F.mse_loss``,
-    ``smooth_l1_loss``, ``binary_cross_entropy``) keep their scalar in a
-    storage for one number per element, which the dry run does not see. And
-    batch norm under autocast keeps mean and 1/σ of each channel in fp32,
-    which the dry run takes for 16 bits: 4 bytes less for each channel. Where
-    its input needs no gradient, the dry run makes one all the same.
+    Integers and booleans of at most 16 MiB together keep their values, as
+    models look at masks and positions; those on ``meta`` have none. On a CPU
+    the bytes are those of its kernels. On another device they are PyTorch's
+    stand-ins', some of which are a few bytes per channel off.
 
     Args:
         on: the device that tensors on ``meta`` stand for.
@@ -78,8 +92,8 @@ def dry_run(
     Raises:
         ValueError: as :func:`trace_step`, or a step that needs the values of
             tensors (``.item()``, an index by condition), or other tensors
-            than the model's and the batch's, or an operator of
-            :data:`UNSURE`.
+            than the model's and the batch's, sparse tensors, an operator of
+            :data:`UNSURE`, or a device that this PyTorch was not built for.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)
@@ -90,21 +104,34 @@ def dry_run(
         stepper(optimizer)
     if on is not None:
         on = checked_device(on, "on")
+    held = _held(model, optimizer)
+    if any(t.layout is not torch.strided for t in [*batch, *held]):
+        raise ValueError(SPARSE)
     device_of_model = next(
         (p.device for p in model.parameters()), torch.device("cpu")
     )
     if on is not None and device_of_model.type == "meta":
         device_of_model = on
+    _runnable(device_of_model)
+    kept = _kept([*batch, *held])
+    if device_of_model.type == "meta":
+        kept = set()
     fake = FakeTensorMode()
-    memo = {id(t): _fake(fake, t, on) for t in _held(model, optimizer)}
-    model, optimizer = copy.deepcopy((model, optimizer), memo)
-    with fake:
-        batch = tuple(_input(fake, t, device_of_model) for t in batch)
+    copies: dict[int, object] = {}
+    parts = [
+        _moved(copy.deepcopy(t, copies), device_of_model)
+        if id(t) in kept
+        else _input(fake, t, device_of_model)
+        for t in batch
+    ]
+    copies |= {id(t): _fake(fake, t, on) for t in held if id(t) not in kept}
+    model, optimizer = copy.deepcopy((model, optimizer), copies)
+    with fake, Fakes(fake):
         try:
             tracker = trace_step(
                 model,
                 loss,
-                *batch,
+                *parts,
                 optimizer=optimizer,
                 micro_batch=micro_batch,
                 keep_gradients=keep_gradients,
@@ -116,14 +143,10 @@ def dry_run(
             DynamicOutputShapeException,
             UnsupportedFakeTensorException,
         ) as error:
-            raise ValueError(
-                f"{error} needs the values of a tensor, which a dry run has "
-                "not: use no .item() and no index by condition in the loss, "
-                "or measure with trace_step"
-            ) from error
-        except AssertionError as error:
-            if "FakeTensor" not in str(error):
-                raise
+            raise ValueError(_values_needed(error, batch)) from error
+        except NotStrided as error:
+            raise ValueError(SPARSE) from error
+        except ForeignTensor as error:
             raise ValueError(
                 "the loss uses a tensor that is neither the model's nor the "
                 "batch's: make it a buffer, or hand it over in the batch"
@@ -138,6 +161,37 @@ def dry_run(
     return tracker
 
 
+def _runnable(device: torch.device) -> None:
+    """Refuse a device for which this PyTorch has no operators."""
+    known = ["cpu", "meta"]
+    if built := torch.accelerator.current_accelerator():
+        known.append(built.type)
+    if device.type not in known:
+        raise ValueError(
+            f"the step is to run on {device}, and this PyTorch was built for "
+            f'{", ".join(known)}: build the model on meta and say on="cpu" '
+            "for the operators of a CPU, or use a PyTorch that was built for "
+            f"{device.type}"
+        )
+
+
+def _values_needed(error: Exception, batch: tuple[torch.Tensor, ...]) -> str:
+    """What to do about a step that looks at values."""
+    whole = [t for t in batch if not t.is_floating_point()]
+    ways = [
+        "use no .item() and no index by condition in the loss",
+        "choose an implementation that does not look (for the experts of "
+        'transformers experts_implementation="batched_mm")',
+        "or measure a real step with trace_step",
+    ]
+    if any(t.device.type == "meta" for t in whole):
+        ways.insert(0, "hand the batch over with its data, not on meta")
+    return (
+        f"{error} needs the values of a tensor, which a dry run has not: "
+        + "; ".join(ways)
+    )
+
+
 def _held(
     model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> list[torch.Tensor]:
@@ -147,6 +201,28 @@ def _held(
         dicts += [*optimizer.param_groups, *optimizer.state.values()]
     others = [t for d in dicts for t in d.values() if torch.is_tensor(t)]
     return [*model.parameters(), *model.buffers(), *others]
+
+
+def _kept(held: list[torch.Tensor]) -> set[int]:
+    """Which of them keep their values: the smallest, until it is enough."""
+    found = {
+        id(t): t.untyped_storage().nbytes()
+        for t in held
+        if is_small(t) and not isinstance(t, FakeTensor | nn.Parameter)
+    }
+    order = sorted(found, key=found.get)
+    total = accumulate(found[key] for key in order)
+    return {k for k, used in zip(order, total, strict=True) if used <= SMALL}
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device, with its strides."""
+    if tensor.device == device or 0 in tensor.shape:
+        return tensor.to(device)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps)
+    whole = tensor.as_strided((span,), (1,)).to(device)
+    return whole.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _fake(
@@ -178,11 +254,26 @@ def _input(
 ) -> torch.Tensor:
     """A tensor of the batch without its data, on the device."""
     if tensor.device == device:
-        return mode.from_tensor(tensor)
-    return torch.empty_strided(
-        tensor.shape,
-        tensor.stride(),
-        dtype=tensor.dtype,
-        device=device,
-        requires_grad=tensor.requires_grad,
-    )
+        made = mode.from_tensor(tensor)
+    else:
+        with mode:
+            made = torch.empty_strided(
+                tensor.shape,
+                tensor.stride(),
+                dtype=tensor.dtype,
+                device=device,
+                requires_grad=tensor.requires_grad,
+            )
+    remember(made, _number(tensor))
+    return made
+
+
+def _number(tensor: torch.Tensor) -> complex | None:
+    """The number that fills a tensor's storage, as a mask of ones."""
+    storage = tensor.untyped_storage()
+    small = 0 < storage.nbytes() <= SMALL
+    if isinstance(tensor, FakeTensor) or tensor.is_meta or not small:
+        return None
+    values = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    values.set_(storage)
+    return values[0].item() if (values == values[0]).all() else None
