@@ -138,8 +138,66 @@ def test_sparse_tensors_are_refused():
 # A CPU's kernels -----------------------------------------------------------
 
 
+LOSSES = {
+    "mse": F.mse_loss,
+    "smooth": F.smooth_l1_loss,
+    "margin": F.soft_margin_loss,
+    "bce": lambda p, y: F.binary_cross_entropy(p.sigmoid(), y.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_stay_in_a_large_storage(name):
+    def loss(model, x, y):
+        return LOSSES[name](model(x), y)
+
+    x, y = torch.randn(2, 6, 8)
+    check_both(nn.Linear(8, 8), loss, x, y)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(8),
+        nn.BatchNorm2d(8, affine=False),
+        nn.GroupNorm(2, 8),
+        nn.LayerNorm([8, 5, 5]),
+    ],
+)
+def test_norms_of_16_bits_with_weights_of_32(norm):
+    def loss(model, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x).float().square().mean()
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 2, 3))
+    check_both(model, loss, torch.randn(4, 3, 7, 7))
+
+
 def total(model, *batch):
     return model(*batch).square().sum()
+
+
+def test_batch_norm_of_an_input_without_gradient():
+    check_both(nn.BatchNorm1d(8), total, torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("trained", [True, False])
+def test_embedding_bags(mode, trained):
+    bag = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
+    bag.weight.requires_grad_(trained)
+    model = nn.ModuleList([bag, nn.Linear(4, 4)])
+    ids, ends = torch.tensor([1, 2, 3, 8, 8]), torch.tensor([0, 2, 5])
+    check_both(model, lambda m, *b: total(m[1], m[0](*b)), ids, ends)
+
+
+def test_products_of_groups():
+    def loss(model, x, ends):
+        return torch._grouped_mm(x * 2, model.weight, offs=ends).square().sum()
+
+    model = nn.Bilinear(8, 12, 3)
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    check_both(model, loss, torch.randn(7, 8), ends)
 
 
 def sequence(model, x):

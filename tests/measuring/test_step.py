@@ -227,20 +227,6 @@ def test_two_parts_of_the_batch_in_one_storage():
     assert found["start"] == weights + pair.nbytes
 
 
-def test_a_loss_that_keeps_more_than_its_result():
-    """The one difference: a scalar in a storage of the batch's size."""
-    model, (x, y) = mlp(8, 8, 2, 8), torch.randn(2, 6, 8)
-
-    def loss(model, x, y):
-        return F.mse_loss(model(x), y)
-
-    kept = loss(model, x, y).untyped_storage().nbytes() - 4
-    dry = dry_run(model, loss, x, y)
-    real = trace_step(model, loss, x, y)
-    assert real.peak - dry.peak == kept
-    assert dry.start == real.start
-
-
 def test_a_batch_that_was_never_anywhere():
     model, loss, *batch = digits()
     expected = told(trace_step(model, loss, *batch))

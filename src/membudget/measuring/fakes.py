@@ -1,6 +1,7 @@
 """Tensors without data, as the kernels of a real step would make them."""
 
 from functools import cache
+from math import prod
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -35,7 +36,8 @@ class Fakes(TorchDispatchMode):
     integers and booleans of at most :data:`SMALL` bytes are plain tensors
     with values: an operator that takes and makes nothing else runs, any
     other goes to the fake mode. A plain tensor takes part as a fake one from
-    the moment when an operator writes into it what nobody knows.
+    the moment when an operator writes into it what nobody knows. On a CPU
+    the results of :data:`KERNELS` are those of the real kernels.
 
     Args:
         fake: the mode below.
@@ -104,11 +106,15 @@ def _fake(func, args, kwargs):
         remember(tensor, None)
     if func in INDEXED:
         args = args[0], _positions(args[1]), *args[2:]
+    if func is aten._grouped_mm.default and args[0].device.type == "cpu":
+        return _grouped(*args, **kwargs)
     if func is aten.masked_select.default and _known(args[1]):
         return _selected(*args)
     result = func(*_without_data(args), **_without_data(kwargs))
     if written and _aliases(func):
         return written[0] if len(written) == 1 else tuple(written)
+    if func in KERNELS and args[0].device.type == "cpu":
+        return KERNELS[func](args, result)
     return result
 
 
@@ -275,3 +281,101 @@ INDEXED = {
     aten._index_put_impl_.default,
 }
 """Operators whose second argument is a list of positions and masks."""
+
+
+# What the kernels of a CPU make --------------------------------------------
+
+
+def _in(numbers: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor at the begin of a storage for so many numbers."""
+    room = tensor.new_empty(numbers)
+    return room.as_strided(tensor.shape, tensor.stride())
+
+
+def _reduced(args: tuple, result: torch.Tensor) -> torch.Tensor:
+    """A loss: its scalar stays in the storage of the unreduced one."""
+    if result.ndim:
+        return result
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return _in(max(prod(shape), 1), result)
+
+
+def _statistics(args: tuple, result: tuple) -> tuple:
+    """A norm: mean and 1/σ have the weights' dtype, not the input's."""
+    values, *moments = result
+    weights = [a for a in args[1:5] if isinstance(a, torch.Tensor)]
+    dtype = weights[0].dtype if weights else values.dtype
+    return values, *(m.to(dtype) for m in moments)
+
+
+def _gradients(args: tuple, result: tuple) -> tuple:
+    """A norm's gradients: the input's has its dtype, if one is asked for."""
+    pairs = zip(result, args[-1], strict=True)
+    first, *others = (r if wanted else None for r, wanted in pairs)
+    return first if first is None else first.to(args[1].dtype), *others
+
+
+def _bags(args: tuple, result: tuple) -> tuple:
+    """An embedding bag: which bag is only noted off the fast path."""
+    weight, indices, offsets, _, mode, _, scale, _, padding = (
+        *args,
+        *(False, 0, False, None, False, -1)[len(args) - 3 :],
+    )
+    values, bag, size, most = result
+    fast = (
+        mode == 0
+        and padding < 0
+        and weight.dtype is not torch.double
+        and weight.stride(1) == 1
+        and (scale is None or scale.stride(0) == 1)
+    )
+    if fast:
+        bag = size.new_empty(0)
+    else:
+        bag = _in(len(indices) + 1, size.new_empty(len(indices)))
+    return values, bag, _in(len(offsets), size), most
+
+
+def _frozen_bags(args: tuple, result: tuple) -> tuple:
+    """The same without a backward pass."""
+    *others, most = _bags(args, result)
+    summed = len(args) < 5 or args[4] == 0
+    return *others, _in(len(args[2]), most) if summed else most
+
+
+def _grouped(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    ends: torch.Tensor | None = None,
+    bias: None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Products of groups; the fake kernel knows only bf16.
+
+    A matrix with two dimensions holds all groups. Rows begin at multiples
+    of 16 bytes.
+    """
+    shape = [left.shape[-2], right.shape[-1]]
+    if left.ndim == right.ndim:
+        shape.insert(0, len(left) if left.ndim == 3 else len(ends))
+    made = left.new_empty(0, dtype=out_dtype)
+    unit = 16 // made.itemsize
+    row = -(-shape[-1] // unit) * unit
+    stride = [shape[-2] * row, row, 1][-len(shape) :]
+    return made.new_empty(prod(shape[:-1]) * row).as_strided(shape, stride)
+
+
+KERNELS = {
+    aten.mse_loss.default: _reduced,
+    aten.smooth_l1_loss.default: _reduced,
+    aten.soft_margin_loss.default: _reduced,
+    aten.binary_cross_entropy.default: _reduced,
+    aten.native_batch_norm.default: _statistics,
+    aten.native_group_norm.default: _statistics,
+    aten.native_layer_norm.default: _statistics,
+    aten.native_batch_norm_backward.default: _gradients,
+    aten.native_group_norm_backward.default: _gradients,
+    aten._embedding_bag.default: _bags,
+    aten._embedding_bag_forward_only.default: _frozen_bags,
+}
+"""Operators whose fake result is not that of a CPU, and its correction."""
