@@ -1,5 +1,6 @@
 """The tape machine, against a second one and by what must always hold."""
 
+import dataclasses
 import random
 
 import pytest
@@ -7,6 +8,7 @@ from checkpointing_helpers import random_segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from membudget import checkpointing
 from membudget.checkpointing import (
     KINDS,
     PARTS,
@@ -558,3 +560,10 @@ def test_recomputed_tapes_are_told_apart():
     assert not any(moment.recomputed for moment in plain.moments)
     for moment in simulate(16, [[0, 1, 2, 3], *range(4, 16)]).moments:
         assert 0 <= moment.recomputed <= moment.part("tapes")
+
+
+def test_results_cannot_be_changed():
+    made = [k for k in vars(checkpointing).values() if isinstance(k, type)]
+    made = [k for k in made if dataclasses.is_dataclass(k)]
+    changing = [k for k in made if not k.__dataclass_params__.frozen]
+    assert made and changing == []

@@ -1,9 +1,12 @@
 """The walk through rows that are written by hand."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
+from membudget import ledger
 from membudget.ledger import (
     Moment,
     Paper,
@@ -235,3 +238,10 @@ def test_a_chain_by_hand_is_the_tracker_too():
     )
     tracker = trace_step(model, lambda m, x: m(x).sum(), torch.rand(4, 2))
     assert tracker.peak == walk([two_layers()], inputs=32).peak
+
+
+def test_results_cannot_be_changed():
+    made = [k for k in vars(ledger).values() if isinstance(k, type)]
+    made = [k for k in made if dataclasses.is_dataclass(k)]
+    changing = [k for k in made if not k.__dataclass_params__.frozen]
+    assert {k.__module__ for k in changing} == {"membudget.ledger.paper"}

@@ -1,5 +1,6 @@
 """Timing calls, with a clock and a device that only pretend."""
 
+import dataclasses
 import statistics
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from membudget import measuring
 from membudget.measuring import timing
 from membudget.measuring.timing import Timing, time_calls
 
@@ -147,3 +149,10 @@ def test_a_device_that_is_not_there(machine):
     with pytest.raises(ValueError, match="device 'cuda:1' is not here"):
         time_calls(machine.call, "cuda:1")
     assert machine.events == []
+
+
+def test_results_cannot_be_changed():
+    made = [k for k in vars(measuring).values() if isinstance(k, type)]
+    made = [k for k in made if dataclasses.is_dataclass(k)]
+    changing = [k for k in made if not k.__dataclass_params__.frozen]
+    assert made and changing == [measuring.Allocation]

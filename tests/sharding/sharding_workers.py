@@ -104,7 +104,7 @@ def fate(rank, how):
         if how == "real time":  # a signal without a name
             os.kill(os.getpid(), 40)
         if how == "exit":
-            os._exit(3)
+            os._exit(0)
         if how == "crash":
             signal.raise_signal(signal.SIGSEGV)
     dist.barrier()

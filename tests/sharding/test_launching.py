@@ -345,7 +345,7 @@ def test_where_an_error_comes_from():
     [
         ("kill", "rank 1 died of signal 9 (SIGKILL)", ""),
         ("real time", "rank 1 died of signal 40", ""),
-        ("exit", "rank 1 left with exit code 3", ""),
+        ("exit", "rank 1 left with exit code 0", ""),
         ("leave", "rank 1: SystemExit: enough", "in fate"),
         ("crash", "rank 1 died of signal 11 (SIGSEGV)", "in fate"),
     ],

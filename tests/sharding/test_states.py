@@ -1,5 +1,6 @@
 """ZeRO on paper, against the paper and an independent computation."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from membudget import sharding
 from membudget.ledger import OPTIMIZERS, RECIPES, States
 from membudget.sharding import STAGES, zero_states, zero_traffic
 
@@ -224,3 +226,10 @@ def test_traffic_is_a_sum_of_collectives(
 def test_errors(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_results_cannot_be_changed():
+    made = [k for k in vars(sharding).values() if isinstance(k, type)]
+    made = [k for k in made if dataclasses.is_dataclass(k)]
+    changing = [k for k in made if not k.__dataclass_params__.frozen]
+    assert made and changing == []
