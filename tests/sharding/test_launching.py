@@ -643,6 +643,7 @@ def test_a_fork_of_this_process_leaves_the_ranks_alone():
 def test_a_deadline_longer_than_the_first_one_counts():
     """No limit of the group's own ends a collective that waits for long."""
     assert launching.rank_process.LIMIT.total_seconds() > launching.LONGEST
+    Ranks(2, deadline=launching.LONGEST)
 
 
 def test_a_script_that_ends_without_close(interpreter, tmp_path):

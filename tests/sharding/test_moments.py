@@ -226,6 +226,12 @@ def test_the_step_is_that_of_rank_states(ranks, optimizer):
         assert step.optimizer == states.optimizer
 
 
+def test_the_first_rank_where_none_is_said():
+    units = [Unit("", ((1, 3),))]
+    first, second = (rank_moments(units, 2, rank) for rank in range(2))
+    assert rank_moments(units, 2) == first != second
+
+
 def test_the_last_of_a_units_gradients_stays_until_its_shard_is_there():
     """Where all is one parameter, the whole gradient, the buffer and the
     shard are there together."""
