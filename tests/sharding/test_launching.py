@@ -440,6 +440,7 @@ def test_a_hang_is_an_error_that_shows_where_the_rank_is():
         assert "rank 0 was here:" in message and "all_reduce" in message
         assert "in one_does_not_call" in message
         assert "rank 1 was here" not in message
+        assert "hread 0x" not in message  # of its other threads nothing
         assert works(pool)
 
 
