@@ -31,6 +31,7 @@ from membudget.sharding import (
     Ranks,
     fsdp_traffic,
     rank_states,
+    script,
     training_script,
     units_of,
 )
@@ -481,3 +482,12 @@ def test_the_checkpoint_of_another_size(tmp_path, monkeypatch, capsys, local):
     assert "is the checkpoint of another model" in said.err
     assert "Traceback" not in said.err
     assert waits == ([60] if local else [])
+
+
+def test_a_script_that_did_not_come_along(tmp_path, monkeypatch):
+    """Where it did, is tested in an environment without a clone."""
+    home = tmp_path / "lib/membudget/sharding/script.py"
+    monkeypatch.setattr(script, "__file__", str(home))
+    monkeypatch.setattr(script.metadata, "files", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="install the package again"):
+        training_script()
