@@ -1,5 +1,6 @@
 """The ledger of any model, from a dry run, and the batch that fits."""
 
+import random
 import re
 from itertools import product
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import MAKE, classify, next_token
+from ledger_helpers import MAKE, SOAK, classify, next_token
 from torch import nn
 
 from membudget.ledger import (
@@ -341,6 +342,103 @@ def test_steps_that_differ_from_size_to_size():
     assert largest_batch(model, uneven, x, y, limit=limit) == 20
 
 
+@pytest.mark.parametrize("seed", range(300 if SOAK else 25))
+def test_no_answer_is_above_its_limit(seed):
+    """Random networks, losses and limits; and one sample more is too much."""
+    rng = random.Random(seed)
+    width, depth = rng.choice([3, 16]), rng.randint(1, 3)
+    norm = rng.choice([nn.Identity, nn.LayerNorm, nn.BatchNorm1d])
+    act = rng.choice([nn.ReLU, nn.GELU, nn.Sigmoid])
+    layers = [nn.Linear(8, width)]
+    for _ in range(depth):
+        layers += [norm(width), act(), nn.Linear(width, width)]
+    model = nn.Sequential(*layers)
+    distance = rng.choice(LOSSES)
+    loss = lambda m, x, y: distance(m(x).sigmoid(), y)  # noqa: E731
+    example = torch.rand(3, 8), torch.rand(3, width)
+    stepper = MAKE[rng.choice([None, "momentum", "adam"])](
+        model.parameters(), True
+    )
+
+    def peak(n):
+        parts = torch.rand(n, 8), torch.rand(n, width)
+        return trace_step(model, loss, *parts, optimizer=stepper).peak
+
+    limit = peak(rng.randint(2, 300)) + rng.choice([0, 1, 99])
+    found = largest_batch(
+        model, loss, *example, optimizer=stepper, limit=limit
+    )
+    assert peak(found) <= limit < peak(found + 1)
+
+
+LOSSES = [
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.cross_entropy,
+]
+
+
+def sequence(model, x, y):
+    out, _ = model[0](x)
+    return F.cross_entropy(model[1](out[:, -1]), y)
+
+
+def test_an_answer_that_real_steps_check():
+    """The dry run does not know all bytes of an LSTM."""
+    torch.manual_seed(0)
+    parts = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 10)
+    model = nn.ModuleList(parts)
+    batch = torch.rand(2, 9, 8), torch.tensor([3, 4])
+    stepper = torch.optim.Adam(model.parameters())
+    options = {"optimizer": stepper, "limit": 10**6}
+    with pytest.raises(ValueError, match="dry run does not know all bytes"):
+        largest_batch(model, sequence, *batch, **options)
+    values = [p.clone() for p in model.parameters()]
+    found = largest_batch(model, sequence, *batch, **options, check=True)
+    assert all(map(torch.equal, values, model.parameters()))
+    assert not stepper.state
+
+    def peak(n):
+        x, y = torch.rand(n, 9, 8), torch.zeros(n, dtype=torch.long)
+        return trace_step(model, sequence, x, y, optimizer=stepper).peak
+
+    assert peak(found) <= 10**6 < peak(found + 1)
+    one = [t[:1] for t in batch]
+    least = account(model, sequence, *one, estimate=True).peak
+    with pytest.raises(ValueError, match="one sample needs more in reality"):
+        largest_batch(model, sequence, *batch, limit=least, check=True)
+
+
+def test_the_fewest_samples_that_run():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    limit = account(model, classify, *digits(2)[2:]).peak
+    assert largest_batch(model, classify, *digits()[2:], limit=limit) == 2
+    with pytest.raises(ValueError, match="with 2 samples, the fewest, needs"):
+        largest_batch(model, classify, *digits()[2:], limit=limit - 1)
+
+
+def test_rows_keep_their_values_and_memory_format():
+    seen = []
+
+    def looks(model, x, mask, weight):
+        if type(x) is torch.Tensor:  # a real step
+            seen.append((mask.tolist(), x.stride(), weight.item()))
+        return model(x).sum() * weight
+
+    x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    mask, weight = torch.tensor([True, False]), torch.tensor(2.0)
+    model = nn.Conv2d(3, 2, 1)
+    limit = account(model, lambda m, *b: m(b[0]).sum(), x, mask, weight).peak
+    given = looks, x, mask, weight
+    assert largest_batch(model, *given, limit=limit, check=True) == 2
+    assert seen
+    assert all(m == [k % 2 == 0 for k in range(len(m))] for m, *_ in seen)
+    assert {(s, w) for _, s, w in seen} == {((48, 1, 12, 3), 2.0)}
+
+
 # What cannot be ----------------------------------------------------------
 
 
@@ -447,3 +545,21 @@ def test_what_a_loss_function_must_not_return(bad):
     message = "return the loss, a scalar tensor, alone or first in a tuple"
     with pytest.raises(ValueError, match=message):
         account(mlp(8, 16, 2), lambda m, x, y: bad, *digits()[2:])
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "message"),
+    [
+        ([], {}, "shapes []: hand over at least one sample"),
+        ([torch.ones(())], {}, "shapes [()]: hand over at least one sample"),
+        ([torch.ones(0, 8)], {}, "shapes [(0, 8)]: hand over at least one"),
+        (
+            [torch.ones(2, 8, device="meta")],
+            {"check": True},
+            "the example is on meta, and real steps are to check",
+        ),
+    ],
+)
+def test_examples_that_cannot_be(batch, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        largest_batch(mlp(8, 16, 2), classify, *batch, limit=10**6, **options)

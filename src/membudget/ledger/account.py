@@ -1,21 +1,31 @@
 """The ledger of any model, from the model itself."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from math import prod
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
-from membudget.checks import whole
-from membudget.ledger.lines import peak_at, peak_lines
+from membudget.checks import flag, module, whole
+from membudget.ledger.lines import peak_lines
 from membudget.ledger.recipes import States
-from membudget.measuring import PeakTracker, dry_run, format_bytes, replay
+from membudget.measuring import (
+    PeakTracker,
+    dry_run,
+    format_bytes,
+    replay,
+    trace_step,
+)
 from membudget.measuring.allocator import Usage
+from membudget.measuring.step import only_tensors
 from membudget.measuring.tracker import BEFORE
 
 Loss = Callable[..., object]
+SMALL = 1 << 24  # bytes of integers that keep their values in a dry run
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ def account(
     keep_gradients: bool = False,
     inference: bool = False,
     on: torch.device | str = "cpu",
+    estimate: bool = False,
 ) -> Account:
     """The ledger of a training step, or of inference, by a dry run.
 
@@ -89,6 +100,8 @@ def account(
         inference: only ``loss(model, *batch)``, under
             ``torch.inference_mode()``; what it returns lives until the end.
         on: the device that ``meta`` stands for.
+        estimate: take operators whose bytes a dry run does not know, too, as
+            :func:`membudget.measuring.dry_run`; the bytes may be too few.
 
     Raises:
         ValueError: a model that does not run without data, and what
@@ -104,6 +117,7 @@ def account(
             keep_gradients=keep_gradients,
             inference=inference,
             on=on,
+            estimate=estimate,
         )
     except (RuntimeError, UnsupportedOperatorException) as error:
         unknown = NotImplementedError, UnsupportedOperatorException
@@ -144,66 +158,165 @@ def largest_batch(
     *batch: torch.Tensor,
     limit: int,
     optimizer: torch.optim.Optimizer | None = None,
+    keep_gradients: bool = False,
+    inference: bool = False,
     on: torch.device | str = "cpu",
+    check: bool = False,
 ) -> int:
     """The most samples whose step stays within a memory limit.
 
     Dry runs of 2, 4 and 7 samples give the peak as a maximum of straight
     lines (:func:`peak_lines`), which is solved for the batch; dry runs of
-    the answer and of one sample more confirm it. Where the bytes are not
-    straight lines, dry runs halve the interval.
+    the answer and of one sample more confirm it. Where they do not, or the
+    bytes are not straight lines, dry runs of other sizes close in on it. If
+    the step does not run with 1 sample, as under batch norm, it is asked for
+    at least 2.
 
     Args:
-        *batch: an example; its first dimension is replaced.
+        *batch: an example; its rows are repeated to each size, those of
+            integers and booleans with their values while they take at most
+            16 MiB. A tensor without dimensions stays as it is.
         limit: bytes.
+        check: let real steps of the answer and of one sample more decide,
+            on the model's device, with the example's data. A copy of the
+            model takes them, and none goes beyond the limit. Needed where a
+            dry run does not know the bytes of an operator.
         others: as for :func:`account`.
 
     Raises:
-        ValueError: not even one sample fits, a limit that is not a positive
-            whole number, and what :func:`account` refuses.
+        ValueError: not even the smallest batch fits, an example without
+            samples, a check of what has no data, a limit below 1, and what
+            :func:`account` refuses.
+        TypeError: a limit that is no whole number, a check that is not True
+            or False, and what :func:`account` refuses.
     """
     whole(limit, "limit")
-    runs: dict[int, PeakTracker] = {}
-
-    def run(size: int) -> PeakTracker:
-        if size not in runs:
-            parts = [
-                torch.empty((size, *t.shape[1:]), dtype=t.dtype, device="meta")
-                for t in batch
-            ]
-            runs[size] = account(
-                model, loss, *parts, optimizer=optimizer, on=on
-            ).tracker
-        return runs[size]
-
-    if run(1).peak > limit:
+    module(model), only_tensors(batch), flag(check, "check")
+    if not any(t.ndim for t in batch) or any(0 in t.shape[:1] for t in batch):
         raise ValueError(
-            f"a step with one sample needs {format_bytes(run(1).peak)}, more "
-            f"than the limit of {format_bytes(limit)}: use a smaller model "
-            "or sample, activation checkpointing, or an optimizer with "
-            "fewer states"
+            f"the example's tensors have the shapes "
+            f"{[tuple(t.shape) for t in batch]}: hand over at least one "
+            "sample, along their first dimension"
         )
-    try:
-        sizes = (2, 4, 7)
-        lines = peak_lines(sizes, [run(n).timeline for n in sizes])
-        size = min(
-            ((limit - line.constant) // line.slope)
-            for line in lines
-            if line.slope > 0
+    if check and any(t.is_meta for t in [*model.parameters(), *batch]):
+        raise ValueError(
+            "the model or the example is on meta, and real steps are to "
+            "check the answer: use a device and data, or no check"
         )
-        size = max(size, 1)
-        fits = peak_at(lines, size) <= limit >= run(size).peak
-        if fits and run(size + 1).peak > limit:
+    kept = {"keep_gradients": keep_gradients, "inference": inference}
+
+    @cache
+    def dry(size: int) -> PeakTracker:
+        parts = [_resized(t, size, _where(t, size)) for t in batch]
+        how = {"optimizer": optimizer, "on": on, "estimate": check}
+        try:
+            return account(model, loss, *parts, **how, **kept).tracker
+        except Exception as error:
+            error.add_note(f"in a dry run, samples: {size}")
+            raise
+
+    def fits(size: int) -> bool:
+        return dry(size).peak <= limit
+
+    @cache
+    def really_fits(size: int) -> bool:
+        if dry(size).start > limit:
+            return False
+        copied, stepper = copy.deepcopy((model, optimizer))
+        device = next((p.device for p in model.parameters()), None)
+        parts = [_resized(t, size, device or t.device) for t in batch]
+        try:
+            trace_step(
+                copied, loss, *parts, optimizer=stepper, budget=limit, **kept
+            )
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    least = _fewest(dry)
+    if not fits(least):
+        needs = f"{format_bytes(dry(least).peak)}, more"
+    else:
+        size = _last(fits, _guess(dry, limit), least)
+        if not check:
             return size
+        if really_fits(least):
+            return _last(really_fits, size, least)
+        needs = "more in reality"
+    samples = "one sample" if least == 1 else f"{least} samples, the fewest,"
+    raise ValueError(
+        f"a step with {samples} needs {needs} than the limit of "
+        f"{format_bytes(limit)}: use a smaller model or sample, activation "
+        "checkpointing, or an optimizer with fewer states"
+    )
+
+
+def _where(tensor: torch.Tensor, size: int) -> torch.device | str:
+    """Where a dry run gets that many rows: on meta unless it reads them."""
+    read = not (tensor.is_floating_point() or tensor.is_complex())
+    small = size * prod(tensor.shape[1:]) * tensor.itemsize <= SMALL
+    return tensor.device if read and small else "meta"
+
+
+def _resized(
+    tensor: torch.Tensor, size: int, device: torch.device | str
+) -> torch.Tensor:
+    """That many rows of a tensor, repeated, in its memory format."""
+    if tensor.ndim == 0:
+        return tensor
+    row = torch.empty_like(tensor[:1], device="meta", requires_grad=False)
+    made = torch.empty_strided(
+        (size, *row.shape[1:]),
+        (prod(row.shape[1:]), *row.stride()[1:]),
+        dtype=tensor.dtype,
+        device=device,
+    )
+    if not made.is_meta:
+        rows = torch.arange(size, device=tensor.device) % len(tensor)
+        made.copy_(tensor.detach()[rows])
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _fewest(dry: Callable[[int], PeakTracker]) -> int:
+    """The fewest samples that run: 1 or 2."""
+    try:
+        dry(1)
+    except Exception as error:
+        try:
+            dry(2)
+        except Exception:
+            raise error from None
+        return 2
+    return 1
+
+
+def _guess(dry: Callable[[int], PeakTracker], limit: int) -> int:
+    """The answer by straight lines, at least 2; 2 where there are none."""
+    sizes = (2, 4, 7)
+    timelines = [dry(size).timeline for size in sizes]
+    try:
+        lines = peak_lines(sizes, timelines)
     except ValueError:
-        pass
-    high = 2
-    while run(high).peak <= limit:
-        high *= 2
-    low = high // 2
+        return 2
+    most = [(limit - c) // slope for c, slope in lines if slope > 0]
+    return max(2, min(most, default=2))
+
+
+def _last(fits: Callable[[int], bool], guess: int, least: int) -> int:
+    """A size that fits, while the next one does not.
+
+    Args:
+        guess: where to begin.
+        least: a size that fits.
+    """
+    low, high, step = guess, guess + 1, 1
+    while low > least and not fits(low):
+        low, high, step = max(low - step, least), low, 2 * step
+    while fits(high):
+        low, high, step = high, high + step, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
-        if run(middle).peak <= limit:
+        if fits(middle):
             low = middle
         else:
             high = middle
