@@ -345,29 +345,39 @@ def test_steps_that_differ_from_size_to_size():
 @pytest.mark.parametrize("seed", range(300 if SOAK else 25))
 def test_no_answer_is_above_its_limit(seed):
     """Random networks, losses and limits; and one sample more is too much."""
+    torch.manual_seed(seed)
     rng = random.Random(seed)
-    width, depth = rng.choice([3, 16]), rng.randint(1, 3)
-    norm = rng.choice([nn.Identity, nn.LayerNorm, nn.BatchNorm1d])
-    act = rng.choice([nn.ReLU, nn.GELU, nn.Sigmoid])
-    layers = [nn.Linear(8, width)]
-    for _ in range(depth):
-        layers += [norm(width), act(), nn.Linear(width, width)]
-    model = nn.Sequential(*layers)
-    distance = rng.choice(LOSSES)
-    loss = lambda m, x, y: distance(m(x).sigmoid(), y)  # noqa: E731
-    example = torch.rand(3, 8), torch.rand(3, width)
+    width, convolution = rng.choice([4, 16]), rng.random() < 0.4
+    layers = [nn.Conv2d(1, width, 3) if convolution else nn.Linear(8, width)]
+    norms = [nn.Identity, lambda n: nn.GroupNorm(2, n)]
+    norms.append(nn.BatchNorm2d if convolution else nn.BatchNorm1d)
+    for _ in range(rng.randint(1, 2)):
+        layers += [rng.choice(norms)(width), rng.choice([nn.ReLU, nn.GELU])()]
+        layer = nn.Conv2d(width, width, 3, padding=1)
+        layers.append(layer if convolution else nn.Linear(width, width))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Sigmoid())
+    shape = (1, 6, 6) if convolution else (8,)
+    distance, autocast = rng.choice(LOSSES), rng.random() < 0.3
     stepper = MAKE[rng.choice([None, "momentum", "adam"])](
         model.parameters(), True
     )
 
-    def peak(n):
-        parts = torch.rand(n, 8), torch.rand(n, width)
-        return trace_step(model, loss, *parts, optimizer=stepper).peak
+    def loss(model, x, y):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = model(x)
+        return distance(out.float(), y)
 
-    limit = peak(rng.randint(2, 300)) + rng.choice([0, 1, 99])
-    found = largest_batch(
-        model, loss, *example, optimizer=stepper, limit=limit
-    )
+    def step(n):
+        x = torch.rand(n, *shape)
+        with torch.no_grad():
+            y = model.eval()(x)
+        return model.train(), loss, x, y
+
+    def peak(n):
+        return trace_step(*step(n), optimizer=stepper).peak
+
+    limit = peak(rng.randint(2, 60)) + rng.choice([0, 1, 99])
+    found = largest_batch(*step(3), optimizer=stepper, limit=limit)
     assert peak(found) <= limit < peak(found + 1)
 
 
@@ -445,7 +455,7 @@ def test_rows_keep_their_values_and_memory_format():
 @pytest.mark.parametrize("bad", [0, -1, 1e9, "1 GiB", None, True])
 def test_limits_that_cannot_be(bad):
     message = f"limit is {bad!r}: use a whole number of at least 1"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         largest_batch(*digits(), limit=bad)
 
 
@@ -517,13 +527,14 @@ def test_models_that_cannot_be_accounted(call, bad):
 
 def test_an_error_of_the_model_is_not_reworded():
     _, loss, *batch = digits()
-    with pytest.raises(RuntimeError, match="a fault of one's own"):
+    with pytest.raises(RuntimeError, match=r"^a fault of one's own$"):
         account(Broken(8, 10), loss, *batch)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "2"])
 def test_micro_batches_that_cannot_be(bad):
-    with pytest.raises(ValueError, match=f"micro_batch is {bad!r}: use a"):
+    message = f"micro_batch is {bad!r}: use a"
+    with pytest.raises((ValueError, TypeError), match=message):
         account(*digits(), micro_batch=bad)
 
 
