@@ -69,6 +69,9 @@ def step(**rest) -> dict:
     return dict(model=of, loss=loss, batch=batch(), optimizer=optimizer(of))
 
 
+KEPT = {"keep_gradients": False, "inference": False}
+
+
 def tracker() -> measuring.PeakTracker:
     return measuring.trace_step(model(), loss, *batch())
 
@@ -405,7 +408,7 @@ ROWS = {
     ),
     "ledger.account": lambda: (
         ledger.account,
-        step() | dict(micro_batch=1, on="cpu"),
+        step() | dict(micro_batch=1, on="cpu", estimate=False) | KEPT,
     ),
     **{
         f"ledger.{name}": lambda name=name: (
@@ -424,7 +427,7 @@ ROWS = {
     ),
     "ledger.largest_batch": lambda: (
         ledger.largest_batch,
-        step() | dict(limit=2000, on="cpu"),
+        step() | dict(limit=2000, on="cpu", check=False) | KEPT,
     ),
     "ledger.loss_peak": lambda: (
         ledger.loss_peak,
@@ -536,7 +539,9 @@ ROWS = {
     ),
     "measuring.dry_run": lambda: (
         measuring.dry_run,
-        step() | dict(micro_batch=1, device=None, on="cpu"),
+        step()
+        | dict(micro_batch=1, device=None, on="cpu", estimate=False)
+        | KEPT,
     ),
     "measuring.format_bytes": lambda: (
         measuring.format_bytes,
@@ -586,7 +591,7 @@ ROWS = {
     ),
     "measuring.trace_step": lambda: (
         measuring.trace_step,
-        step() | dict(micro_batch=1, device="cpu", budget=10**6),
+        step() | dict(micro_batch=1, device="cpu", budget=10**6) | KEPT,
     ),
     # models
     "models.Block": lambda: (

@@ -430,23 +430,33 @@ def test_the_fewest_samples_that_run():
         largest_batch(model, classify, *digits()[2:], limit=limit - 1)
 
 
+def test_a_mask_that_the_loss_looks_at():
+    """In a dry run, too, it keeps its ones."""
+    model, _, x, _ = digits()
+    mask = torch.ones(4, 3, dtype=torch.bool)
+
+    def loss(model, x, mask):
+        scale = 1 if mask.all() else mask.any(1, keepdim=True)
+        return (model(x) * scale).sum()
+
+    limit = account(model, loss, x, mask).peak
+    assert largest_batch(model, loss, x, mask, limit=limit) == 4
+
+
 def test_rows_keep_their_values_and_memory_format():
     seen = []
 
-    def looks(model, x, mask, weight):
+    def looks(model, x, mask):
         if type(x) is torch.Tensor:  # a real step
-            seen.append((mask.tolist(), x.stride(), weight.item()))
-        return model(x).sum() * weight
+            seen.append((mask.tolist(), x.stride()))
+        return model(x).sum()
 
     x = torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    mask, weight = torch.tensor([True, False]), torch.tensor(2.0)
-    model = nn.Conv2d(3, 2, 1)
-    limit = account(model, lambda m, *b: m(b[0]).sum(), x, mask, weight).peak
-    given = looks, x, mask, weight
-    assert largest_batch(model, *given, limit=limit, check=True) == 2
-    assert seen
-    assert all(m == [k % 2 == 0 for k in range(len(m))] for m, *_ in seen)
-    assert {(s, w) for _, s, w in seen} == {((48, 1, 12, 3), 2.0)}
+    model, mask = nn.Conv2d(3, 2, 1), torch.tensor([True, False])
+    limit = account(model, looks, x, mask).peak
+    assert largest_batch(model, looks, x, mask, limit=limit, check=True) == 2
+    assert ([True, False, True], (48, 1, 12, 3)) in seen
+    assert {stride for _, stride in seen} == {(48, 1, 12, 3)}
 
 
 # What cannot be ----------------------------------------------------------
@@ -561,9 +571,10 @@ def test_what_a_loss_function_must_not_return(bad):
 @pytest.mark.parametrize(
     ("batch", "options", "message"),
     [
-        ([], {}, "shapes []: hand over at least one sample"),
-        ([torch.ones(())], {}, "shapes [()]: hand over at least one sample"),
-        ([torch.ones(0, 8)], {}, "shapes [(0, 8)]: hand over at least one"),
+        ([], {}, "shapes []: use the same number of samples, at least 1"),
+        ([torch.ones(())], {}, "shapes [()]: use the same number"),
+        ([torch.ones(0, 8)], {}, "shapes [(0, 8)]: use the same number"),
+        ([torch.ones(2), torch.ones(3)], {}, "[(2,), (3,)]: use the same"),
         (
             [torch.ones(2, 8, device="meta")],
             {"check": True},

@@ -21,11 +21,11 @@ from membudget.measuring import (
     trace_step,
 )
 from membudget.measuring.allocator import Usage
+from membudget.measuring.fakes import SMALL
 from membudget.measuring.step import only_tensors
 from membudget.measuring.tracker import BEFORE
 
 Loss = Callable[..., object]
-SMALL = 1 << 24  # bytes of integers that keep their values in a dry run
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def largest_batch(
     Args:
         *batch: an example; its rows are repeated to each size, those of
             integers and booleans with their values while they take at most
-            16 MiB. A tensor without dimensions stays as it is.
+            16 MiB.
         limit: bytes.
         check: let real steps of the answer and of one sample more decide,
             on the model's device, with the example's data. A copy of the
@@ -184,19 +184,20 @@ def largest_batch(
         others: as for :func:`account`.
 
     Raises:
-        ValueError: not even the smallest batch fits, an example without
-            samples, a check of what has no data, a limit below 1, and what
-            :func:`account` refuses.
+        ValueError: not even the smallest batch fits, an example whose
+            tensors have no samples or not the same number, a check of what
+            has no data, a limit below 1, and what :func:`account` refuses.
         TypeError: a limit that is no whole number, a check that is not True
             or False, and what :func:`account` refuses.
     """
     whole(limit, "limit")
     module(model), only_tensors(batch), flag(check, "check")
-    if not any(t.ndim for t in batch) or any(0 in t.shape[:1] for t in batch):
+    if len(counts := {t.shape[:1] for t in batch}) != 1 or min(counts) < (1,):
         raise ValueError(
             f"the example's tensors have the shapes "
-            f"{[tuple(t.shape) for t in batch]}: hand over at least one "
-            "sample, along their first dimension"
+            f"{[tuple(t.shape) for t in batch]}: use the same number of "
+            "samples, at least 1, along the first dimension of each, and "
+            "leave the rest to the loss function"
         )
     if check and any(t.is_meta for t in [*model.parameters(), *batch]):
         raise ValueError(
@@ -262,8 +263,6 @@ def _resized(
     tensor: torch.Tensor, size: int, device: torch.device | str
 ) -> torch.Tensor:
     """That many rows of a tensor, repeated, in its memory format."""
-    if tensor.ndim == 0:
-        return tensor
     row = torch.empty_like(tensor[:1], device="meta", requires_grad=False)
     made = torch.empty_strided(
         (size, *row.shape[1:]),

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from membudget.checks import device as checked_device
-from membudget.checks import module, stepper
+from membudget.checks import flag, module, stepper
 from membudget.measuring.fakes import (
     SMALL,
     Fakes,
@@ -97,7 +97,7 @@ def dry_run(
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)
-    module(model)
+    module(model), flag(estimate, "estimate")
     if any(part._compiled_call_impl for part in model.modules()):
         raise RuntimeError(COMPILED)  # a copy is not compiled
     if optimizer is not None:

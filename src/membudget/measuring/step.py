@@ -6,7 +6,7 @@ from reprlib import repr as short
 import torch
 from torch import nn
 
-from membudget.checks import function, module, stepper, whole
+from membudget.checks import flag, function, module, stepper, whole
 from membudget.measuring.tracker import PeakTracker, nothing_compiled
 
 Loss = Callable[..., object]
@@ -64,7 +64,7 @@ def trace_step(
             cannot be cut into micro-batches, or inference with what only a
             training step has.
         TypeError: something else than a model, a function, an optimizer, a
-            whole number of samples, or tensors in the batch.
+            whole number of samples, True or False, or tensors in the batch.
         torch.OutOfMemoryError: the budget does not suffice.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
@@ -72,7 +72,8 @@ def trace_step(
     if optimizer is not None:
         stepper(optimizer)
     only_tensors(batch)
-    if inference:
+    flag(keep_gradients, "keep_gradients")
+    if flag(inference, "inference"):
         _only_forward(optimizer, micro_batch, keep_gradients)
         model.zero_grad()
         tracker = PeakTracker(model, *batch, device=device, budget=budget)
