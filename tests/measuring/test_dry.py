@@ -173,6 +173,18 @@ def test_norms_of_16_bits_with_weights_of_32(norm):
     check_both(model, loss, torch.randn(4, 3, 7, 7))
 
 
+class Across(nn.LayerNorm):
+    """Hands its result out the other way round."""
+
+    def forward(self, x):
+        return super().forward(x).transpose(1, 2)
+
+
+def test_a_layer_norm_whose_gradient_comes_across():
+    model = nn.Sequential(nn.Linear(8, 8), Across(8), nn.Linear(6, 4))
+    check_both(model, masked, torch.randn(3, 6, 8))
+
+
 def total(model, *batch):
     return model(*batch).square().sum()
 

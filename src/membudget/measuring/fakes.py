@@ -315,6 +315,12 @@ def _gradients(args: tuple, result: tuple) -> tuple:
     return first if first is None else first.to(args[1].dtype), *others
 
 
+def _rows(args: tuple, result: tuple) -> tuple:
+    """Layer norm's gradient lies row by row, however the result's came."""
+    first, *others = result
+    return first if first is None else first.contiguous(), *others
+
+
 def _bags(args: tuple, result: tuple) -> tuple:
     """An embedding bag: which bag is only noted off the fast path."""
     weight, indices, offsets, _, mode, _, scale, _, padding = (
@@ -373,6 +379,7 @@ KERNELS = {
     aten.native_batch_norm.default: _statistics,
     aten.native_group_norm.default: _statistics,
     aten.native_layer_norm.default: _statistics,
+    aten.native_layer_norm_backward.default: _rows,
     aten.native_batch_norm_backward.default: _gradients,
     aten.native_group_norm_backward.default: _gradients,
     aten._embedding_bag.default: _bags,
