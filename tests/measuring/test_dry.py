@@ -185,6 +185,14 @@ def test_a_layer_norm_whose_gradient_comes_across():
     check_both(model, masked, torch.randn(3, 6, 8))
 
 
+def test_a_module_that_is_converted_while_it_runs():
+    def loss(model, x):
+        return model.to(torch.float32)(x).sum()
+
+    with pytest.raises(ValueError, match=r"Module\.to.*convert it before"):
+        dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
+
+
 def total(model, *batch):
     return model(*batch).square().sum()
 

@@ -93,7 +93,8 @@ def dry_run(
         ValueError: as :func:`trace_step`, or a step that needs the values of
             tensors (``.item()``, an index by condition), or other tensors
             than the model's and the batch's, sparse tensors, an operator of
-            :data:`UNSURE`, or a device that this PyTorch was not built for.
+            :data:`UNSURE`, a module that is converted while it runs, or a
+            device that this PyTorch was not built for.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)
@@ -150,6 +151,14 @@ def dry_run(
             raise ValueError(
                 "the loss uses a tensor that is neither the model's nor the "
                 "batch's: make it a buffer, or hand it over in the batch"
+            ) from error
+        except RuntimeError as error:
+            if "swap" not in str(error):
+                raise
+            raise ValueError(
+                "a module is converted while the model runs (Module.to), "
+                "which a dry run cannot follow: convert it before, or measure "
+                "with trace_step"
             ) from error
     if not estimate and (unknown := unsure(tracker)):
         reasons = "; ".join(f"{name}: {why}" for name, why in unknown.items())
