@@ -566,7 +566,8 @@ class Worker:
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
         try:
             write(path, fault.planted(source))
-            return self.ask(files=files, tests=tests) == 0
+            code = self.ask(files=files, tests=tests)
+            return code in (0, 5)  # 5: none has its old name any more
         finally:
             write(path, source)
 
@@ -659,9 +660,11 @@ def run_tests(files, tests=None, record=None):
 # The command ----------------------------------------------------------------
 
 
-def report(fault, source):
+def report(fault, source, tests):
+    """Print a fault that survived, as a difference."""
     number, gone, come = fault.change(source)
-    print(f"{fault.file}:{number}")
+    unrun = "" if tests else ", which no test executes"
+    print(f"{fault.file}:{number}{unrun}")
     for sign, lines in (("-", gone), ("+", come)):
         print(*(f"  {sign} {line.strip()}" for line in lines), sep="\n")
     print(flush=True)
@@ -709,13 +712,14 @@ def main(args=None, root=ROOT, preloaded=PRELOADED):
         def survives(worker, fault):
             tests = selected(fault, traces)
             source = texts[fault.file]
-            return fault, not tests or worker.survives(fault, source, tests)
+            survived = not tests or worker.survives(fault, source, tests)
+            return fault, tests, survived
 
-        for fault, survived in workers.map(survives, faults):
+        for fault, tests, survived in workers.map(survives, faults):
             print(".", end="", file=sys.stderr, flush=True)
             if survived:
                 left.append(fault.key(texts[fault.file]))
-                report(fault, texts[fault.file])
+                report(fault, texts[fault.file], tests)
     survivors.write_text(json.dumps(sorted(left), indent=1))
     print(
         f"{len(faults)} faults of {len(sites)} places in "

@@ -70,7 +70,7 @@ def test_what_no_test_notices_is_reported(tmp_path, monkeypatch, capsys):
     survived = [
         "6\n  - if total < 0:\n  + if total <= 0:",
         "6\n  - if total < 0:\n  + if total < -1:",
-        "7\n  - raise ValueError",
+        "7, which no test executes\n  - raise ValueError",
     ]
     assert all(f"share.py:{fault}" in report for fault in survived)
     assert "7 faults of 7 places" in report
