@@ -307,6 +307,8 @@ def children(node):
             return
         case ast.Call(func=ast.Attribute(attr="warn")):
             return
+        case ast.keyword(arg="slots"):  # they save memory, nothing else
+            return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns"):
             continue

@@ -112,7 +112,7 @@ class MixedPrecision:
         if self.format == "fp16" and scaler is None:
             scaler = torch.amp.GradScaler(self.device.type)
         self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self._micro_batches, self._unscaled = 0, False
+        self._begun = self._unscaled = False
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the optimizer trains."""
@@ -168,7 +168,7 @@ class MixedPrecision:
         except BaseException:
             self._clear()
             raise
-        self._micro_batches += 1
+        self._begun = True
 
     def unscale(self) -> float:
         """Divide the gradient by the loss scale, and return its norm.
@@ -233,7 +233,7 @@ class MixedPrecision:
         return ScaledStep(norm, scale, stepped and norm > limit, stepped)
 
     def _clear(self) -> None:
-        self._micro_batches, self._unscaled = 0, False
+        self._begun = self._unscaled = False
         self.optimizer.zero_grad()
 
     def _norm(self) -> float:
@@ -244,7 +244,7 @@ class MixedPrecision:
         return nn.utils.get_total_norm(numbers).item()
 
     def _gradients(self) -> list[torch.Tensor]:
-        if not self._micro_batches:
+        if not self._begun:
             raise RuntimeError(
                 "there is no gradient: run backward(loss) before, for every "
                 "micro-batch of the step"
