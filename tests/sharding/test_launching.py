@@ -256,7 +256,7 @@ def test_rank_0_is_printed(capsys):
 def test_lines_are_shown_as_asked(capsys):
     lines = []
     with Ranks(2, show=lambda *line: lines.append(line)) as pool:
-        pool.run(workers.talk, "a\nb")
+        assert pool.run(workers.talk, "a\nb") == [25, 25]  # as any file
     expected = ["a", "bto stderr, without an end"]
     for rank in (0, 1):
         assert [line for r, line in lines if r == rank] == expected
