@@ -56,10 +56,11 @@ def interpreter():
         marks.append(mark)
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
+        paths = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
             mark: "1",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
         process = subprocess.Popen(
             [sys.executable, script],

@@ -224,6 +224,7 @@ def test_micro_batches(last):
     if last:  # by default all of them reduce
         options["synchronise_last"] = True
     one, three = simulate(), simulate(**options)
+    assert one.rank == 0
     gathered = three.traffic["all-gather"]
     reduced = three.traffic["reduce-scatter"]
     assert gathered.calls == 3 * one.traffic["all-gather"].calls
