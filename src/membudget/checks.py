@@ -8,8 +8,8 @@ overflow in silence.
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from math import isfinite
-from numbers import Integral, Real
+from math import isfinite, isnan
+from numbers import Integral, Rational, Real
 from typing import TypeVar
 
 import torch
@@ -17,8 +17,8 @@ from torch import nn
 
 Thing = TypeVar("Thing")
 
-MOST = 2**63 - 1
-"""The most of anything: PyTorch counts no further."""
+MOST = 10**50
+"""The most of anything: products of a few are still floats, and words."""
 
 
 def whole(
@@ -38,7 +38,8 @@ def whole(
         raise refused(name, value, _range("a whole number", least, most))
     if abs(number) > MOST:
         raise ValueError(
-            f"{name} is {shown(value)}: use a whole number of at most {MOST}"
+            f"{name} is {shown(value)}: use a whole number of at most "
+            f"{MOST:.0e}"
         )
     if not _within(number, least, most):
         use = _range("a whole number", least, most)
@@ -52,24 +53,29 @@ def number(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
+    infinite: bool = False,
 ) -> float:
-    """The value, if it is a finite number in a range; whole ones stay whole.
+    """The value, if it is a number in a range; exact ones stay exact.
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is infinite, NaN, too small or too large; ``above``
-            itself is too small.
+        ValueError: it is NaN, too small or too large, or infinite where that
+            is not allowed; ``above`` itself is too small.
     """
-    use = _range("a finite number", least, most, above)
+    kind = "a number" if infinite else "a finite number"
+    use = _range(kind, least, most, above)
     real = _plain(value)
     if not isinstance(real, Real) or isinstance(real, bool):
         raise refused(name, value, use)
     try:
-        real = int(real) if isinstance(real, Integral) else float(real)
-        finite = isfinite(real)
+        if isinstance(real, Integral):
+            real = int(real)
+        elif not isinstance(real, Rational):  # which stays exact
+            real = float(real)
+        good = not isnan(real) if infinite else isfinite(real)
     except OverflowError:  # a whole number above all floats
-        finite = False
-    if not finite or not _within(real, least, most, above):
+        good = False
+    if not good or not _within(real, least, most, above):
         raise ValueError(f"{name} is {shown(value)}: use {use}")
     return real
 
@@ -182,8 +188,11 @@ def listed(
         ValueError: it holds fewer than ``least``.
     """
     other = str, bytes, Mapping, set, frozenset
+    plain = type(values) in (list, tuple)  # by far most
     try:
-        if not isinstance(values, Collection) or isinstance(values, other):
+        if not plain and (
+            not isinstance(values, Collection) or isinstance(values, other)
+        ):
             raise TypeError
         values = list(values)
     except TypeError:  # also of an array without dimensions
