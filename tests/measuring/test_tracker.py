@@ -1792,7 +1792,7 @@ def test_only_the_other_device_is_counted():
 
 
 def test_a_device_that_does_not_exist():
-    with pytest.raises(RuntimeError, match="gpu"):
+    with pytest.raises(ValueError, match=r"^device is 'gpu': use a name"):
         PeakTracker(device="gpu")
 
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from membudget.checks import device as checked_device
-from membudget.checks import flag, module, stepper
+from membudget.checks import flag, instance, module, stepper
 from membudget.measuring.fakes import (
     SMALL,
     Fakes,
@@ -46,7 +46,13 @@ UNSURE = {
 
 
 def unsure(tracker: PeakTracker) -> dict[str, str]:
-    """Those operators of :data:`UNSURE` that ran, with the reason."""
+    """Those operators of :data:`UNSURE` that ran, with the reason.
+
+    Raises:
+        TypeError: something else than a tracker.
+    """
+    use = "a PeakTracker, as of dry_run"
+    instance(tracker, PeakTracker, "tracker", use)
     ran = {operator.name for operator in tracker.operators}
     return {name: why for name, why in UNSURE.items() if name in ran}
 

@@ -69,6 +69,7 @@ def trace_step(
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     module(model), function(loss, "loss", LOSS)
+    flag(keep_gradients, "keep_gradients"), flag(inference, "inference")
     if optimizer is not None:
         stepper(optimizer)
     only_tensors(batch)
