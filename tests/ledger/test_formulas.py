@@ -1,7 +1,6 @@
 """The closed forms: against the rows, the tracker and their source."""
 
 import random
-import re
 from itertools import pairwise, product
 
 import pytest
@@ -273,23 +272,3 @@ def test_where_the_usual_formula_does_not_hold():
 
 
 # What cannot be ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("bad", [0, -1, 2.0, "4", None, True])
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (block_activations, ["batch", "tokens", "itemsize"]),
-        (head_activations, ["batch", "tokens", "itemsize"]),
-        (activations, ["batch", "tokens", "itemsize"]),
-        (loss_peak, ["batch", "tokens", "vocabulary", "itemsize"]),
-        (korthikanti, ["batch", "tokens", "width", "heads"]),
-    ],
-)
-def test_sizes_that_cannot_be(function, names, bad):
-    shape = [] if function in (loss_peak, korthikanti) else [Transformer()]
-    for name in names:
-        given = dict.fromkeys(names, 4) | {name: bad}
-        message = f"{name} is {bad!r}: use a whole number of at least 1"
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-            function(*shape, **given)

@@ -315,7 +315,7 @@ def test_the_network_of_the_lab():
 # Errors ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", ["gpu", "CUDA", "", None, 0])
+@pytest.mark.parametrize("bad", ["gpu", "CUDA", ""])
 def test_other_lists(bad):
     message = f"for {bad!r}: use one of cpu, cuda"
     refused = pytest.raises(

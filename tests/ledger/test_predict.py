@@ -343,18 +343,6 @@ def test_recipes_and_optimizers_that_do_not_exist():
         predict(shape, 4, 8, optimizer="adamw")
 
 
-@pytest.mark.parametrize("bad", [0, -1, 2.0, "4", True])
-def test_sizes_that_cannot_be(bad):
-    shape = NETS["gpt"]()
-    message = f"is {bad!r}: use a whole number of at least 1"
-    with refused(f"batch {message}"):
-        predict(shape, bad, 8)
-    with refused(f"micro_batch {message}"):
-        predict(shape, 4, 8, micro_batch=bad)
-    with refused(f"tokens {message}"):
-        predict(shape, 4, bad)
-
-
 def test_more_tokens_than_the_context():
     with refused("17 tokens are more than the 16 learned positions"):
         predict(NETS["gpt"](), 2, 17)

@@ -214,15 +214,6 @@ def test_nothing_to_walk_through():
         walk([])
 
 
-@pytest.mark.parametrize("bad", [0, -1, 1.5, "8", True, None])
-@pytest.mark.parametrize("name", ["elements", "itemsize"])
-@pytest.mark.parametrize("make", [Paper.input, Paper.parameter])
-def test_tensors_that_cannot_be(make, name, bad):
-    given = {"elements": 4, "itemsize": 4, name: bad}
-    with pytest.raises(ValueError, match=f"^{name} is .*: use a whole number"):
-        make(Paper(), **given)
-
-
 def test_tensors_on_paper():
     tensor = PaperTensor(6, 2)
     assert (tensor.bytes, tensor.storage, tensor.trained) == (12, tensor, True)

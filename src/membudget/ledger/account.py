@@ -104,6 +104,7 @@ def account(
             :func:`membudget.measuring.dry_run`; the bytes may be too few.
 
     Raises:
+        TypeError: an argument of a wrong kind.
         ValueError: a model that does not run without data, and what
             :func:`membudget.measuring.dry_run` refuses.
     """
@@ -176,7 +177,7 @@ def largest_batch(
         *batch: an example; its rows are repeated to each size, those of
             integers and booleans with their values while they take at most
             16 MiB.
-        limit: bytes.
+        limit: bytes, up to 2⁶⁰.
         check: let real steps of the answer and of one sample more decide,
             on the model's device, with the example's data. A copy of the
             model takes them, and none goes beyond the limit. Needed where a
@@ -186,11 +187,11 @@ def largest_batch(
     Raises:
         ValueError: not even the smallest batch fits, an example whose
             tensors have no samples or not the same number, a check of what
-            has no data, a limit below 1, and what :func:`account` refuses.
+            has no data, another limit, and what :func:`account` refuses.
         TypeError: a limit that is no whole number, a check that is not True
             or False, and what :func:`account` refuses.
     """
-    whole(limit, "limit")
+    limit = whole(limit, "limit", 1, 2**60)
     module(model), only_tensors(batch), flag(check, "check")
     if len(counts := {t.shape[:1] for t in batch}) != 1 or min(counts) < (1,):
         raise ValueError(

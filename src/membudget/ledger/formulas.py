@@ -7,7 +7,7 @@ without autocast. A block's own input counts, its output does not: that is the
 next block's input.
 """
 
-from membudget.checks import whole
+from membudget.checks import flag, instance, whole
 from membudget.ledger.networks import Transformer
 
 
@@ -33,10 +33,11 @@ def block_activations(
     :func:`korthikanti`.)
 
     Raises:
-        ValueError: sizes that are not positive whole numbers.
+        TypeError: sizes that are no whole numbers, another shape or flag.
+        ValueError: sizes below 1.
     """
-    whole(batch, "batch"), whole(tokens, "tokens"), whole(itemsize, "itemsize")
-    s, d, n = itemsize, shape.width, batch * tokens
+    batch, tokens, s = _checked(shape, batch, tokens, itemsize)
+    d, n = shape.width, batch * tokens
     scores = batch * shape.heads * tokens * tokens
     if shape.family == "gpt":
         total = n * (16 * s * d + 4 * s)
@@ -63,10 +64,11 @@ def head_activations(
     b·t·V numbers at once: :func:`loss_peak`.)
 
     Raises:
-        ValueError: sizes that are not positive whole numbers.
+        TypeError: sizes that are no whole numbers, another shape or flag.
+        ValueError: sizes below 1.
     """
-    whole(batch, "batch"), whole(tokens, "tokens"), whole(itemsize, "itemsize")
-    s, d, n = itemsize, shape.width, batch * tokens
+    batch, tokens, s = _checked(shape, batch, tokens, itemsize)
+    d, n = shape.width, batch * tokens
     norm = n * (2 * s * d + 2 * s)
     if shape.family == "llama":
         norm = n * (s * d + 4 * d + 4 * d + 4)
@@ -82,16 +84,12 @@ def loss_peak(
     3·s·b·t·V.
 
     Raises:
-        ValueError: sizes that are not positive whole numbers.
+        TypeError: sizes that are no whole numbers, another shape or flag.
+        ValueError: sizes below 1.
     """
-    for name, value in (
-        ("batch", batch),
-        ("tokens", tokens),
-        ("vocabulary", vocabulary),
-        ("itemsize", itemsize),
-    ):
-        whole(value, name)
-    return 3 * itemsize * batch * tokens * vocabulary
+    numbers = whole(batch, "batch") * whole(tokens, "tokens")
+    numbers *= whole(vocabulary, "vocabulary")
+    return 3 * whole(itemsize, "itemsize") * numbers
 
 
 def activations(
@@ -104,8 +102,10 @@ def activations(
     pair of a head's numbers (``"llama"``).
 
     Raises:
-        ValueError: sizes that are not positive whole numbers.
+        TypeError: sizes that are no whole numbers, another shape or flag.
+        ValueError: sizes below 1.
     """
+    batch, tokens, itemsize = _checked(shape, batch, tokens, itemsize)
     blocks = shape.depth * block_activations(shape, batch, tokens, itemsize)
     place = 8 * tokens
     if shape.family == "llama":
@@ -124,14 +124,21 @@ def korthikanti(
     operator; fused attention does away with the second term.
 
     Raises:
-        ValueError: sizes that are not positive whole numbers.
+        TypeError: sizes that are no whole numbers, another shape or flag.
+        ValueError: sizes below 1.
     """
-    for name, value in (
-        ("batch", batch),
-        ("tokens", tokens),
-        ("width", width),
-        ("heads", heads),
-    ):
-        whole(value, name)
-    total = 34 * tokens * batch * width
-    return total if fused else total + 5 * heads * tokens**2 * batch
+    numbers = whole(batch, "batch") * whole(tokens, "tokens")
+    total = 34 * numbers * whole(width, "width")
+    scores = 5 * whole(heads, "heads") * numbers * whole(tokens, "tokens")
+    return total if flag(fused, "fused") else total + scores
+
+
+def _checked(
+    shape: Transformer, batch: int, tokens: int, itemsize: int
+) -> tuple[int, int, int]:
+    instance(shape, Transformer, "the shape", "a Transformer")
+    return (
+        whole(batch, "batch"),
+        whole(tokens, "tokens"),
+        whole(itemsize, "itemsize"),
+    )

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from membudget.checks import listed, whole
+
 
 class PeakLine(NamedTuple):
     """Bytes alive at one moment of a step: ``constant + slope * size``."""
@@ -29,9 +31,20 @@ def peak_lines(
             (:attr:`membudget.measuring.PeakTracker.timeline`) at each size.
 
     Raises:
+        TypeError: sizes or bytes that are no whole numbers.
         ValueError: fewer than two sizes, operators that differ between the
             sizes, or bytes that are not affine in the size.
     """
+    sizes = [
+        whole(size, "a size") for size in listed(sizes, "sizes", "sizes", 0)
+    ]
+    timelines = [
+        [
+            whole(live, "the bytes of a timeline", 0)
+            for live in listed(line, "a timeline", "bytes")
+        ]
+        for line in listed(timelines, "timelines", "timelines", 0)
+    ]
     if not 2 <= len(sizes) == len(timelines) == len(set(sizes)):
         raise ValueError(
             "give two or more different sizes and a timeline for each"
@@ -81,5 +94,21 @@ def _envelope(lines: Iterable[PeakLine]) -> list[PeakLine]:
 
 
 def peak_at(lines: Iterable[PeakLine], size: int) -> int:
-    """Peak bytes at a micro-batch size: the maximum of the lines."""
-    return max(constant + slope * size for constant, slope in lines)
+    """Peak bytes at a micro-batch size: the maximum of the lines.
+
+    Raises:
+        TypeError: no lines of :func:`peak_lines`, or no whole number.
+        ValueError: an empty list, or a size below 1.
+    """
+    size = whole(size, "the size")
+    lines = listed(lines, "lines", "lines of peak_lines")
+    return max(
+        constant + slope * size for constant, slope in map(_line, lines)
+    )
+
+
+def _line(line: PeakLine) -> PeakLine:
+    numbers = listed(line, "a line", "whole numbers", 2)
+    if len(numbers) > 2:
+        raise ValueError("a line has more than two numbers: use a PeakLine")
+    return PeakLine(*(whole(n, "a number of a line", None) for n in numbers))

@@ -11,13 +11,17 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from membudget.checks import one_of, whole
+from membudget.checks import device as checked_device
+from membudget.checks import flag, listed, one_of, whole
 from membudget.ledger import operators as op
 from membudget.ledger.paper import Paper, PaperTensor
 from membudget.models import GPT, Llama, MLPBlock
 
 FAMILIES = ("gpt", "llama")
 """GPT-2's block and Llama's."""
+
+MOST_BLOCKS = 1000
+"""Each is written down."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,10 @@ class Transformer:
         dropout: whether there is dropout (``"gpt"``).
 
     Raises:
-        ValueError: sizes that are not positive whole numbers, heads that do
-            not divide the width or cannot share the heads of keys and
+        TypeError: sizes that are no whole numbers, flags that are neither
+            True nor False, a family that is no string.
+        ValueError: sizes below 1, more than 1 000 blocks, heads that do not
+            divide the width or cannot share the heads of keys and
             values, an unknown family, or what a family has not.
     """
 
@@ -59,13 +65,15 @@ class Transformer:
 
     def __post_init__(self) -> None:
         one_of(self.family, FAMILIES, "family of transformers")
-        for name in ("vocabulary", "width", "depth", "heads", "context"):
-            whole(getattr(self, name), name)
+        for name in ("tied", "fused", "dropout"):
+            flag(getattr(self, name), name)
+        self._whole("vocabulary"), self._whole("width"), self._whole("heads")
+        self._whole("depth", MOST_BLOCKS), self._whole("context")
         defaults = {"hidden": 4 * self.width, "kv_heads": self.heads}
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-            whole(getattr(self, name), name)
+            self._whole(name)
         if self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not a multiple of {self.heads} "
@@ -92,6 +100,10 @@ class Transformer:
         if self.family == "llama" and self.dropout:
             raise ValueError("the family llama has no dropout: leave it out")
 
+    def _whole(self, name: str, most: int | None = None) -> None:
+        value = whole(getattr(self, name), name, most=most)
+        object.__setattr__(self, name, value)
+
     @property
     def shared(self) -> int:
         """Width of the keys, and of the values, of a token."""
@@ -115,8 +127,9 @@ class Transformer:
 
     def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
         """The course's model of this shape; on ``meta`` it takes no memory."""
-        meta = torch.device(device).type == "meta"
-        with torch.device(device), _Uninitialised() if meta else nullcontext():
+        device = checked_device(device)
+        meta = device.type == "meta"
+        with device, _Uninitialised() if meta else nullcontext():
             if self.family == "gpt":
                 return GPT(
                     self.vocabulary,
@@ -141,6 +154,7 @@ class Transformer:
 
     def buffers(self, itemsize: int = 4) -> int:
         """Bytes of the buffers: it has none."""
+        whole(itemsize, "itemsize")
         return 0
 
     def write(
@@ -165,10 +179,12 @@ class Transformer:
             checkpointed: whether each block is checkpointed.
 
         Raises:
-            ValueError: sizes that are not positive whole numbers, or more
-                tokens than learned positions.
+            TypeError: an argument of a wrong kind.
+            ValueError: sizes below 1, or more tokens than learned positions.
         """
-        whole(batch, "batch"), whole(tokens, "tokens")
+        batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
+        itemsize = whole(itemsize, "itemsize")
+        flag(checkpointed, "checkpointed")
         if self.family == "gpt" and tokens > self.context:
             raise ValueError(
                 f"{tokens} tokens are more than the {self.context} learned "
@@ -387,9 +403,10 @@ class Chain:
             not checkpointed.
 
     Raises:
-        TypeError: another kind of model.
-        ValueError: a shape that is not of positive whole numbers, segments
-            that are not of children one after the other or that overlap,
+        TypeError: another kind of model, a shape or segments that are not
+            of whole numbers.
+        ValueError: a shape that is not of positive numbers, segments that
+            are not of children one after the other or that overlap,
             frozen parameters, or parameters that several modules share.
     """
 
@@ -403,14 +420,22 @@ class Chain:
                 f"{type(self.model).__name__} is no Sequential: use one, or "
                 "membudget.ledger.account for any other model"
             )
-        if not self.sample:
+        sizes = listed(self.sample, "the sample", "sizes", 0)
+        if not sizes:
             raise ValueError("the sample has no dimension: give its shape")
-        for size in self.sample:
-            whole(size, "a size of the sample")
+        sizes = tuple(whole(size, "a size of the sample") for size in sizes)
+        object.__setattr__(self, "sample", sizes)
+        parts = listed(self.segments, "segments", "segments", 0)
+        segments = tuple(
+            tuple(
+                whole(child, "a number of a child", 0)
+                for child in listed(part, "a segment", "children", 0)
+            )
+            for part in parts
+        )
+        object.__setattr__(self, "segments", segments)
         number = 0
-        for part in self.segments:
-            for child in part:
-                whole(child, "a number of a child", least=0)
+        for part in segments:
             if not part or list(part) != list(
                 range(part[0], part[0] + len(part))
             ):
@@ -440,6 +465,7 @@ class Chain:
 
     def buffers(self, itemsize: int = 4) -> int:
         """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
+        itemsize = whole(itemsize, "itemsize")
         return sum(
             b.numel() * itemsize if b.is_floating_point() else b.nbytes
             for b in self.model.buffers()
@@ -457,10 +483,11 @@ class Chain:
         """The forward pass and the loss, on paper.
 
         Raises:
-            ValueError: a batch that is not a positive whole number, or a
-                module that has no rule.
+            TypeError: an argument of a wrong kind.
+            ValueError: a batch below 1, or a module that has no rule.
         """
-        whole(batch, "batch")
+        batch, itemsize = whole(batch, "batch"), whole(itemsize, "itemsize")
+        flag(checkpointed, "checkpointed")
         paper = Paper(autocast, lists)
         x, shape = (
             paper.input(batch * prod(self.sample), itemsize),

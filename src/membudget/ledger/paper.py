@@ -9,10 +9,13 @@ adds up.
 
 from dataclasses import dataclass, field
 
-from membudget.checks import one_of, whole
+from membudget.checks import flag, instance, listed, one_of, whole
 
 LISTS = ("cpu", "cuda")
 """The devices whose autocast differs."""
+
+KINDS = ("parameter", "input", "")
+"""Of a tensor on paper."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +29,10 @@ class PaperTensor:
         kind: ``"parameter"``, ``"input"`` (both are there before the step)
             or ``""`` for what the step makes.
         base: the tensor whose memory a view shows.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: elements below 0, an itemsize below 1, another kind.
     """
 
     elements: int
@@ -33,6 +40,14 @@ class PaperTensor:
     trained: bool = True
     kind: str = ""
     base: "PaperTensor | None" = None
+
+    def __post_init__(self) -> None:
+        self.elements = whole(self.elements, "elements", 0)
+        self.itemsize = whole(self.itemsize, "itemsize")
+        flag(self.trained, "trained")
+        one_of(self.kind, KINDS, "kind of a tensor on paper")
+        if self.base is not None:
+            instance(self.base, PaperTensor, "base", "a PaperTensor")
 
     @property
     def bytes(self) -> int:
@@ -86,6 +101,20 @@ class Row:
     views: tuple[str, ...] = ()
     watches: tuple[PaperTensor, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("name", "operator"):
+            instance(getattr(self, name), str, name, "a string")
+        for name in ("reads", "makes", "saves", "watches"):
+            for tensor in listed(getattr(self, name), name, "tensors", 0):
+                instance(tensor, PaperTensor, name, "PaperTensors")
+        for step in listed(self.views, "views", "steps", 0):
+            instance(step, str, "one of views", "the name of a step")
+        self.extra = whole(self.extra, "extra", 0)
+        flag(self.needs, "needs"), flag(self.after, "after")
+        for name in ("steps", "gives"):
+            for pair in listed(getattr(self, name), name, "pairs", 0):
+                instance(pair, tuple, f"one of {name}", "a pair")
+
 
 @dataclass(eq=False, slots=True)
 class Segment:
@@ -96,6 +125,10 @@ class Segment:
     """
 
     rows: list[Row]
+
+    def __post_init__(self) -> None:
+        for row in listed(self.rows, "rows", "rows"):
+            instance(row, Row, "a row of a segment", "a Row")
 
     @property
     def makes(self) -> tuple[PaperTensor, ...]:
@@ -114,7 +147,8 @@ class Paper:
             losses alone, ``"cuda"`` for softmax and layer norm, too.
 
     Raises:
-        ValueError: other lists.
+        TypeError: lists that are no string, or bytes that are not whole.
+        ValueError: other lists, or bytes below 1.
 
     Attributes:
         rows: what was written.
@@ -135,6 +169,8 @@ class Paper:
 
     def __post_init__(self) -> None:
         one_of(self.lists, LISTS, "list of operators for")
+        if self.autocast is not None:
+            self.autocast = whole(self.autocast, "autocast")
 
     def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
         """A tensor of the batch: there before the step, not trained.
@@ -143,10 +179,7 @@ class Paper:
             ValueError: sizes that are not positive whole numbers.
         """
         tensor = PaperTensor(
-            whole(elements, "elements"),
-            whole(itemsize, "itemsize"),
-            False,
-            "input",
+            whole(elements, "elements"), itemsize, False, "input"
         )
         self.inputs.append(tensor)
         return tensor
@@ -158,16 +191,14 @@ class Paper:
             ValueError: sizes that are not positive whole numbers.
         """
         tensor = PaperTensor(
-            whole(elements, "elements"),
-            whole(itemsize, "itemsize"),
-            True,
-            "parameter",
+            whole(elements, "elements"), itemsize, True, "parameter"
         )
         self.parameters.append(tensor)
         return tensor
 
     def inside(self, name: str) -> "_Inside":
         """``with paper.inside("blocks.0"):`` names the rows written there."""
+        instance(name, str, "the name of a module", "a string")
         return _Inside(self, name)
 
     def write(
@@ -182,7 +213,11 @@ class Paper:
         What is made is trained if something that is read is; where nothing
         is, the row saves nothing. No gradient is computed for a tensor that
         is not trained.
+
+        Raises:
+            TypeError: an argument of a wrong kind.
         """
+        instance(operator, str, "operator", "a string")
         gives = rest.pop("gives", ())
         idle = {name for tensor, name in gives if not tensor.trained}
         gives = tuple(pair for pair in gives if pair[0].trained)
@@ -190,8 +225,6 @@ class Paper:
         if not gives:
             steps = ()
             rest |= {"saves": (), "needs": False}
-        for tensor in makes:
-            tensor.trained = bool(gives)
         name = " ".join([".".join(self._module), operator]).strip()
         row = Row(
             name,
@@ -202,11 +235,14 @@ class Paper:
             gives=gives,
             **rest,
         )
+        for tensor in makes:
+            tensor.trained = bool(gives)
         self.rows.append(row)
         return row
 
     def checkpoint(self, start: int) -> None:
         """Put the rows from number ``start`` on under one checkpoint."""
+        start = whole(start, "start", 0)
         if self.rows[start:]:
             self.rows[start:] = [Segment(self.rows[start:])]
 

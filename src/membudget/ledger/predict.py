@@ -1,6 +1,6 @@
 """The peak of a whole step, from the rows alone."""
 
-from membudget.checks import one_of, whole
+from membudget.checks import flag, instance, one_of, whole
 from membudget.ledger import operators as op
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.recipes import (
@@ -49,14 +49,27 @@ def predict(
             of the network.
 
     Raises:
+        TypeError: an argument of a wrong kind, or not one number of tokens
+            for a transformer.
         ValueError: an unknown recipe or optimizer, other lists, or a size
             that is not a positive whole number.
     """
+    instance(
+        network, Transformer | Chain, "the network", "a Transformer or a Chain"
+    )
+    flag(checkpointed, "checkpointed"), flag(foreach, "foreach")
+    if buffers is not None:
+        buffers = whole(buffers, "buffers", 0)
+    wanted = int(isinstance(network, Transformer))
+    if len(sizes) != wanted:
+        raise TypeError(
+            f"{len(sizes)} sizes besides the batch: use the tokens of a "
+            "sequence for a Transformer, and none for a Chain"
+        )
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:
         one_of(optimizer, OPTIMIZERS, "optimizer")
-    whole(batch, "batch")
-    size = batch
+    size = batch = whole(batch, "batch")
     if micro_batch is not None:
         size = min(batch, whole(micro_batch, "micro_batch"))
     full, rest = divmod(batch, size)

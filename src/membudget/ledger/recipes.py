@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from membudget.checks import one_of, whole
+from membudget.checks import flag, listed, one_of, whole
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def bytes_per_parameter(
     parameter).
 
     Raises:
+        TypeError: a name that is no string.
         ValueError: an unknown recipe or optimizer.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
@@ -147,25 +148,20 @@ def states(
         optimizer: one of :data:`OPTIMIZERS`.
 
     Raises:
-        ValueError: an unknown recipe or optimizer, or a size that is not a
-            whole number of at least 0.
-        TypeError: something else than a model or sizes.
+        TypeError: something else than a model or whole numbers.
+        ValueError: an unknown recipe or optimizer, or a size below 0.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if isinstance(model, nn.Module):
         everything = [p.numel() for p in model.parameters()]
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
-    elif isinstance(model, Sequence) and all(
-        isinstance(n, int) for n in model
-    ):
-        everything = trained = list(model)
+    elif isinstance(model, Sequence) and not isinstance(model, str | bytes):
+        everything = trained = _sizes(model)
     else:
         raise TypeError(
             f"{type(model).__name__} is neither a model nor a list of the "
             "sizes of its parameters"
         )
-    for size in everything:
-        whole(size, "the size of a parameter", least=0)
     return States(
         parameters=r.parameters * sum(everything),
         gradients=r.gradients * sum(trained),
@@ -173,16 +169,24 @@ def states(
     )
 
 
+def _sizes(sizes: Sequence[int]) -> list[int]:
+    """Numbers of elements, which may be 0."""
+    return [
+        whole(size, "the size of a parameter", 0)
+        for size in listed(sizes, "sizes", "sizes of parameters", 0)
+    ]
+
+
 def optimizer_bytes(sizes: Sequence[int], recipe: str, optimizer: str) -> int:
     """Bytes an optimizer keeps for parameters of these sizes.
 
     Raises:
-        ValueError: an unknown recipe or optimizer.
+        TypeError: an argument of a wrong kind.
+        ValueError: an unknown recipe or optimizer, or a size below 0.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     o = OPTIMIZERS[one_of(optimizer, OPTIMIZERS, "optimizer")]
-    for size in sizes:
-        whole(size, "the size of a parameter", least=0)
+    sizes = _sizes(sizes)
     total = r.master * sum(sizes) + 4 * o.counts * len(sizes)
     if not o.block:
         return total + o.numbers * r.stepped * sum(sizes)
@@ -212,11 +216,13 @@ def update_workspace(
     not there in fp32. SGD and 8-bit Adam make nothing.
 
     Raises:
-        ValueError: an unknown recipe or optimizer.
+        TypeError: an argument of a wrong kind.
+        ValueError: an unknown recipe or optimizer, or a size below 0.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     one_of(optimizer, OPTIMIZERS, "optimizer")
-    copies = 0
+    flag(foreach, "foreach")
+    sizes, copies = _sizes(sizes), 0
     if r.master and r.gradients < r.master:
         copies = r.master * sum(sizes)
     moments = [0]

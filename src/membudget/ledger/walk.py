@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from membudget.checks import instance, listed, one_of, whole
 from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
-from membudget.measuring import CATEGORIES
+from membudget.measuring import CATEGORIES, PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Prediction:
 
     def peak_in(self, phase: str) -> int:
         """The most bytes alive in a phase; 0 where it does not occur."""
+        one_of(phase, PHASES, "phase")
         return max(
             (m.live for m in self.moments if m.phase == phase), default=0
         )
@@ -88,10 +90,21 @@ def walk(
             moments.
 
     Raises:
-        ValueError: no papers.
+        TypeError: an argument of a wrong kind.
+        ValueError: no papers, or bytes below 0.
     """
+    papers = listed(papers, "papers", "papers", 0)
     if not papers:
         raise ValueError("there is nothing to walk through: give a paper")
+    for paper in papers:
+        instance(paper, Paper, "one of the papers", "a Paper")
+    states, inputs = whole(states, "states", 0), whole(inputs, "inputs", 0)
+    gradients = whole(gradients, "gradients", 0)
+    buffers = whole(buffers, "buffers", 0)
+    workspace = [
+        whole(size, "the bytes of a workspace", 0)
+        for size in listed(workspace, "workspace", "bytes", 0)
+    ]
     machine = _Walk()
     weights = papers[0].parameters
     machine.live.update(
