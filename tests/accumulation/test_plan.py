@@ -1,8 +1,6 @@
 """What a window costs, against traces and brute force."""
 
 import dataclasses
-import re
-from math import nan
 
 import pytest
 import torch
@@ -329,17 +327,8 @@ def test_a_long_window_is_not_cut_to_know_its_peak(monkeypatch):
     assert plan.sample_weight(1) == pytest.approx(2e-30)
 
 
-@pytest.mark.parametrize("name", ["global_batch", "micro_batch", "samples"])
-@pytest.mark.parametrize("bad", [0, -1, 2.5, "8", None, True, nan])
-def test_sizes_that_are_not_whole_numbers(name, bad):
-    sizes = {"global_batch": 8, "micro_batch": 4, "samples": 100, name: bad}
-    message = f"{name} is {bad!r}: use a whole number of at least 1"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Plan(**sizes, footprint=ONE)
-
-
 def test_a_normalisation_that_is_not_known():
-    with pytest.raises(ValueError, match="unknown normalisation 'sum'"):
+    with pytest.raises(ValueError, match="there is no normalisation 'sum'"):
         Plan(8, 4, 100, ONE, "sum")
 
 

@@ -13,7 +13,15 @@ from torch import nn
 
 from membudget.accumulation.partition import check_count
 from membudget.accumulation.snapshot import Snapshot, unsharded_gradients
-from membudget.checks import scalar_loss
+from membudget.checks import (
+    instance,
+    module,
+    number,
+    one_of,
+    refused,
+    scalar_loss,
+    stepper,
+)
 
 Item = TypeVar("Item")
 
@@ -61,6 +69,7 @@ class Accumulator:
             model's, or all.
 
     Raises:
+        TypeError: an argument of a wrong kind.
         ValueError: an optimizer without parameters or that needs a closure,
             a ``max_norm`` that is not above zero, an unknown reduction.
 
@@ -83,6 +92,14 @@ class Accumulator:
         reduction: str = "mean",
         process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
+        module(model), stepper(optimizer)
+        if scaler is not None:
+            kind = torch.amp.GradScaler
+            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
+        if process_group is not None:
+            kind = dist.ProcessGroup
+            use = "a group of torch.distributed or None"
+            instance(process_group, kind, "process_group", use)
         if not any(group["params"] for group in optimizer.param_groups):
             raise ValueError(
                 "the optimizer has no parameters: "
@@ -93,15 +110,9 @@ class Accumulator:
                 "LBFGS evaluates the loss again inside its step and cannot "
                 "use an accumulated gradient: use another optimizer"
             )
-        if max_norm is not None and not (max_norm > 0):
-            raise ValueError(
-                f"max_norm is {max_norm!r}: use a number above zero, "
-                "or None for no clipping"
-            )
-        if reduction not in ("mean", "sum"):
-            raise ValueError(
-                f"unknown reduction {reduction!r}: use 'mean' or 'sum'"
-            )
+        if max_norm is not None:
+            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
+        one_of(reduction, ("mean", "sum"), "reduction")
         self.model = model
         self.optimizer = optimizer
         self.scaler = scaler if scaler and scaler.is_enabled() else None
@@ -124,7 +135,8 @@ class Accumulator:
                 are weighted n_k / total from the start. Fewer may come.
 
         Raises:
-            ValueError: ``total`` is not above zero.
+            TypeError: ``total`` is no number.
+            ValueError: it is not above zero.
         """
         if total is not None:
             total = check_count(total, "total", "in the window")
@@ -234,8 +246,14 @@ class Window:
         under ``DistributedDataParallel`` the numbers may differ.
         """
         self._require_open()
+        try:
+            found = iter(micro_batches)
+        except TypeError:
+            raise refused(
+                "micro_batches", micro_batches, "an iterable of micro-batches"
+            ) from None
         if not self.owner.distributed:
-            return iter(micro_batches)
+            return found
         self._loop = self._synchronising(micro_batches)
         return self._loop
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from membudget.accumulation.partition import _counts
+from membudget.checks import instance, listed
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,29 @@ def gradient_noise(
         counts: samples in each micro-batch.
 
     Raises:
-        ValueError: fewer than two micro-batches, or not one count each;
-            gradients that are not finite.
+        TypeError: gradients that are no lists of tensors, or counts that
+            are no numbers.
+        ValueError: fewer than two micro-batches, not one count each, or
+            gradients of different sizes or that are not finite.
     """
     counts = _counts(counts)
+    gradients = [
+        [
+            instance(g, torch.Tensor, "a gradient", "a tensor")
+            for g in listed(gradient, "the gradient", "tensors")
+        ]
+        for gradient in listed(gradients, "gradients", "gradients", 0)
+    ]
     if len(gradients) != len(counts) or len(counts) < 2:
         raise ValueError(
             f"{len(gradients)} gradients and {len(counts)} counts: "
             "give one count for each, and at least two micro-batches"
+        )
+    sizes = {sum(g.numel() for g in gradient) for gradient in gradients}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"the gradients have {', '.join(map(str, sorted(sizes)))} "
+            "numbers: use those of the same parameters"
         )
     total = sum(counts)
     flat = torch.stack(

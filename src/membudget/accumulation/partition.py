@@ -2,11 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from math import isfinite, sqrt
-from numbers import Integral, Real
+from math import sqrt
 from typing import TypeVar
 
 import torch
+
+from membudget.checks import (
+    instance,
+    iterable,
+    listed,
+    number,
+    one_of,
+    refused,
+    shown,
+    whole,
+)
 
 Item = TypeVar("Item")
 
@@ -19,6 +29,9 @@ NORMALISATIONS = ("window", "mean of means", "no division")
 micro-batch's own count and then the number of micro-batches; each
 micro-batch's own count only."""
 
+MOST = 10**6
+"""Micro-batches in a window."""
+
 
 def partition(total: int, micro_batch: int) -> list[slice]:
     """Cut ``total`` samples into micro-batches of ``micro_batch``.
@@ -28,16 +41,22 @@ def partition(total: int, micro_batch: int) -> list[slice]:
     Args:
         total: samples in the batch, at least 1.
         micro_batch: samples in a full micro-batch, at least 1; more than
-            ``total`` gives one micro-batch.
+            ``total`` gives one micro-batch. There are a million at most.
 
     Returns:
         Slices into the batch, in order.
 
     Raises:
-        ValueError: a size that is not a whole number of at least 1.
+        TypeError: a size that is no whole number.
+        ValueError: a size below 1, or more than a million micro-batches.
     """
-    total = _whole(total, "total")
-    micro_batch = _whole(micro_batch, "micro_batch")
+    total = whole(total, "total")
+    micro_batch = whole(micro_batch, "micro_batch")
+    if -(-total // micro_batch) > MOST:
+        raise ValueError(
+            f"{total} samples in micro-batches of {micro_batch} make more "
+            f"than {MOST} micro-batches: use larger ones"
+        )
     return [
         slice(start, min(start + micro_batch, total))
         for start in range(0, total, micro_batch)
@@ -54,6 +73,7 @@ def weights(counts: Sequence[float]) -> list[float]:
         counts: samples, or non-padding tokens, in each micro-batch.
 
     Raises:
+        TypeError: no list, or a count that is no number.
         ValueError: no counts, or a count that is not above zero.
     """
     counts = _counts(counts)
@@ -75,7 +95,10 @@ def sample_weights(
         with ``"mean of means"`` 1/(K·n_k); with ``"no division"`` 1/n_k.
 
     Raises:
-        ValueError: bad counts, or an unknown normalisation.
+        TypeError: no list, a count that is no number, or a normalisation
+            that is no string.
+        ValueError: no counts, a count that is not above zero, or an unknown
+            normalisation.
     """
     counts = _counts(counts)
     total, steps = sum(counts), len(counts)
@@ -86,16 +109,12 @@ def sample_weight(
     count: float, total: float, steps: int, normalisation: str
 ) -> float:
     """One of :func:`sample_weights`, in a window of ``total`` samples."""
+    one_of(normalisation, NORMALISATIONS, "normalisation")
     if normalisation == "window":
         return 1 / total
     if normalisation == "mean of means":
         return 1 / (steps * count)
-    if normalisation == "no division":
-        return 1 / count
-    raise ValueError(
-        f"unknown normalisation {normalisation!r}: "
-        f"use one of {', '.join(map(repr, NORMALISATIONS))}"
-    )
+    return 1 / count
 
 
 def mean_of_means_error(counts: Sequence[float]) -> float:
@@ -111,6 +130,7 @@ def mean_of_means_error(counts: Sequence[float]) -> float:
     A gradient with a common mean makes the error smaller.
 
     Raises:
+        TypeError: no list, or a count that is no number.
         ValueError: no counts, or a count that is not above zero.
     """
     counts = _counts(counts)
@@ -128,7 +148,19 @@ def token_counts(
     Args:
         labels: integer labels, samples first; padding is :data:`IGNORE`.
         micro_batches: slices along the first dimension.
+
+    Raises:
+        TypeError: labels that are no tensor, or slices of another kind.
     """
+    instance(labels, torch.Tensor, "labels", "a tensor")
+    if not labels.ndim:
+        raise ValueError(
+            "labels is a single number: use a tensor with the samples along "
+            "its first dimension"
+        )
+    micro_batches = list(iterable(micro_batches, "micro_batches", "slices"))
+    for part in micro_batches:
+        instance(part, slice, "a micro-batch", "a slice, as of partition")
     return [int((labels[part] != IGNORE).sum()) for part in micro_batches]
 
 
@@ -143,9 +175,17 @@ def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:
         steps: accumulation steps, at least 1.
 
     Raises:
-        ValueError: ``steps`` is not a whole number of at least 1.
+        TypeError: ``steps`` is no whole number, or there is no way through
+            the micro-batches.
+        ValueError: ``steps`` is below 1.
     """
-    steps = _whole(steps, "steps")
+    steps = whole(steps, "steps")
+    try:
+        iter(micro_batches)
+    except TypeError:
+        raise refused(
+            "micro_batches", micro_batches, "an iterable of micro-batches"
+        ) from None
 
     def groups() -> Iterator[list[Item]]:
         iterator = iter(micro_batches)
@@ -155,35 +195,24 @@ def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:
     return groups()
 
 
-def _whole(value: int, name: str) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"{name} is {value!r}: use a whole number of at least 1"
-        )
-    return int(value)
-
-
 def check_count(
     count: float, name: str = "count", where: str = "in the micro-batch"
 ) -> float:
-    """Return ``count``; raise ``ValueError`` if it cannot be a weight."""
-    if isinstance(count, torch.Tensor) and count.numel() == 1:
-        count = count.item()
-    if (
-        not isinstance(count, Real)
-        or isinstance(count, bool)
-        or not isfinite(count)
-        or count <= 0
-    ):
-        raise ValueError(
-            f"{name} is {count!r}: use the number of samples, or of "
+    """The count, if it can be a weight.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above zero, or not finite.
+    """
+    try:
+        return number(count, name, above=0)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"{name} is {shown(count)}: use the number of samples, or of "
             f"non-padding tokens, {where}, above zero (leave out a "
             "micro-batch that holds padding only)"
-        )
-    return count
+        ) from None
 
 
 def _counts(counts: Sequence[float]) -> list[float]:
-    if not len(counts):
-        raise ValueError("counts is empty: give one count per micro-batch")
-    return [check_count(count) for count in counts]
+    return [check_count(count) for count in listed(counts, "counts", "counts")]

@@ -7,12 +7,20 @@ import torch
 from torch import nn
 
 from membudget.accumulation.partition import (
-    _whole,
     partition,
     sample_weight,
     sample_weights,
 )
 from membudget.accumulation.snapshot import buffer_copies
+from membudget.checks import (
+    function,
+    instance,
+    listed,
+    module,
+    scalar_loss,
+    stepper,
+    whole,
+)
 from membudget.ledger import PeakLine, peak_at, peak_lines
 from membudget.measuring import PeakTracker
 
@@ -38,7 +46,13 @@ class Footprint:
     later: Sequence[PeakLine]
 
     def peak(self, micro_batch: int, steps: int) -> int:
-        """Peak bytes with ``steps`` micro-batches of at most this size."""
+        """Peak bytes with ``steps`` micro-batches of at most this size.
+
+        Raises:
+            TypeError: a number that is not whole.
+            ValueError: a number below 1.
+        """
+        steps = whole(steps, "steps")
         return peak_at(self.alone if steps == 1 else self.later, micro_batch)
 
 
@@ -57,12 +71,23 @@ def footprint(
             one, bytes that do not grow in proportion are noticed.
 
     Raises:
+        TypeError: an argument of a wrong kind, or functions that make
+            something else.
         ValueError: as :func:`peak_lines`.
     """
+    function(build, "build"), function(loss, "loss")
+    sizes = [whole(n, "a size") for n in listed(sizes, "sizes", "sizes", 2)]
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        use = "a pair, the model and its optimizer"
+        pair = listed(build(), "what build returned", use, 0)
+        if len(pair) != 2:
+            raise ValueError(f"build returned {len(pair)} things: use {use}")
+        return module(pair[0]), stepper(pair[1])
 
     def trace(size: int, steps: int) -> PeakTracker:
-        model, optimizer = build()
-        loss(model, size).backward()
+        model, optimizer = made()
+        scalar_loss(loss(model, size)).backward()
         optimizer.step()  # makes the states
         optimizer.zero_grad()
         with PeakTracker(model, optimizer) as tracker:
@@ -79,7 +104,7 @@ def footprint(
             peak_lines(sizes, [trace(n, steps).timeline for n in sizes])
             for steps in (1, 2)
         )
-        model, optimizer = build()
+        model, optimizer = made()
         loss(model, sizes[0]).backward()
         optimizer.step()
     with PeakTracker(*model.buffers()) as kept:
@@ -95,7 +120,12 @@ def footprint(
 
 
 def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors an optimizer holds."""
+    """The tensors an optimizer holds.
+
+    Raises:
+        TypeError: it is none.
+    """
+    stepper(optimizer)
     return [
         value
         for state in optimizer.state.values()
@@ -116,8 +146,10 @@ class Plan:
         normalisation: one of :data:`NORMALISATIONS`.
 
     Raises:
-        ValueError: a size that is not a whole number of at least 1, or an
-            unknown normalisation.
+        TypeError: a size that is no whole number, or another argument of a
+            wrong kind.
+        ValueError: a size below 1, an unknown normalisation, and what
+            :func:`partition` refuses.
     """
 
     global_batch: int
@@ -128,7 +160,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "micro_batch", "samples"):
-            _whole(getattr(self, name), name)
+            object.__setattr__(self, name, whole(getattr(self, name), name))
+        instance(self.footprint, Footprint, "footprint", "a Footprint")
         self.sample_weight(self.largest)
 
     @property
@@ -158,7 +191,13 @@ class Plan:
         return sample_weights(self.sizes, self.normalisation)
 
     def sample_weight(self, size: int) -> float:
-        """Weight of one sample of a micro-batch of this size."""
+        """Weight of one sample of a micro-batch of this size.
+
+        Raises:
+            TypeError: a size that is no whole number.
+            ValueError: a size below 1.
+        """
+        size = whole(size, "size")
         return sample_weight(
             size, self.global_batch, self.steps, self.normalisation
         )

@@ -9,24 +9,47 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from membudget.checks import (
+    function,
+    instance,
+    iterable,
+    listed,
+    scalar_loss,
+)
+
 Gradients = list[torch.Tensor]
 Add = Callable[[Gradients, Gradients], Gradients]
 
 
 def new_sum(total: Gradients, gradients: Gradients) -> Gradients:
-    """Make a new sum: old sum, gradient and new sum are alive together."""
-    return [t + g for t, g in zip(total, gradients, strict=True)]
+    """Make a new sum: old sum, gradient and new sum are alive together.
+
+    Raises:
+        TypeError: something else than lists of tensors.
+        ValueError: lists of different lengths.
+    """
+    return [t + g for t, g in _pairs(total, gradients)]
 
 
 def in_place(total: Gradients, gradients: Gradients) -> Gradients:
-    """Add to the old sum: old sum and gradient are alive together."""
-    for t, g in zip(total, gradients, strict=True):
+    """Add to the old sum: old sum and gradient are alive together.
+
+    Raises:
+        TypeError: something else than lists of tensors.
+        ValueError: lists of different lengths.
+    """
+    for t, g in _pairs(total, gradients):
         t.add_(g)
     return total
 
 
 def memory_aware(is_tight: Callable[[], bool]) -> Add:
-    """A new sum while memory is plentiful, in place when it is tight."""
+    """A new sum while memory is plentiful, in place when it is tight.
+
+    Raises:
+        TypeError: ``is_tight`` cannot be called.
+    """
+    function(is_tight, "is_tight", "a function that returns True or False")
 
     def add(total: Gradients, gradients: Gradients) -> Gradients:
         return (in_place if is_tight() else new_sum)(total, gradients)
@@ -50,16 +73,37 @@ def sum_gradients(
         One tensor for each parameter.
 
     Raises:
-        ValueError: ``losses`` is empty.
+        TypeError: an argument of a wrong kind.
+        ValueError: ``losses`` is empty, or a loss is no scalar with a graph.
     """
-    total = None
-    for loss in losses:
+    parameters, total = _tensors(parameters, "parameters"), None
+    function(add, "add", "in_place, new_sum or memory_aware(…)")
+    for loss in map(scalar_loss, iterable(losses, "losses", "losses")):
         gradients = list(torch.autograd.grad(loss, parameters))
         total = _own(gradients) if total is None else add(total, gradients)
         del gradients
     if total is None:
         raise ValueError("losses is empty: give at least one micro-batch")
     return total
+
+
+def _tensors(values: Sequence[torch.Tensor], name: str) -> Gradients:
+    return [
+        instance(t, torch.Tensor, f"one of the {name}", "a tensor")
+        for t in listed(values, name, "tensors")
+    ]
+
+
+def _pairs(total: Gradients, gradients: Gradients) -> list[tuple]:
+    """Of the sum's tensors and the gradient's."""
+    total = _tensors(total, "total")
+    gradients = _tensors(gradients, "gradients")
+    if len(total) != len(gradients):
+        raise ValueError(
+            f"the sum has {len(total)} tensors and the gradient "
+            f"{len(gradients)}: use one for each parameter in both"
+        )
+    return list(zip(total, gradients, strict=True))
 
 
 def _own(gradients: Gradients) -> Gradients:
