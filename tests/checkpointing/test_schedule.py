@@ -156,7 +156,7 @@ def test_what_is_no_stage_and_no_segment_is_refused(item):
 def test_a_count_is_no_list_of_segments(segments):
     with pytest.raises(TypeError, match=r"^the segments are .*: use a list"):
         actions(segments)
-    with pytest.raises(TypeError, match=r"^the schedule is .*: use actions"):
+    with pytest.raises(TypeError, match=r"^the schedule is .*: use a list of"):
         simulate(3, segments)
 
 

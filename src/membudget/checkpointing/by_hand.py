@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from membudget.checks import instance, module
+
 
 class _Checkpoint(torch.autograd.Function):
     @staticmethod
@@ -40,7 +42,11 @@ def checkpoint_by_hand(segment: nn.Module, x: torch.Tensor) -> torch.Tensor:
     Args:
         segment: takes one tensor and returns one.
         x: its input.
+
+    Raises:
+        TypeError: a segment that is no module, or an input that is no tensor.
     """
+    module(segment, "the segment"), instance(x, torch.Tensor, "x", "a tensor")
     return _Checkpoint.apply(segment, x, *segment.parameters())
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.checkpointing.running import run_stage, stages_of
 from membudget.checkpointing.tape import Stage
+from membudget.checks import flag, instance
 from membudget.measuring import FlopCounter, PeakTracker, unsure
 
 
@@ -55,10 +56,11 @@ def profile(
             on nothing that is trained; on ``meta``, an operator of
             :data:`membudget.measuring.UNSURE`.
         TypeError: a stage that is no module, or returns something else than
-            a tensor.
+            a tensor; an input that is none, or a flag of another kind.
         RuntimeError: a stage that changes its input in place.
     """
     modules = stages_of(*stages)
+    instance(x, torch.Tensor, "x", "a tensor"), flag(gradients, "gradients")
     _nothing_shared(modules)
     if x.is_meta:
         mode = FakeTensorMode()

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import (
 )
 
 from membudget.checkpointing.schedule import Segments, actions, flatten
+from membudget.checks import flag, instance, listed
 
 aten = torch.ops.aten
 
@@ -87,8 +88,16 @@ class Checkpointed(nn.Module):
         super().__init__()
         for index, stage in enumerate(stages_of(*stages)):
             self.add_module(str(index), stage)
-        self.segments, self.keep = segments, tuple(keep)
-        self.preserve_rng_state = preserve_rng_state
+        self.segments = segments
+        kind = torch._ops.OpOverload
+        use = "an operator, such as torch.ops.aten.mm.default"
+        self.keep = tuple(
+            instance(operator, kind, "one to keep", use)
+            for operator in listed(keep, "keep", "operators", 0)
+        )
+        self.preserve_rng_state = flag(
+            preserve_rng_state, "preserve_rng_state"
+        )
 
     @property
     def segments(self) -> Segments:
@@ -106,6 +115,7 @@ class Checkpointed(nn.Module):
         Args:
             x: the input of the first stage.
         """
+        instance(x, torch.Tensor, "x", "a tensor")
         return self._run(self.segments, x)
 
     def _run(self, segments: Segments, x: torch.Tensor) -> torch.Tensor:

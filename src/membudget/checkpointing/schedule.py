@@ -1,7 +1,10 @@
 """Schedules: what runs in which order, as actions or as segments."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from membudget.checkpointing.segments import MOST
+from membudget.checks import iterable, shown, whole
 
 KINDS = ("forward", "record", "keep", "drop", "backward")
 """What an action can be."""
@@ -63,6 +66,7 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
     stages = list(flatten(segments))
     if length is None:
         length = len(stages)
+    length = whole(length, "the number of stages", 0, MOST)
     if not stages:
         raise ValueError("there are no segments: they hold each stage once")
     if stages != list(range(length)):
@@ -80,18 +84,18 @@ def flatten(segments: Segments) -> Iterator[int]:
         ValueError: a segment without stages.
         TypeError: something that is neither a number nor a segment.
     """
-    if not isinstance(segments, Sequence):
+    if not isinstance(segments, Sequence) or isinstance(segments, str | bytes):
         raise TypeError(
-            f"the segments are {segments!r}: use a list, such as "
+            f"the segments are {shown(segments)}: use a list, such as "
             "equal_segments(length, count)"
         )
     for item in segments:
         if isinstance(item, int) and not isinstance(item, bool):
             yield item
-        elif not isinstance(item, Sequence) or isinstance(item, str):
+        elif not isinstance(item, Sequence) or isinstance(item, str | bytes):
             raise TypeError(
-                f"the segments hold {item!r}: use stage numbers, and lists "
-                "of them for what is checkpointed"
+                f"the segments hold {shown(item)}: use stage numbers, and "
+                "lists of them for what is checkpointed"
             )
         elif not len(item):
             raise ValueError("a segment is empty: it has at least one stage")
@@ -162,12 +166,8 @@ def as_actions(schedule: Sequence, length: int) -> list[Action]:
     """
     if isinstance(schedule, str):
         schedule = schedule.strip().splitlines()
-    if not isinstance(schedule, Iterable):
-        raise TypeError(
-            f"the schedule is {schedule!r}: use actions, or segments such as "
-            "equal_segments(length, count)"
-        )
-    schedule = list(schedule)
+    use = "actions, or of segments such as equal_segments(length, count)"
+    schedule = list(iterable(schedule, "the schedule", use))
     if any(
         isinstance(item, int | Sequence) and not isinstance(item, str | Action)
         for item in schedule

@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from math import isqrt
 
+from membudget.checks import listed, whole
+
+MOST = 10_000
+"""Stages in a chain that is written down."""
+
 
 def no_segments(length: int) -> list:
     """Nothing is checkpointed: every stage keeps its tape.
 
     Raises:
-        ValueError: a length below 1.
+        TypeError: a length that is no whole number.
+        ValueError: a length below 1 or above 10 000.
     """
-    _check_length(length)
-    return list(range(length))
+    return list(range(_length(length, MOST)))
 
 
 def equal_segments(length: int, count: int) -> list:
@@ -22,10 +27,11 @@ def equal_segments(length: int, count: int) -> list:
         count: segments.
 
     Raises:
-        ValueError: fewer than one segment or more than stages.
+        ValueError: fewer than one segment or more than stages, or more than
+            10 000 stages.
         TypeError: numbers that are not whole.
     """
-    _check_count(length, count)
+    length, count = _counts(length, count, MOST)
     small, longer = divmod(length, count)
     return segments_of([small + (i < longer) for i in range(count)])
 
@@ -39,7 +45,7 @@ def pytorch_segments(length: int, count: int) -> list:
     Raises:
         as :func:`equal_segments`.
     """
-    _check_count(length, count)
+    length, count = _counts(length, count, MOST)
     size = length // count
     start = size * (count - 1)
     return [*segments_of([size] * (count - 1)), *range(start, length)]
@@ -49,16 +55,12 @@ def segments_of(sizes: Sequence[int]) -> list:
     """Checkpointed segments of these sizes, one after the other.
 
     Raises:
-        ValueError: a size below 1.
+        TypeError: a size that is no whole number.
+        ValueError: a size below 1, or more than 10 000 stages.
     """
     result, start = [], 0
-    for size in sizes:
-        _whole("a segment's size", size)
-        if size < 1:
-            raise ValueError(
-                f"the sizes {list(sizes)} hold {size}: a segment has at "
-                "least one stage"
-            )
+    for size in listed(sizes, "the sizes", "sizes of segments", 0):
+        size = whole(size, "a segment's size", 1, MOST - start)
         result.append(list(range(start, start + size)))
         start += size
     return result
@@ -80,11 +82,9 @@ def peak_of_segments(length: int, count: int) -> int:
     Raises:
         as :func:`equal_segments`, but for a count of 0.
     """
-    _check_length(length)
-    _whole("the number of segments", count)
+    length, count = _counts(length, count, least=0)
     if count == 0:
         return length + 1
-    _check_count(length, count)
     return length + 1 if count == 1 else count + (length + 1) // count
 
 
@@ -97,25 +97,22 @@ def least_peak(length: int) -> int:
         ValueError: a length below 1.
         TypeError: it is not whole.
     """
-    _check_length(length)
+    length = _length(length)
     return 2 if length == 1 else isqrt(4 * length + 7)
 
 
-def _whole(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: use a whole number")
+def _length(length: int, most: int | None = None) -> int:
+    return whole(length, "the number of stages", 1, most)
 
 
-def _check_length(length: int) -> None:
-    _whole("the number of stages", length)
-    if length < 1:
-        raise ValueError(f"the chain has {length} stages: use at least 1")
-
-
-def _check_count(length: int, count: int) -> None:
-    _check_length(length)
-    _whole("the number of segments", count)
-    if not 1 <= count <= length:
+def _counts(
+    length: int, count: int, most: int | None = None, least: int = 1
+) -> tuple[int, int]:
+    """Of stages and of segments."""
+    length = _length(length, most)
+    count = whole(count, "the number of segments", None)
+    if not least <= count <= length:
         raise ValueError(
             f"{count} segments for {length} stages: use 1 to {length}"
         )
+    return length, count

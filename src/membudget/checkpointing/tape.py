@@ -30,6 +30,8 @@ from membudget.checkpointing.schedule import (
     ImpossibleAction,
     as_actions,
 )
+from membudget.checkpointing.segments import MOST
+from membudget.checks import flag, instance, number, one_of, shown, whole
 
 PARTS = ("kept", "value", "tapes", "gradients", "workspace")
 """What a byte can belong to."""
@@ -66,6 +68,11 @@ class Stage:
         recompute_time: of a run as the last stage of a recomputation.
         backward_time: of its backward pass.
         name: for pictures and errors.
+
+    Raises:
+        TypeError: a size that is no whole number, a time that is no number,
+            or another argument of a wrong kind.
+        ValueError: a size or a time that cannot be.
     """
 
     output: int = 1
@@ -92,12 +99,30 @@ class Stage:
         ):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name in ("output", "inner", "gradients", "gradient", "time"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"{name} of a stage is {getattr(self, name)}: use 0 or "
-                    "more"
-                )
+        flag(self.holds_input, "holds_input of a stage")
+        flag(self.holds_output, "holds_output of a stage")
+        instance(self.name, str, "name of a stage", "a string")
+        for name, least in _SIZES.items():
+            value = whole(getattr(self, name), f"{name} of a stage", least)
+            object.__setattr__(self, name, value)
+        for name in ("time", "recompute_time", "backward_time"):
+            value = number(getattr(self, name), f"{name} of a stage", 0)
+            object.__setattr__(self, name, value)
+
+
+_SIZES = {
+    **dict.fromkeys(("output", "inner", "gradients", "gradient"), 0),
+    **dict.fromkeys(
+        (
+            "forward_workspace",
+            "record_workspace",
+            "recompute_workspace",
+            "backward_workspace",
+            "again_workspace",
+        )
+    ),
+}
+"""The least of each; some runs end before their output is there."""
 
 
 Chain = Sequence[Stage]
@@ -127,7 +152,13 @@ class Moment(NamedTuple):
         return sum(self.parts)
 
     def part(self, name: str) -> int:
-        """Bytes of one of :data:`PARTS`."""
+        """Bytes of one of :data:`PARTS`.
+
+        Raises:
+            TypeError: a name that is no string.
+            ValueError: another one.
+        """
+        one_of(name, PARTS, "part")
         return self.parts[PARTS.index(name)]
 
 
@@ -181,10 +212,13 @@ def simulate(
         ImpossibleAction: an action that needs what is not there, that does
             again what is done, or of a stage or kind that does not exist; or
             a schedule that ends before the backward pass does.
-        ValueError: a chain without stages.
-        TypeError: a chain that is neither stages nor a whole number.
+        ValueError: a chain without stages or of more than 10 000, or bytes
+            below 0.
+        TypeError: a chain that is neither stages nor a whole number, or
+            another argument of a wrong kind.
     """
     stages = as_chain(chain)
+    loss_gradient = whole(loss_gradient, "loss_gradient", 0)
     machine = _Machine(stages, loss_gradient)
     return machine.run(as_actions(schedule, len(stages)))
 
@@ -192,18 +226,19 @@ def simulate(
 def as_chain(chain: Chain | int) -> tuple[Stage, ...]:
     """The stages; a number stands for so many ``Stage()``."""
     if isinstance(chain, int) and not isinstance(chain, bool):
-        chain = [Stage()] * chain
-    if not isinstance(chain, Sequence):
+        chain = [Stage()] * whole(chain, "the number of stages", 0, MOST)
+    if not isinstance(chain, Sequence) or isinstance(chain, str | bytes):
         raise TypeError(
-            f"the chain is {chain!r}: use a list of stages, or their number"
+            f"the chain is {shown(chain)}: use a list of stages, or their "
+            "number"
         )
     if not len(chain):
         raise ValueError("the chain is empty: it needs at least one stage")
     for item in chain:
         if not isinstance(item, Stage):
             raise TypeError(
-                f"the chain holds {item!r}: use Stage(…), or profile(…) for "
-                "the stages of a model"
+                f"the chain holds {shown(item)}: use Stage(…), or profile(…) "
+                "for the stages of a model"
             )
     return tuple(chain)
 
