@@ -186,7 +186,7 @@ def test_lists_by_name():
     assert list_of("relu") == list_of("") == list_of("no such") == ""
 
 
-@pytest.mark.parametrize("bad", ["gpu", "cuda:0", None, "CPU"])
+@pytest.mark.parametrize("bad", ["gpu", "cuda:0", "CPU"])
 def test_lists_of_an_unknown_device(bad):
     message = (
         f"there is no list of operators for {bad!r}: use one of cpu, cuda"
@@ -197,7 +197,7 @@ def test_lists_of_an_unknown_device(bad):
         Autocast(bad)
 
 
-@pytest.mark.parametrize("bad", [torch.float32, torch.float64, "bf16", None])
+@pytest.mark.parametrize("bad", [torch.float32, torch.float64])
 def test_a_dtype_that_autocast_does_not_take(bad):
     message = f"dtype is {bad}: use torch.bfloat16 or torch.float16"
     with pytest.raises(ValueError, match=says(message)):

@@ -328,7 +328,7 @@ def test_the_bits_as_text(name, x, text):
 # Errors ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", ["half", "FP16", "float16", "", None, 16])
+@pytest.mark.parametrize("bad", ["half", "FP16", "float16", ""])
 def test_an_unknown_format(bad):
     message = (
         f"there is no format {bad!r}: use one of fp32, tf32, bf16, fp16, "
@@ -347,33 +347,14 @@ def test_formats_by_name():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            (2, 0, 0),
-            "the sign field of fp16 is 2: use 0 to 1, which fit its 1 bits",
-        ),
-        (
-            (-1, 0, 0),
-            "the sign field of fp16 is -1: use 0 to 1, which fit its 1 bits",
-        ),
+        ((2, 0, 0), "the sign of fp16 is 2: use a whole number from 0 to 1"),
         (
             (0, 32, 0),
-            "the exponent field of fp16 is 32: use 0 to 31, which "
-            "fit its 5 bits",
-        ),
-        (
-            (0, -1, 0),
-            "the exponent field of fp16 is -1: use 0 to 31, which "
-            "fit its 5 bits",
+            "the exponent of fp16 is 32: use a whole number from 0 to 31",
         ),
         (
             (0, 0, 1024),
-            "the fraction field of fp16 is 1024: use 0 to 1023, "
-            "which fit its 10 bits",
-        ),
-        (
-            (0, 0, -1),
-            "the fraction field of fp16 is -1: use 0 to 1023, which "
-            "fit its 10 bits",
+            "the fraction of fp16 is 1024: use a whole number from 0 to 1023",
         ),
     ],
 )

@@ -242,13 +242,6 @@ def test_what_is_no_tensor_of_numbers(measure, bad, kind):
         measure(bad)
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, math.inf, math.nan])
-def test_a_scale_that_is_not_above_zero(bad):
-    message = f"scale is {bad}: use a number above zero"
-    with pytest.raises(ValueError, match=says(message)):
-        lost(torch.ones(2), "fp16", bad)
-
-
 def test_an_unknown_format():
     for measure in (lost, best_scale):
         with pytest.raises(ValueError, match=begins("there is no format")):
@@ -337,39 +330,17 @@ def test_the_scale_stays_a_number_of_fp32():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 0}, "start is 0.0: use a number above zero"),
-        ({"start": math.inf}, "start is inf: use a number above zero"),
-        ({"start": math.nan}, "start is nan: use a number above zero"),
-        ({"growth": 1.0}, "growth is 1.0: use more than 1"),
-        ({"growth": math.nan}, "growth is nan: use more than 1"),
-        ({"growth": math.inf}, "growth is inf: use more than 1"),
+        (
+            {"start": 1e-60},
+            "start in fp32 is 0.0: use a finite number above 0",
+        ),
+        ({"growth": 1.0}, "growth is 1.0: use a finite number above 1"),
         ({"backoff": 1.0}, "backoff is 1.0: use a number between 0 and 1"),
-        ({"backoff": 0}, "backoff is 0: use a number between 0 and 1"),
-        (
-            {"backoff": math.nan},
-            "backoff is nan: use a number between 0 and 1",
-        ),
-        ({"interval": 0}, "interval is 0: use a whole number of at least 1"),
-        (
-            {"interval": 2.0},
-            "interval is 2.0: use a whole number of at least 1",
-        ),
-        (
-            {"interval": True},
-            "interval is True: use a whole number of at least 1",
-        ),
     ],
 )
 def test_rules_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=says(message)):
         DynamicScale(**options)
-
-
-@pytest.mark.parametrize("bad", [0, -1, 2.5, "3"])
-def test_a_run_without_steps(bad):
-    message = f"steps is {bad!r}: use a whole number of at least 1"
-    with pytest.raises(ValueError, match=says(message)):
-        DynamicScale().settle(1.0, bad)
 
 
 def test_rules_and_results_cannot_be_changed():
@@ -486,17 +457,6 @@ def test_two_traces_at_once():
         loop.step()
         assert len(trace.scales) == 1  # the first one goes on
     assert "update" not in vars(loop.scaler)
-
-
-def test_no_scaler():
-    loop = Loop()
-    for bad in (loop.optimizer, None, 65536.0):
-        message = (
-            f"{type(bad).__name__} is no torch.amp.GradScaler: hand over "
-            "the loop's scaler"
-        )
-        with pytest.raises(TypeError, match=says(message)):
-            ScaleTrace(bad)
 
 
 def test_a_scaler_that_is_switched_off():

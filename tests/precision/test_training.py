@@ -490,7 +490,7 @@ def test_an_optimizer_that_needs_a_closure():
         MixedPrecision(optimizer, "fp32")
 
 
-@pytest.mark.parametrize("bad", ["half", "float16", "amp", None])
+@pytest.mark.parametrize("bad", ["half", "float16", "amp"])
 def test_an_unknown_format(bad):
     rig = Rig()
     message = (
@@ -607,10 +607,7 @@ def test_a_scaler_without_fp16(format):
 
 @pytest.mark.parametrize("bad", [0, -1.0, nan, -inf])
 def test_a_max_norm_that_is_not_above_zero(bad):
-    message = (
-        f"max_norm is {bad!r}: use a number above zero, or None for no "
-        "clipping"
-    )
+    message = f"max_norm is {bad!r}: use a number above 0"
     with pytest.raises(ValueError, match=says(message)):
         MixedPrecision(Rig().optimizer, "fp32", max_norm=bad)
 
@@ -677,14 +674,14 @@ def sixteen(dtype):
 
 
 def share(value):
-    return f"share is {value}: use n_k / N, above 0 and at most 1"
+    return (
+        f"share, n_k / N, is {value}: use a finite number above 0 and up to 1"
+    )
 
 
 BAD_LOSSES = [
     (lambda loss: loss.expand(3), "the loss is [3]" + SCALAR),
     (lambda loss: loss.expand(0), "the loss is [0]" + SCALAR),
-    (lambda loss: loss.item(), "the loss is float" + SCALAR),
-    (lambda loss: None, "the loss is NoneType" + SCALAR),
     (lambda loss: loss.detach(), GRAPH),
     (lambda loss: loss.half(), sixteen(torch.float16)),
     (lambda loss: loss.bfloat16(), sixteen(torch.bfloat16)),
@@ -699,7 +696,7 @@ BAD_SHARES = [0, 0.0, -0.5, 1.0001, 8, nan, inf]
 @pytest.mark.parametrize("case", range(len(BAD_LOSSES)))
 def test_bad_losses(format, case):
     change, message = BAD_LOSSES[case]
-    if format == "bf16" and case == 5:
+    if format == "bf16" and case == 3:
         return  # a loss in fp16 under bf16: the same error, tested twice
     _refused_and_on(
         format,

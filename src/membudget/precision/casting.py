@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from membudget.checks import one_of
+from membudget.checks import flag, instance, one_of
 
 
 def _names(text: str) -> frozenset[str]:
@@ -90,8 +90,10 @@ def list_of(operator: str, device: str = "cuda") -> str:
         device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
+        TypeError: something else than strings.
         ValueError: an unknown device.
     """
+    instance(operator, str, "operator", "its name")
     lists = LISTS[one_of(device, LISTS, "list of operators for")]
     name = _ALIASES.get(operator, operator)
     return next((key for key, names in lists.items() if name in names), "")
@@ -150,11 +152,12 @@ class Autocast(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.device = one_of(device, LISTS, "list of operators for")
+        instance(dtype, torch.dtype, "dtype", "a torch.dtype")
         if dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(
                 f"dtype is {dtype}: use torch.bfloat16 or torch.float16"
             )
-        self.dtype, self.cache = dtype, cache
+        self.dtype, self.cache = dtype, flag(cache, "cache")
         self._copies: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> "Autocast":

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
-from membudget.checks import one_of
+from membudget.checks import flag, instance, number, one_of, whole
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Format:
         infinite: whether the format has infinities. Without them what is
             too large becomes the largest number, as PyTorch 2.13 casts it;
             earlier versions make NaN of it.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: more bits than fp32 has, or too few.
     """
 
     name: str
@@ -41,6 +46,20 @@ class Format:
     bytes: int
     dtype: torch.dtype | None
     infinite: bool = True
+
+    def __post_init__(self) -> None:
+        instance(self.name, str, "the name of a format", "a string")
+        flag(self.infinite, "infinite")
+        for name, least, most in (
+            ("exponent_bits", 2, 8),
+            ("fraction_bits", 1, 23),
+            ("bytes", 0, 4),
+        ):
+            value = whole(getattr(self, name), name, least, most)
+            object.__setattr__(self, name, value)
+        if self.dtype is not None:
+            use = "a torch.dtype or None"
+            instance(self.dtype, torch.dtype, "dtype", use)
 
     @property
     def bias(self) -> int:
@@ -88,10 +107,10 @@ class Format:
         """From |x|'s binade: the step between neighbouring numbers.
 
         Raises:
-            ValueError: x is not finite.
+            TypeError: x is no number.
+            ValueError: it is not finite.
         """
-        if not math.isfinite(x):
-            raise ValueError(f"x is {x}: use a finite number")
+        x = number(x, "x")
         lowest = 1 - self.bias
         exponent = max(math.frexp(x)[1] - 1, lowest) if x else lowest
         return 2.0 ** (exponent - self.fraction_bits)
@@ -101,7 +120,11 @@ class Format:
 
         Args:
             x: infinities and NaN are allowed.
+
+        Raises:
+            TypeError: x is no number.
         """
+        x = _any(x)
         if math.isnan(x):
             return x
         if not math.isfinite(x) or abs(x) >= self.overflow:
@@ -111,7 +134,12 @@ class Format:
         return math.copysign(round(abs(x) / step) * step, x)
 
     def encode(self, x: float) -> tuple[int, int, int]:
-        """Sign, exponent field and fraction field of x, rounded."""
+        """Sign, exponent field and fraction field of x, rounded.
+
+        Raises:
+            TypeError: x is no number.
+        """
+        x = _any(x)
         all_ones = 2**self.exponent_bits - 1
         if math.isnan(x):
             quiet = 2 ** (self.fraction_bits - 1)
@@ -130,18 +158,16 @@ class Format:
         """The number with these fields.
 
         Raises:
+            TypeError: a field that is no whole number.
             ValueError: a field that does not fit its bits.
         """
-        for name, field, width in (
-            ("sign", sign, 1),
-            ("exponent", exponent, self.exponent_bits),
-            ("fraction", fraction, self.fraction_bits),
-        ):
-            if not 0 <= field < 2**width:
-                raise ValueError(
-                    f"the {name} field of {self.name} is {field}: use 0 to "
-                    f"{2**width - 1}, which fit its {width} bits"
-                )
+
+        def field(value: int, name: str, width: int) -> int:
+            return whole(value, f"the {name} of {self.name}", 0, 2**width - 1)
+
+        sign = field(sign, "sign", 1)
+        exponent = field(exponent, "exponent", self.exponent_bits)
+        fraction = field(fraction, "fraction", self.fraction_bits)
         scale = -1.0 if sign else 1.0
         if exponent == 2**self.exponent_bits - 1:
             if self.infinite:
@@ -160,6 +186,13 @@ class Format:
             f"{sign} {exponent:0{self.exponent_bits}b} "
             f"{fraction:0{self.fraction_bits}b}"
         )
+
+
+def _any(x: float) -> float:
+    """The number, infinite or NaN or not."""
+    if isinstance(x, Real) and x != x:
+        return math.nan
+    return number(x, "x", infinite=True)
 
 
 FORMATS = {

@@ -7,10 +7,19 @@ from types import TracebackType
 
 import torch
 
-from membudget.checks import whole
+from membudget.checks import (
+    flag,
+    instance,
+    iterable,
+    listed,
+    number,
+    whole,
+)
 from membudget.precision.formats import FORMATS, format_of
 
 fp32 = FORMATS["fp32"].round
+
+MOST_STEPS = 10**6
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ def lost(
             numbers that are not finite.
         TypeError: something else than tensors of numbers with a fraction.
     """
-    kind, scale = format_of(format), _positive(scale, "scale")
+    kind, scale = format_of(format), float(number(scale, "scale", above=0))
     size = _magnitudes(tensors) * scale
     count = max(size.numel(), 1)
     normal = kind.smallest_normal - kind.smallest / 2
@@ -118,6 +127,8 @@ class DynamicScale:
         interval: steps.
 
     Raises:
+        TypeError: an argument that is no number, or an interval that is not
+            whole.
         ValueError: a number outside these bounds.
     """
 
@@ -127,11 +138,10 @@ class DynamicScale:
     interval: int = 2000
 
     def __post_init__(self) -> None:
-        _positive(fp32(self.start), "start")
+        number(fp32(number(self.start, "start")), "start in fp32", above=0)
         whole(self.interval, "interval")
-        if not 1 < self.growth < math.inf:
-            raise ValueError(f"growth is {self.growth}: use more than 1")
-        if not 0 < self.backoff < 1:
+        number(self.growth, "growth", above=1)
+        if number(self.backoff, "backoff", above=0) >= 1:
             raise ValueError(
                 f"backoff is {self.backoff}: use a number between 0 and 1"
             )
@@ -143,7 +153,14 @@ class DynamicScale:
 
         Args:
             overflows: for each step whether it met an overflow.
+
+        Raises:
+            TypeError: something else than a list of True and False.
         """
+        overflows = [
+            flag(overflow, "an overflow")
+            for overflow in listed(overflows, "overflows", "True and False", 0)
+        ]
         scales, clean = [fp32(self.start)], 0
         for overflow in overflows:
             scale, clean = self._after(scales[-1], clean, overflow)
@@ -155,9 +172,19 @@ class DynamicScale:
 
         Args:
             limit: the largest scale without an overflow.
-            steps: how many; the scale of the step to come is last.
+            steps: how many, a million at most; the scale of the step to come
+                is last.
+
+        Raises:
+            TypeError: a limit that is no number, or steps that are not
+                whole.
+            ValueError: a limit that is NaN, or too few or too many steps.
         """
-        steps, scales = whole(steps, "steps"), [fp32(self.start)]
+        number(limit, "limit", infinite=True)
+        steps, scales = (
+            whole(steps, "steps", 1, MOST_STEPS),
+            [fp32(self.start)],
+        )
         while len(scales) <= steps:
             scale, left = scales[-1], steps + 1 - len(scales)
             if scale > limit:
@@ -208,11 +235,8 @@ class ScaleTrace:
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        if not isinstance(scaler, torch.amp.GradScaler):
-            raise TypeError(
-                f"{type(scaler).__name__} is no torch.amp.GradScaler: hand "
-                "over the loop's scaler"
-            )
+        use = "the loop's torch.amp.GradScaler"
+        instance(scaler, torch.amp.GradScaler, "scaler", use)
         if not scaler.is_enabled():
             raise ValueError(
                 "the scaler is switched off (enabled=False) and has no "
@@ -248,12 +272,6 @@ class ScaleTrace:
         del self.scaler.update
 
 
-def _positive(value: float, name: str) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}: use a number above zero")
-    return float(value)
-
-
 def _magnitudes(
     tensors: torch.Tensor | Iterable[torch.Tensor],
 ) -> torch.Tensor:
@@ -261,13 +279,18 @@ def _magnitudes(
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]
     parts = []
-    for tensor in tensors:
+    for tensor in iterable(tensors, "tensors", "tensors"):
         if not isinstance(tensor, torch.Tensor) or not (
             tensor.is_floating_point()
         ):
             raise TypeError(
                 f"{getattr(tensor, 'dtype', type(tensor).__name__)} is no "
                 "tensor of numbers with a fraction: hand over gradients"
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                "a tensor on meta has no numbers: hand over gradients of a "
+                "real backward pass"
             )
         parts.append(tensor.detach().flatten().to("cpu", torch.float64))
     size = torch.cat(parts).abs() if parts else torch.empty(0)

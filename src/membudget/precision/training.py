@@ -8,7 +8,15 @@ from math import inf, isfinite
 import torch
 from torch import nn
 
-from membudget.checks import scalar_loss
+from membudget.checks import (
+    flag,
+    function,
+    instance,
+    module,
+    number,
+    scalar_loss,
+    stepper,
+)
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
 
@@ -82,7 +90,11 @@ class MixedPrecision:
         scaler: torch.amp.GradScaler | None = None,
         emulated: bool = False,
     ) -> None:
-        self.optimizer, self.max_norm = optimizer, max_norm
+        self.optimizer = stepper(optimizer)
+        flag(emulated, "emulated")
+        if scaler is not None:
+            kind = torch.amp.GradScaler
+            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
         parameters = self.parameters()
         if not parameters:
             raise ValueError(
@@ -98,11 +110,9 @@ class MixedPrecision:
         self.device = parameters[0].device
         _fp32(parameters)
         _allowed(self.format, self.device, emulated)
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(
-                f"max_norm is {max_norm!r}: use a number above zero, "
-                "or None for no clipping"
-            )
+        if max_norm is not None:
+            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
+        self.max_norm = max_norm
         if scaler is not None and self.format != "fp16":
             raise ValueError(
                 f"a scaler is for fp16: {self.format} has the exponents of "
@@ -156,10 +166,7 @@ class MixedPrecision:
                 "cannot be added: run every micro-batch before unscale()"
             )
         _checked(loss)
-        if not 0 < share <= 1:
-            raise ValueError(
-                f"share is {share}: use n_k / N, above 0 and at most 1"
-            )
+        share = number(share, "share, n_k / N,", above=0, most=1)
         loss = loss * share
         if self.scaler:
             loss = self.scaler.scale(loss)
@@ -287,6 +294,7 @@ class MasterWeights:
         model: nn.Module,
         optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     ) -> None:
+        module(model), function(optimizer, "optimizer")
         self.weights = [p for p in model.parameters() if p.requires_grad]
         if not self.weights:
             raise ValueError(
@@ -295,7 +303,8 @@ class MasterWeights:
             )
         _fp32(self.weights)
         self.copies = [p.detach().clone() for p in self.weights]
-        self.optimizer = optimizer(self.copies)
+        made = optimizer(self.copies)
+        self.optimizer = stepper(made, "what optimizer made")
         model.to(torch.bfloat16)
 
     def step(self) -> None:
