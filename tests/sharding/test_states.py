@@ -207,9 +207,7 @@ def test_traffic_is_a_sum_of_collectives(
     ("call", "said"),
     [
         (lambda: zero_states(0, 4), "parameters is 0"),
-        (lambda: zero_states(7.5e9, 4), "parameters is 7500000000.0"),
         (lambda: zero_states(10, 0), "ranks is 0"),
-        (lambda: zero_states(10, True), "ranks is True"),
         (lambda: zero_states(10, 4, "zero-4"), "no stage 'zero-4'.*zero-3"),
         (lambda: zero_states(10, 4, recipe="fp8"), "no recipe 'fp8'.*fp32"),
         (lambda: zero_states(10, 4, optimizer="lion"), "no optimizer 'lion'"),

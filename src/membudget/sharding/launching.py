@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from membudget.checks import whole
+from membudget.checks import flag, function, instance, number, whole
 from membudget.sharding import rank_process
 
 DEADLINE = 600.0
@@ -46,6 +46,9 @@ GRACE = 1.0
 
 DUMPED = re.compile(r"line \d+ in <module>$|^  \.\.\.$", re.M)
 """Ends the dump of a rank's stack: the outermost call, or too many."""
+
+MOST_RANKS = 1024
+"""Processes that this machine is asked to start."""
 
 LONGEST = 1e6
 """The longest deadline in seconds, about 11 days."""
@@ -77,6 +80,8 @@ class DeadlineError(RankError, TimeoutError):
 
 def first_rank(rank: int, line: str) -> None:
     """Print what rank 0 prints, and nothing of the others."""
+    rank = whole(rank, "rank", 0)
+    instance(line, str, "line", "a string")
     if rank == 0:
         print(line, flush=True)
 
@@ -107,6 +112,7 @@ def launch(
         ValueError: no ranks, or other than ``torchrun`` started.
         RankError: of :class:`Ranks`.
     """
+    function(worker, "worker")
     if not dist.is_torchelastic_launched():
         if ranks is None:
             raise ValueError(
@@ -137,8 +143,15 @@ def joined(backend: str | None = None) -> Iterator[None]:
         backend: by default NCCL on a GPU of one's own, gloo otherwise.
 
     Raises:
-        ValueError: a backend that this PyTorch lacks.
+        RuntimeError: this process is no rank of ``torchrun``.
+        TypeError: a backend that is no string.
+        ValueError: one that this PyTorch lacks.
     """
+    if "LOCAL_RANK" not in os.environ:
+        raise RuntimeError(
+            "this process is no rank of torchrun: start the script with it, "
+            "or use launch(worker, ranks=…)"
+        )
     local = int(os.environ["LOCAL_RANK"])
     backend = checked_backend(
         backend, int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -181,6 +194,8 @@ def checked_backend(name: str | None, ranks: int) -> str:
     Raises:
         ValueError: one that this PyTorch or this machine lacks.
     """
+    if name is not None:
+        instance(name, str, "backend", "its name, or None")
     there = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available()
@@ -233,8 +248,9 @@ class Ranks:
             are printed.
 
     Raises:
-        ValueError: no ranks, a missing backend, a deadline that is no
-            positive number, no such port.
+        TypeError: an argument of a wrong kind.
+        ValueError: no ranks or more than 1 024, a missing backend, a
+            deadline that is no positive number, no such port.
     """
 
     def __init__(
@@ -246,12 +262,11 @@ class Ranks:
         port: int | None = None,
         show: Callable[[int, str], None] | None = first_rank,
     ) -> None:
-        self.ranks = whole(ranks, "ranks")
-        self.backend = checked_backend(backend, ranks)
+        self.ranks = whole(ranks, "ranks", 1, MOST_RANKS)
+        self.backend = checked_backend(backend, self.ranks)
         self.deadline = _positive(deadline)
-        if port is not None and whole(port, "port") > 65535:
-            raise ValueError(f"port is {port}: the last one is 65535")
-        self.port, self.show = port, show
+        self.port = None if port is None else whole(port, "port", 1, 65535)
+        self.show = None if show is None else function(show, "show")
         self._store: dist.TCPStore | None = None
         self._processes: list[_Process] = []
         self._end: weakref.finalize | None = None
@@ -301,8 +316,7 @@ class Ranks:
                 where each of them was.
             OSError: the port is in use.
         """
-        if not callable(worker):
-            raise TypeError(f"worker is {worker!r}: use a function")
+        function(worker, "worker")
         seconds = _positive(self.deadline if deadline is None else deadline)
         task = rank_process.pack(worker, args, kwargs)
         try:
@@ -470,13 +484,7 @@ class Ranks:
 
 
 def _positive(seconds: float) -> float:
-    number = isinstance(seconds, int | float) and seconds is not True
-    if not number or not 0 < seconds <= LONGEST:
-        raise ValueError(
-            f"deadline is {seconds!r}: use a number of seconds above 0 and "
-            f"up to {LONGEST:,.0f}"
-        )
-    return float(seconds)
+    return float(number(seconds, "deadline", above=0, most=LONGEST))
 
 
 def _store(port: int | None) -> dist.TCPStore:
@@ -586,16 +594,22 @@ def torchrun(
         check: whether an exit code other than 0 is an error.
 
     Raises:
-        ValueError: no ranks, nodes or seconds.
+        TypeError: an argument of a wrong kind.
+        ValueError: no ranks, nodes or seconds, or more than 1 024 of the
+            first two.
         FileNotFoundError: no such script.
         RuntimeError: a script that failed; the message has the end of what
             it wrote, on the node where the failure began.
         TimeoutError: it did not end in time.
     """
-    whole(ranks, "ranks")
-    whole(nodes, "nodes")
-    whole(restarts, "restarts", 0)
+    ranks = whole(ranks, "ranks", 1, MOST_RANKS)
+    nodes = whole(nodes, "nodes", 1, MOST_RANKS)
+    restarts = whole(restarts, "restarts", 0)
     seconds = _positive(deadline)
+    instance(script, str | os.PathLike, "script", "the path of a Python file")
+    flag(check, "check")
+    if show is not None:
+        function(show, "show")
     if not Path(script).is_file():
         raise FileNotFoundError(
             f"there is no script {script}: give the path of a Python file"

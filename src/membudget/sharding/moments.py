@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
-from membudget.checks import one_of, whole
-from membudget.sharding.shards import Unit, rank_states
+from membudget.checks import flag, one_of, whole
+from membudget.sharding.shards import Unit, checked_units, rank_states
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,13 @@ def rank_moments(
             are used before the first block: 2 for tokens and positions.
 
     Raises:
-        ValueError: as :func:`membudget.sharding.rank_states`; an embedding
-            of more tensors than the model's own unit has; parameters that
-            are frozen, tied, or of several dtypes.
+        TypeError, ValueError: as :func:`membudget.sharding.rank_states`; no
+            units, or an embedding of more tensors than the model's own unit
+            has; parameters that are frozen, tied, or of several dtypes.
     """
+    units = checked_units(units)
+    if not units:
+        raise ValueError("units is empty: use those of units_of")
     for unit in units:
         if unit.frozen or unit.tied:
             what = "frozen" if unit.frozen else "tied"
@@ -149,16 +152,20 @@ def rank_moments(
                 "a number: these rules are for one dtype; use simulate_rank"
             )
         itemsize = next(iter(sizes), 4)
+    itemsize = whole(itemsize, "itemsize")
+    gathered = itemsize if gathered is None else whole(gathered, "gathered")
+    reduced = None if reduced is None else whole(reduced, "reduced")
+    flag(synchronise, "synchronise"), flag(waiting, "waiting")
     own = sum(len(unit.shapes) for unit in units if not unit.name)
-    if whole(embedding, "embedding", 0) > own:
+    embedding = whole(embedding, "embedding", 0)
+    if embedding > own:
         raise ValueError(
             f"embedding is {embedding}: the model's own unit has {own} tensors"
         )
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
-    walk = _Walk(
-        units, ranks, itemsize, gathered or itemsize, reduced, waiting
-    )
+    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting)
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
     between = walk.held()

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from membudget.checks import whole
+from membudget.checks import instance, module, stepper, whole
 
 T = TypeVar("T")
 
@@ -72,13 +72,13 @@ def save_checkpoint(
         The checkpoint's own folder.
 
     Raises:
+        TypeError: an argument of a wrong kind.
         ValueError: a step or a number to keep that cannot be. An optimizer
             that cannot be loaded again (``LBFGS``, ``SparseAdam``), or is
             another model's.
     """
-    whole(step, "step", 0)
-    whole(keep, "keep")
-    _check(model, optimizer)
+    step, keep = whole(step, "step", 0), whole(keep, "keep")
+    _check(folder, model, optimizer)
     final = Path(folder, f"step-{step:08d}")
     partial = Path(folder, f"saving-{step:08d}")
     first = not dist.is_initialized() or dist.get_rank() == 0
@@ -128,6 +128,7 @@ def load_checkpoint(
             other options among them; sharded or not.
 
     Raises:
+        TypeError: an argument of a wrong kind.
         CheckpointError: the checkpoint is another model's, by name, shape or
             dtype of a tensor, or another optimizer's, by class, states or
             groups of parameters; model and optimizer keep their values. Or
@@ -135,7 +136,7 @@ def load_checkpoint(
             values may then be mixed, so do not use them.
         ValueError: an optimizer that :func:`save_checkpoint` refuses.
     """
-    _check(model, optimizer)
+    _check(folder, model, optimizer)
     fresh = not optimizer.state
     skipped: list[str] = []
     for path in _share(lambda: _all(folder)):
@@ -247,8 +248,14 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     return dict(zip(("model", "optimizer", "class"), parts, strict=True))
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check(
+    folder: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> None:
     """Refuse an optimizer before its steps are in vain."""
+    instance(folder, str | os.PathLike, "folder", "a path")
+    module(model), stepper(optimizer)
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.SparseAdam) or (

@@ -9,7 +9,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from membudget.checks import one_of, whole
+from membudget.checks import (
+    flag,
+    instance,
+    iterable,
+    listed,
+    module,
+    one_of,
+    stepper,
+    whole,
+)
 from membudget.ledger import OPTIMIZERS, States
 
 Shape = tuple[int, ...]
@@ -26,6 +35,11 @@ class Unit:
         itemsizes: bytes of a number of each of them; 4 if left out.
         frozen: which of them are not trained, as positions in ``shapes``.
         tied: whether several modules share one of them.
+
+    Raises:
+        TypeError: a name that is no string, or numbers that are not whole.
+        ValueError: a size below 0, a shape without sizes, not one itemsize
+            for each shape, or no such position.
     """
 
     name: str
@@ -35,8 +49,27 @@ class Unit:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        sizes = self.itemsizes or (4,) * len(self.shapes)
-        object.__setattr__(self, "itemsizes", sizes)
+        instance(self.name, str, "the name of a unit", "a string")
+        shapes = tuple(
+            tuple(
+                whole(size, "a size in a shape", 0)
+                for size in listed(shape, "a shape", "sizes")
+            )
+            for shape in listed(self.shapes, "shapes", "shapes", 0)
+        )
+        object.__setattr__(self, "shapes", shapes)
+        sizes = listed(self.itemsizes, "itemsizes", "bytes", 0)
+        sizes = tuple(whole(size, "an itemsize") for size in sizes)
+        if sizes and len(sizes) != len(shapes):
+            raise ValueError(
+                f"{len(sizes)} itemsizes for {len(shapes)} shapes: use one "
+                "for each, or none"
+            )
+        object.__setattr__(self, "itemsizes", sizes or (4,) * len(shapes))
+        instance(self.frozen, frozenset, "frozen", "a frozenset of positions")
+        flag(self.tied, "tied")
+        for place in self.frozen:
+            whole(place, "a position in frozen", 0, len(shapes) - 1)
 
     @property
     def trained(self) -> "Unit":
@@ -62,7 +95,12 @@ class Unit:
         A parameter is cut along its first dimension. Each rank stores as
         many rows as the first one has, ⌈rows / ranks⌉, because the
         collectives move equal parts.
+
+        Raises:
+            TypeError: a number of ranks that is not whole.
+            ValueError: no ranks.
         """
+        ranks = whole(ranks, "ranks")
         return sum(_padded(shape, ranks) for shape in self.shapes)
 
     def stored(self, ranks: int, itemsize: int | None = None) -> int:
@@ -71,8 +109,14 @@ class Unit:
         Args:
             ranks: N.
             itemsize: bytes of a number, instead of ``itemsizes``.
+
+        Raises:
+            TypeError: a number that is not whole.
+            ValueError: a number below 1.
         """
-        if itemsize:
+        ranks = whole(ranks, "ranks")
+        if itemsize is not None:
+            itemsize = whole(itemsize, "itemsize")
             return itemsize * self.padded(ranks)
         pairs = zip(self.shapes, self.itemsizes, strict=True)
         return sum(size * _padded(shape, ranks) for shape, size in pairs)
@@ -95,17 +139,20 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
         of the blocks. Modules without parameters of their own make none.
 
     Raises:
+        TypeError: something else than modules.
         ValueError: a block that is not in the model, or not in this order,
             and what ``fully_shard`` refuses, some of it in the first step: a
             parameter without a dimension or without an element, one that two
             units would have, trained ones of one unit in two dtypes.
     """
-    names = {module: name for name, module in model.named_modules()}
+    named = module(model).named_modules()
+    names = {part: name for name, part in named}
+    blocks = list(iterable(blocks, "blocks", "modules"))
     units: list[Unit] = []
     done: set[nn.Module] = set()
     seen: dict[nn.Parameter, str] = {}
     for block in [*blocks, model]:
-        if block not in names:
+        if module(block, "one of the blocks") not in names:
             raise ValueError(
                 f"a {type(block).__name__} among the blocks is not a part "
                 "of the model: pass modules of the model"
@@ -172,9 +219,42 @@ def rows(length: int, ranks: int, rank: int) -> int:
 
     As ``torch.chunk``: the first ranks have ⌈length / ranks⌉ each, the one
     where they end has the rest, later ones none.
+
+    Raises:
+        TypeError: a number that is not whole.
+        ValueError: a length below 0, or no such rank.
     """
+    length, ranks = whole(length, "length", 0), whole(ranks, "ranks")
+    rank = checked_rank(rank, ranks)
     each = -(-length // ranks)
     return max(min(each, length - rank * each), 0)
+
+
+def checked_rank(rank: int, ranks: int) -> int:
+    """The rank, if a group of so many has it.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: no such rank.
+    """
+    rank = whole(rank, "rank", 0)
+    if rank >= ranks:
+        raise ValueError(
+            f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
+        )
+    return rank
+
+
+def checked_units(units: Sequence[Unit]) -> list[Unit]:
+    """The units as a list; there may be none.
+
+    Raises:
+        TypeError: something else.
+    """
+    return [
+        instance(unit, Unit, "one of the units", "a Unit, as of units_of")
+        for unit in listed(units, "units", "units, as of units_of", 0)
+    ]
 
 
 def rank_states(
@@ -201,14 +281,13 @@ def rank_states(
             each as the model has it.
 
     Raises:
-        ValueError: no such rank or optimizer.
+        TypeError: an argument of a wrong kind.
+        ValueError: no such rank or optimizer, or an itemsize below 1.
     """
-    whole(ranks, "ranks")
-    whole(rank, "rank", 0)
-    if rank >= ranks:
-        raise ValueError(
-            f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
-        )
+    units, ranks = checked_units(units), whole(ranks, "ranks")
+    rank = checked_rank(rank, ranks)
+    if itemsize is not None:
+        itemsize = whole(itemsize, "itemsize")
     known = [name for name in OPTIMIZERS if not OPTIMIZERS[name].block]
     kind = OPTIMIZERS[one_of(optimizer, known, "optimizer")]
     trained = [unit.trained for unit in units]
@@ -235,7 +314,13 @@ def held_states(
     Args:
         model: sharded or not.
         optimizer: of its parameters.
+
+    Raises:
+        TypeError: something else than a module and an optimizer.
     """
+    module(model)
+    if optimizer is not None:
+        stepper(optimizer)
     parameters = list(model.parameters())
     kept = optimizer.state.values() if optimizer else ()
     return States(
@@ -277,8 +362,8 @@ def shard(
         ValueError: another stage, and what :func:`units_of` refuses.
     """
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
-    blocks = list(blocks)
+    blocks = list(iterable(blocks, "blocks", "modules"))
     units_of(model, blocks)
-    for module in [*blocks, model]:
-        fully_shard(module, reshard_after_forward=stage == "zero-3", **options)
+    for part in [*blocks, model]:
+        fully_shard(part, reshard_after_forward=stage == "zero-3", **options)
     return model

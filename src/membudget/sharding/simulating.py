@@ -7,14 +7,26 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from membudget.checks import scalar_loss, whole
+from membudget.checks import (
+    flag,
+    function,
+    listed,
+    module,
+    scalar_loss,
+    whole,
+)
+from membudget.checks import stepper as checked_optimizer
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
+from membudget.measuring.step import only_tensors
 from membudget.sharding._private import fake_group, fake_mode, is_fake
 from membudget.sharding.communication import CommunicationCounter, Traffic
-from membudget.sharding.shards import held_states
+from membudget.sharding.shards import checked_rank, held_states
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+MOST_RANKS, MOST_STEPS = 10**6, 1000
+"""In a simulation; each micro-batch of it runs."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +98,25 @@ def simulate_rank(
             shards; by default all ranks in a row.
 
     Raises:
-        ValueError: no such rank, a mesh of another shape, a model that was
+        TypeError: an argument of a wrong kind.
+        ValueError: no such rank, more than a million ranks or a thousand
+            micro-batches, a mesh of another shape, a model that was
             there before, a loss without a graph.
         RuntimeError: this process is in a process group, build converts the
             model, or this PyTorch lacks what the simulation needs.
     """
-    whole(ranks, "ranks")
-    whole(rank, "rank", 0)
-    whole(micro_batches, "micro_batches")
-    if rank >= ranks:
-        raise ValueError(
-            f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
-        )
-    shape = tuple(mesh) if mesh is not None else (ranks,)
+    ranks = whole(ranks, "ranks", 1, MOST_RANKS)
+    rank = checked_rank(rank, ranks)
+    micro_batches = whole(micro_batches, "micro_batches", 1, MOST_STEPS)
+    flag(synchronise_last, "synchronise_last")
+    function(build, "build"), function(shard, "shard"), function(loss, "loss")
+    if optimizer is not None:
+        function(optimizer, "optimizer")
+    only_tensors(batch)
+    sizes = (ranks,) if mesh is None else listed(mesh, "mesh", "sizes", 0)
+    shape = tuple(
+        whole(size, "a size of the mesh", 1, MOST_RANKS) for size in sizes
+    )
     if len(shape) not in (1, 2):
         raise ValueError(
             f"mesh is {shape}: use one number, the shards, or two, the "
@@ -113,7 +131,7 @@ def simulate_rank(
         names = ("replica", "shard")[-len(shape) :]
         device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         with fake_mode():
-            model = _built(build)
+            model = module(_built(build), "what build made")
             if not all(map(is_fake, model.parameters())):
                 raise ValueError(
                     "build gave a model that was there before: it must make "
@@ -123,7 +141,7 @@ def simulate_rank(
             shard(model, device_mesh)
             parameters = list(model.parameters())
             stepper = (
-                optimizer(parameters)
+                checked_optimizer(optimizer(parameters), "what optimizer made")
                 if optimizer
                 else torch.optim.Adam(parameters, foreach=False)
             )

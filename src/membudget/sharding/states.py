@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from membudget.checks import one_of, whole
+from membudget.checks import flag, one_of, whole
 from membudget.ledger import RECIPES, States, bytes_per_parameter
 
 
@@ -59,11 +59,12 @@ def zero_states(
             gradients; these are whole on every rank until then.
 
     Raises:
-        ValueError: an unknown name, or a count that is not a positive whole
-            number.
+        TypeError: an argument of a wrong kind.
+        ValueError: an unknown name, or a count below 1.
     """
-    whole(parameters, "parameters")
-    whole(ranks, "ranks")
+    parameters = whole(parameters, "parameters")
+    ranks = whole(ranks, "ranks")
+    flag(waiting, "waiting")
     split = STAGES[one_of(stage, STAGES, "stage")]
     each = bytes_per_parameter(recipe, optimizer)
 
@@ -107,10 +108,11 @@ def zero_traffic(
             that costs.
 
     Raises:
-        ValueError: as :func:`zero_states`.
+        TypeError, ValueError: as :func:`zero_states`.
     """
-    whole(parameters, "parameters")
-    whole(accumulation_steps, "accumulation_steps")
+    parameters = whole(parameters, "parameters")
+    accumulation_steps = whole(accumulation_steps, "accumulation_steps")
+    flag(synchronise_last, "synchronise_last")
     kind = STAGES[one_of(stage, STAGES, "stage")]
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     reductions = 1 if synchronise_last else accumulation_steps
@@ -123,4 +125,5 @@ def zero_traffic(
     )
     if ranks is None:
         return size
-    return size * (whole(ranks, "ranks") - 1) // ranks
+    ranks = whole(ranks, "ranks")
+    return size * (ranks - 1) // ranks
