@@ -2,6 +2,7 @@
 
 import torch
 
+from membudget.checks import instance
 from membudget.stories import Stories
 
 
@@ -12,7 +13,14 @@ def digits(
 
     Returns:
         Images, 1 797 × 64, from 0 to 1 in steps of 1/16; labels 0 to 9.
+
+    Raises:
+        TypeError: a dtype that is none.
+        ValueError: one without fractions.
     """
+    use = "a torch.dtype with fractions"
+    if not instance(dtype, torch.dtype, "dtype", use).is_floating_point:
+        raise ValueError(f"dtype is {dtype}: use {use}")
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

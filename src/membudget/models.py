@@ -6,6 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from membudget.checks import device as checked_device
+from membudget.checks import (
+    flag,
+    function,
+    instance,
+    listed,
+    number,
+    whole,
+)
+
+MOST, MOST_LAYERS = 2**20, 1000
+"""Of a size, and of layers or blocks."""
+
 
 def mlp(
     inputs: int = 64, width: int = 256, depth: int = 4, outputs: int = 10
@@ -15,10 +28,12 @@ def mlp(
     The defaults take the 8 × 8 digits of :func:`membudget.data.digits`.
 
     Raises:
-        ValueError: fewer than two layers.
+        TypeError: a size that is no whole number.
+        ValueError: a size below 1 or above 2²⁰, fewer than two layers or
+            more than 1 000.
     """
-    if depth < 2:
-        raise ValueError(f"depth is {depth}: use at least 2 linear layers")
+    inputs, width = _size(inputs, "inputs"), _size(width, "width")
+    depth, outputs = _layers(depth, 2), _size(outputs, "outputs")
     layers: list[nn.Module] = []
     for _ in range(depth - 1):
         layers += [nn.Linear(inputs, width), nn.ReLU()]
@@ -33,10 +48,9 @@ def chain(width: int = 64, depth: int = 16) -> nn.Sequential:
     ``chain(1024, 20)`` is the deep MLP of the lab.
 
     Raises:
-        ValueError: fewer than one stage.
+        TypeError, ValueError: as :func:`mlp`, but for a single stage.
     """
-    if depth < 1:
-        raise ValueError(f"depth is {depth}: use at least 1 stage")
+    width, depth = _size(width, "width"), _layers(depth)
     return nn.Sequential(
         *(
             nn.Sequential(nn.Linear(width, width), nn.ReLU())
@@ -55,19 +69,23 @@ def convnet(
     and a linear layer.
 
     Raises:
-        ValueError: no channels.
+        TypeError: a size that is no whole number.
+        ValueError: a size below 1 or above 2²⁰, or no channels.
     """
-    if not channels:
-        raise ValueError("channels is empty: use at least one number")
+    inputs, outputs = _size(inputs, "inputs"), _size(outputs, "outputs")
+    channels = [
+        _size(count, "a number of channels")
+        for count in listed(channels, "channels", "numbers")
+    ]
     layers: list[nn.Module] = []
-    for number in channels:
+    for count in channels:
         layers += [
-            nn.Conv2d(inputs, number, 3, padding=1, bias=False),
-            nn.BatchNorm2d(number),
+            nn.Conv2d(inputs, count, 3, padding=1, bias=False),
+            nn.BatchNorm2d(count),
             nn.ReLU(),
             nn.MaxPool2d(2),
         ]
-        inputs = number
+        inputs = count
     return nn.Sequential(
         *layers,
         nn.AdaptiveAvgPool2d(1),
@@ -82,16 +100,21 @@ class MLPBlock(nn.Module):
     Args:
         width: numbers in and out.
         ratio: of the hidden layer to the width.
+
+    Raises:
+        TypeError, ValueError: as :func:`mlp`.
     """
 
     def __init__(self, width: int, ratio: int = 4) -> None:
         super().__init__()
+        width, ratio = _size(width, "width"), _size(ratio, "ratio")
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, ratio * width)
         self.gelu = nn.GELU()
         self.down = nn.Linear(ratio * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _tensor(x, "x")
         return x + self.down(self.gelu(self.up(self.norm(x))))
 
 
@@ -103,10 +126,10 @@ def mlp_blocks(
     ``mlp_blocks(1024, 32)`` is the network of the lab on mixed precision.
 
     Raises:
-        ValueError: fewer than one block.
+        TypeError, ValueError: as :func:`mlp`, but for a single block.
     """
-    if depth < 1:
-        raise ValueError(f"depth is {depth}: use at least 1 block")
+    width, depth = _size(width, "width"), _layers(depth)
+    outputs = _size(outputs, "outputs")
     blocks = (MLPBlock(width) for _ in range(depth))
     return nn.Sequential(*blocks, nn.Linear(width, outputs))
 
@@ -121,6 +144,12 @@ class Block(nn.Module):
             scores, tokens × tokens for each head, is there.
         dropout: share of zeros after attention's softmax (not fused only)
             and before each of the two sums.
+
+    Raises:
+        TypeError: a size that is no whole number, or another argument of a
+            wrong kind.
+        ValueError: a size below 1 or above 2²⁰, heads that do not divide
+            the width, or a share that is not from 0 to 1.
     """
 
     def __init__(
@@ -131,8 +160,9 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _heads(width, heads)
-        self.heads, self.fused, self.dropout = heads, fused, dropout
+        width, heads = _heads(width, heads)
+        self.heads, self.fused = heads, flag(fused, "fused")
+        self.dropout = number(dropout, "dropout", 0, 1)
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -141,7 +171,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, width = _tensor(x, "x", 3).shape
         q, k, v = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2)
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
@@ -171,21 +201,46 @@ def attention(
     Args:
         q, k, v: batch × heads × tokens × d.
         drop: applied to the weights, batch × heads × tokens × tokens.
+
+    Raises:
+        TypeError: something else than tensors and a function.
     """
+    _tensor(q, "q"), _tensor(k, "k"), _tensor(v, "v")
+    function(drop, "drop")
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     later = torch.ones(
         scores.shape[-2:], dtype=torch.bool, device=q.device
     ).triu(1)
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    return drop(weights) @ v
+    return _tensor(drop(weights), "what drop returned") @ v
 
 
-def _heads(width: int, heads: int) -> None:
-    if heads < 1 or width % heads:
+def _size(value: int, name: str) -> int:
+    return whole(value, name, 1, MOST)
+
+
+def _layers(depth: int, least: int = 1) -> int:
+    return whole(depth, "depth", least, MOST_LAYERS)
+
+
+def _tensor(x: torch.Tensor, name: str, ndim: int | None = None):
+    """The tensor, if it is one with so many dimensions."""
+    instance(x, torch.Tensor, name, "a tensor")
+    if ndim is not None and x.ndim != ndim:
+        raise ValueError(
+            f"{name} has {x.ndim} dimensions: use a tensor with {ndim}"
+        )
+    return x
+
+
+def _heads(width: int, heads: int) -> tuple[int, int]:
+    width, heads = _size(width, "width"), _size(heads, "heads")
+    if width % heads:
         raise ValueError(
             f"width {width} is not a multiple of {heads} heads: use a number "
             "of heads that divides it"
         )
+    return width, heads
 
 
 class GPT(nn.Module):
@@ -199,6 +254,10 @@ class GPT(nn.Module):
         heads: attention heads in each block.
         fused, dropout: of each :class:`Block`.
         tied: whether the head's weight is the token embedding's.
+
+    Raises:
+        TypeError, ValueError: as :class:`Block`; or no blocks, or more than
+            1 000.
     """
 
     def __init__(
@@ -213,6 +272,9 @@ class GPT(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
+        vocabulary = _size(vocabulary, "vocabulary")
+        context, depth = _size(context, "context"), _layers(depth)
+        width, heads = _heads(width, heads)
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
         self.blocks = nn.Sequential(
@@ -220,7 +282,7 @@ class GPT(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        if tied:
+        if flag(tied, "tied"):
             self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -228,7 +290,18 @@ class GPT(nn.Module):
 
         Args:
             tokens: integers, batch × tokens.
+
+        Raises:
+            TypeError: something else than a tensor.
+            ValueError: more tokens than positions, or not two dimensions.
         """
+        _tensor(tokens, "tokens", 2)
+        context = self.position.num_embeddings
+        if tokens.shape[1] > context:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens are more than the {context} "
+                "learned positions: use fewer tokens or a larger context"
+            )
         place = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(place)
         return self.head(self.norm(self.blocks(x)))
@@ -245,6 +318,10 @@ class LlamaBlock(nn.Module):
         kv_heads: heads of keys and values.
         hidden: width of the gated MLP.
         fused: as for :class:`Block`.
+
+    Raises:
+        TypeError, ValueError: as :class:`Block`; or heads that cannot share
+            those of keys and values, or cannot be turned in pairs.
     """
 
     def __init__(
@@ -256,8 +333,15 @@ class LlamaBlock(nn.Module):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        _heads(width, heads)
-        if kv_heads < 1 or heads % kv_heads:
+        width, heads = _heads(width, heads)
+        kv_heads, hidden = _size(kv_heads, "kv_heads"), _size(hidden, "hidden")
+        flag(fused, "fused")
+        if width // heads % 2:
+            raise ValueError(
+                f"{width // heads} numbers for each head cannot be paired "
+                "for rotary positions: use an even number"
+            )
+        if heads % kv_heads:
             raise ValueError(
                 f"{heads} heads cannot share {kv_heads} heads of keys and "
                 "values: use a number that divides the heads"
@@ -275,7 +359,8 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, width = _tensor(x, "x", 3).shape
+        _tensor(turns, "turns", 2)
         normed = self.norm1(x)
         q, k, v = (
             part(normed).view(batch, tokens, heads, -1).transpose(1, 2)
@@ -314,7 +399,16 @@ def rotary(
 
     Pair i of position t turns by t · 500 000^(−2i/size) (Su et al. 2021,
     arXiv 2104.09864, with the base of Llama 3).
+
+    Raises:
+        TypeError: a number that is not whole, or no device.
+        ValueError: a number below 1 or above 2²⁰, or an odd size.
     """
+    tokens, size = _size(tokens, "tokens"), _size(size, "size")
+    if size % 2:
+        raise ValueError(f"size is {size}: use an even number, of pairs")
+    if device is not None:
+        device = checked_device(device)
     pairs = torch.arange(0, size, 2, device=device) / size
     angles = torch.outer(
         torch.arange(tokens, device=device), 500_000.0**-pairs
@@ -323,7 +417,12 @@ def rotary(
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """x, … × tokens × size, with each pair of numbers turned."""
+    """x, … × tokens × size, with each pair of numbers turned.
+
+    Raises:
+        TypeError: something else than tensors.
+    """
+    _tensor(x, "x"), _tensor(turns, "turns")
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
 
@@ -335,6 +434,10 @@ class Llama(nn.Module):
         vocabulary: number of tokens.
         width, depth, heads, kv_heads, hidden, fused: of the blocks.
         tied: whether the head's weight is the token embedding's.
+
+    Raises:
+        TypeError, ValueError: as :class:`LlamaBlock`; or no blocks, or more
+            than 1 000.
     """
 
     def __init__(
@@ -349,6 +452,8 @@ class Llama(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
+        vocabulary, depth = _size(vocabulary, "vocabulary"), _layers(depth)
+        width, heads = _heads(width, heads)
         self.token = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
             LlamaBlock(width, heads, kv_heads, hidden, fused)
@@ -356,7 +461,7 @@ class Llama(nn.Module):
         )
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        if tied:
+        if flag(tied, "tied"):
             self.head.weight = self.token.weight
         self.size = width // heads
 
@@ -365,7 +470,12 @@ class Llama(nn.Module):
 
         Args:
             tokens: integers, batch × tokens.
+
+        Raises:
+            TypeError: something else than a tensor.
+            ValueError: not two dimensions.
         """
+        _tensor(tokens, "tokens", 2)
         turns = rotary(tokens.shape[1], self.size, tokens.device)
         x = self.token(tokens)
         for block in self.blocks:
