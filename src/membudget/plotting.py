@@ -66,7 +66,8 @@ class MonitorPlot:
             does not show it twice.
 
     Raises:
-        ValueError: ``every`` is no positive whole number.
+        TypeError: ``every`` is no whole number.
+        ValueError: it is below 1.
 
     Example:
         >>> plot = MonitorPlot(monitor)
@@ -79,13 +80,10 @@ class MonitorPlot:
     def __init__(self, monitor: "MemoryMonitor", every: int = 10) -> None:
         import matplotlib.pyplot as plt
 
+        from membudget.checks import whole
         from membudget.measuring.units import UNITS, format_bytes
 
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(
-                f"every is {every!r}: use a positive whole number of calls"
-            )
-        self.monitor, self.every = monitor, every
+        self.monitor, self.every = monitor, whole(every, "every")
         self._calls = 0
         self._peaks: list[int] = []
         self._handle = None  # of the picture on the page

@@ -121,6 +121,7 @@ class Accumulation(Widget):
         label: str = "",
         **kwargs: Any,
     ) -> None:
+        steps = type(self).steps.validate(self, steps)
         if global_batch is None:
             kwargs["steps"] = steps
         else:

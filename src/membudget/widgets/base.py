@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 import anywidget
 import traitlets
 
+from membudget.checks import number
 from membudget.measuring.units import format_bytes, round_half_up
 from membudget.widgets.bundle import module_text, style_text
 
 __all__ = ["Whole", "Widget", "format_bytes", "format_number"]
+
+
+MOST = 10**24
+"""Of a number with two decimals."""
 
 
 class Whole(traitlets.Int):
@@ -90,6 +95,12 @@ class Widget(anywidget.AnyWidget):
 
 
 def format_number(value: float) -> str:
-    """At most two decimals: ``25.6``; as ``base.mjs``."""
+    """At most two decimals: ``25.6``; as ``base.mjs``.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not finite, or beyond ±10²⁴.
+    """
+    value = number(value, "the number", -MOST, MOST)
     text = str(round_half_up(Decimal(value), 2))
     return text.rstrip("0").rstrip(".")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import traitlets
 
+from membudget.checks import iterable, listed
 from membudget.ledger import (
     GPT2,
     PRESETS,
@@ -481,7 +482,7 @@ def _histogram(gradients: Iterable[torch.Tensor]) -> dict[str, Any]:
     """
     if isinstance(gradients, torch.Tensor):
         gradients = [gradients]
-    gradients = list(gradients)
+    gradients = list(iterable(gradients, "gradients", "tensors"))
     for tensor in gradients:
         dtype = getattr(tensor, "dtype", type(tensor).__name__)
         if dtype not in (torch.float32, torch.float64):
@@ -531,7 +532,7 @@ def _account(
     lists: str,
 ) -> dict[str, Any]:
     """The peak of every batch and recipe, plain and checkpointed."""
-    batches = list(batches)
+    batches = listed(batches, "batches", "numbers", 0)
     if not (
         1 <= len(batches) <= MOST_BATCHES
         and all(_whole(batch) and batch >= 1 for batch in batches)

@@ -379,6 +379,8 @@ class Timeline(Widget):
     @traitlets.validate("moment")
     def _check_moment(self, proposal: Any) -> int:
         moment = proposal["value"]
+        self._check_steps({"value": self.steps})
+        self._check_step({"value": self.step})
         last = len(self.steps[self.step].operators) - 1
         if not -1 <= moment <= last:
             raise traitlets.TraitError(
