@@ -88,8 +88,7 @@ def footprint() -> accumulation.Footprint:
 
 
 def window() -> accumulation.Window:
-    of = model()
-    return accumulation.Accumulator(of, optimizer(of)).window()
+    return accumulation.Accumulator(OF, optimizer(OF)).window()
 
 
 def backward(loss, count):
@@ -100,7 +99,7 @@ def backward(loss, count):
 
 def over(micro_batches):
     with window() as opened:
-        return list(opened.over(micro_batches))
+        list(opened.over(micro_batches))
 
 
 def mixed() -> precision.MixedPrecision:
@@ -135,6 +134,7 @@ def entered(manager):
         return None
 
 
+OF = model()
 GPT = dict(vocabulary=8, width=4, depth=1, heads=2)
 PAPER = ledger.Transformer(**GPT, context=8)
 RUN = checkpointing.simulate(2, [0, 1])
@@ -177,9 +177,13 @@ ROWS = {
             normalisation="window",
         ),
     ),
+    "accumulation.Plan.sample_weight": lambda: (
+        accumulation.Plan(5, 2, 9, footprint()).sample_weight,
+        dict(size=2),
+    ),
     "accumulation.Window.backward": lambda: (
         backward,
-        dict(loss=torch.ones((), requires_grad=True) * 2, count=2),
+        dict(loss=OF(torch.ones(1, 4)).sum(), count=2),
     ),
     "accumulation.Window.over": lambda: (over, dict(micro_batches=[1, 2])),
     "accumulation.footprint": lambda: (
@@ -374,6 +378,7 @@ ROWS = {
             steps=(),
             gives=(),
             watches=(),
+            views=(),
         ),
     ),
     "ledger.Segment": lambda: (
@@ -593,6 +598,10 @@ ROWS = {
         measuring.trace_step,
         step() | dict(micro_batch=1, device="cpu", budget=10**6) | KEPT,
     ),
+    "measuring.unsure": lambda: (
+        measuring.unsure,
+        dict(tracker=tracker()),
+    ),
     # models
     "models.Block": lambda: (
         models.Block,
@@ -762,7 +771,17 @@ ROWS = {
     ),
     "sharding.Unit": lambda: (
         sharding.Unit,
-        dict(name="", shapes=((3, 2), (2,))),
+        dict(
+            name="",
+            shapes=((3, 2), (2,)),
+            itemsizes=(4, 2),
+            frozen=frozenset({1}),
+            tied=False,
+        ),
+    ),
+    "sharding.Unit.stored": lambda: (
+        units()[0].stored,
+        dict(ranks=2, itemsize=2),
     ),
     "sharding.Unit.padded": lambda: (units()[0].padded, dict(ranks=2)),
     "sharding.first_rank": lambda: (
