@@ -2,7 +2,7 @@
 
 They run in a virtual environment of their own, which is deleted afterwards
 (--env FOLDER keeps it and takes it again). The file says nothing of the
-machine: bytes are the same everywhere.
+machine: bytes are the same everywhere. Then ``published.py`` runs there, too.
 """
 
 import argparse
@@ -24,6 +24,7 @@ RECORD = ROOT / "src/membudget/ledger/peers.json"
 VERSIONS = {
     "torch": "2.13.0",
     "transformers": "4.57.6",
+    "peft": "0.21.2",
     "accelerate": "1.15.0",
     "vramcalc": "0.1.2",
     "llm-analysis": "0.2.2",
@@ -602,11 +603,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         python = make(given.env or folder)
         paths = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-        subprocess.run(
-            [python, __file__, "--here", RECORD],
-            env=os.environ | paths,
-            check=True,
-        )
+        published = Path(__file__).with_name("published.py")
+        for script in ([__file__, "--here", RECORD], [published]):
+            subprocess.run(
+                [python, *script], env=os.environ | paths, check=True
+            )
 
 
 if __name__ == "__main__":

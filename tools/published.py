@@ -2,12 +2,9 @@
 
 ``ledger/published.json`` holds the settings of the runs, what was measured
 and where it was published. This script adds what ``account`` says, with the
-transformers and peft of requirements.txt:
-
-    python tools/published.py
-
-The models are built on meta, the operators are a CPU's. Bytes are the same
-on every machine.
+transformers and peft that were measured: ``make peers`` runs it in the
+environment of the other calculators. The models are built on meta, the
+operators are a CPU's. Bytes are the same on every machine.
 """
 
 import importlib.metadata
@@ -88,6 +85,8 @@ def main():
         name: importlib.metadata.version(name).split("+")[0]
         for name in PACKAGES
     }
+    for name in PACKAGES[1:]:
+        assert record["versions"][name] == record["measured_with"][name], name
     for run in record["runs"]:
         run["account"] = predict(record, run)
         off = 100 * (run["account"]["allocated"] / run["measured"] - 1)

@@ -322,7 +322,9 @@ RUNS = {run["name"]: run for run in PUBLISHED["runs"]}
 
 def test_the_published_runs():
     assert len(RUNS) == len(PUBLISHED["runs"]) == 19
-    assert set(PUBLISHED["versions"]) == set(published.PACKAGES)
+    versions, theirs = PUBLISHED["versions"], PUBLISHED["measured_with"]
+    assert set(versions) == set(theirs) == set(published.PACKAGES)
+    assert versions == theirs | {"torch": versions["torch"]}
     for run in RUNS.values():
         found = run["account"]
         assert found["requested"] <= found["allocated"] < run["measured"]
@@ -336,7 +338,14 @@ def test_the_published_runs():
         "Llama 3.2 1B, autocast, LoRA, checkpointed",
     ],
 )
-def test_published_runs_are_predicted_again_to_the_byte(name):
+def test_published_runs_are_predicted_again_to_the_byte(name, monkeypatch):
+    """By a later version of transformers, which keeps the rotary frequencies
+    twice, 32 numbers more, and makes no mask where it can look at positions.
+    """
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "is_tracing", lambda *_: True)
     found = published.account_of(PUBLISHED, RUNS[name]).usage
     stored = RUNS[name]["account"]
-    assert found[:2] == (stored["requested"], stored["allocated"])
+    assert found.requested == stored["requested"] + 4 * 32
+    assert found.allocated == stored["allocated"] + 512
