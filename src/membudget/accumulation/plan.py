@@ -52,6 +52,7 @@ class Footprint:
             TypeError: a number that is not whole.
             ValueError: a number below 1.
         """
+        micro_batch = whole(micro_batch, "micro_batch")
         steps = whole(steps, "steps")
         return peak_at(self.alone if steps == 1 else self.later, micro_batch)
 

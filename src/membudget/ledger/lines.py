@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from membudget.checks import listed, whole
+from membudget.checks import listed, number, whole
 
 
 class PeakLine(NamedTuple):
@@ -93,14 +93,15 @@ def _envelope(lines: Iterable[PeakLine]) -> list[PeakLine]:
     return [line for line, _ in kept]
 
 
-def peak_at(lines: Iterable[PeakLine], size: int) -> int:
+def peak_at(lines: Iterable[PeakLine], size: float) -> float:
     """Peak bytes at a micro-batch size: the maximum of the lines.
 
     Raises:
-        TypeError: no lines of :func:`peak_lines`, or no whole number.
-        ValueError: an empty list, or a size below 1.
+        TypeError: no lines of :func:`peak_lines`, or no number.
+        ValueError: an empty list, or a size that is not above 0; where two
+            lines cross, it need not be whole.
     """
-    size = whole(size, "the size")
+    size = number(size, "the size", above=0)
     lines = listed(lines, "lines", "lines of peak_lines")
     return max(
         constant + slope * size for constant, slope in map(_line, lines)
