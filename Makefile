@@ -15,7 +15,7 @@ SITE := _build/html
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test notebooks measure peers bench soak mutate \
+.PHONY: help book serve test notebooks measure peers zoo bench soak mutate \
         lint repository constraints clean FORCE
 
 help:  ## list the commands
@@ -48,11 +48,15 @@ measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
 peers: $(VENV)/home  ## run other memory calculators (downloads them)
 	$(PY) tools/peers.py
 
+zoo: $(VENV)/test.stamp  ## run other people's models, and record what held
+	$(PY) tools/zoo.py --write
+
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
 
 soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exits
 	$(PY) tools/soak.py
+	$(PY) tools/zoo.py
 	SOAK=1 $(PY) -m pytest tests/ledger
 
 mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)

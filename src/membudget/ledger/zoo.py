@@ -1,0 +1,50 @@
+"""Models that the course did not write: the record, and its summary.
+
+``tools/zoo.py`` runs them and writes ``zoo.json``; this module reads it and
+needs no other library.
+"""
+
+import json
+from collections import Counter
+from importlib.resources import files
+
+TOOLS = {
+    "PeakTracker": "finds the profiler's bytes",
+    "dry run": "finds the tracker's bytes",
+    "SavedBytes": "finds the tracker's activations",
+    "Checkpointed": "leaves the same gradients, to the last bit",
+    "largest_batch": "names the last size whose real step fits",
+}
+"""What is compared."""
+
+
+def zoo() -> dict:
+    """The record of the zoo.
+
+    Returns:
+        ``"versions"`` of the packages that ran; ``"names"``, the reason for
+        each difference that has a name; and ``"rows"``, for each model its
+        ``"name"``, the tracker's ``"peak"`` in bytes (None where it depends
+        on the processor), and for each of :data:`TOOLS` that was tried
+        whether it was right, or the name of its difference.
+    """
+    path = files("membudget.ledger") / "zoo.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def summary() -> list[list[str]]:
+    """The table of the page.
+
+    Returns:
+        A header, then for each tool the number of models that it was tried
+        on, for how many it was right, and how many differences have which
+        name.
+    """
+    rows = zoo()["rows"]
+    table = [["tool", "models", "right", "named"]]
+    for tool in TOOLS:
+        found = Counter(row[tool] for row in rows if tool in row)
+        right = found.pop(True, 0)
+        named = ", ".join(f"{n} {name}" for name, n in found.items())
+        table.append([tool, f"{right + found.total()}", f"{right}", named])
+    return table
