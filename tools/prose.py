@@ -24,7 +24,7 @@ GIVEN = {
         WIDGET: "8.83, 8.07",
         EXAMPLE: "89.99",
     },
-    "02_ledger": {WIDGET: "949, 779"},
+    "02_ledger": {BESIDE: "3.9", WIDGET: "949, 779"},
     "03_accumulation": {BESIDE: "44, 3.44", "PyTorch's default": "65 536"},
     "04_checkpointing": {
         BESIDE: "0.25, 16 640, 2.5, 1.2222, 29, 0.9",

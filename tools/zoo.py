@@ -56,11 +56,10 @@ NAMES = {
         "the same way."
     ),
     "mode": (
-        "While a tracker watches, PyTorch goes another way: the bias of a "
-        "linear layer whose input is strided is added out of place and not "
-        "in place, and CTC keeps its lengths as tensors. Proved: under a "
-        "tracker that does nothing the profiler and SavedBytes find the "
-        "tracker's bytes."
+        "Watching changes the step. Under any tracker PyTorch adds the bias "
+        "of a linear layer out of place where its input is strided, and CTC "
+        "keeps its lengths. Proved: under a tracker that does nothing the "
+        "profiler and SavedBytes find the same bytes."
     ),
     "values": (
         "The step depends on values, which a dry run has not: it refuses."

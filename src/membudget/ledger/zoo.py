@@ -17,6 +17,9 @@ TOOLS = {
 }
 """What is compared."""
 
+REFUSED = ("values", "kernel")
+"""The names that stand for a refusal; the others differ."""
+
 
 def zoo() -> dict:
     """The record of the zoo.
@@ -36,15 +39,19 @@ def summary() -> list[list[str]]:
     """The table of the page.
 
     Returns:
-        A header, then for each tool the number of models that it was tried
-        on, for how many it was right, and how many differences have which
-        name.
+        A header, then for each tool the number of cases that it was tried
+        on, and in how many it was right, refused to answer, or differed for
+        a known reason; the reasons are named.
     """
     rows = zoo()["rows"]
-    table = [["tool", "models", "right", "named"]]
+    table = [["tool", "cases", "right", "refused", "differs"]]
     for tool in TOOLS:
         found = Counter(row[tool] for row in rows if tool in row)
-        right = found.pop(True, 0)
-        named = ", ".join(f"{n} {name}" for name, n in found.items())
-        table.append([tool, f"{right + found.total()}", f"{right}", named])
+        row = [tool, f"{found.total()}", f"{found.pop(True, 0)}"]
+        for refused in (True, False):
+            names = {
+                k: n for k, n in found.items() if (k in REFUSED) is refused
+            }
+            row.append(", ".join(f"{n} {k}" for k, n in names.items()))
+        table.append(row)
     return table
