@@ -1943,6 +1943,52 @@ def test_a_storage_that_grows_over_the_budget():
     assert tracker.peak == 80
 
 
+class Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, *others):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        others = [None] * (len(ctx.needs_input_grad) - 1)
+        return g * 2 + g, *others
+
+
+def test_a_sum_within_a_node_is_its_own():
+    """Inputs without gradient are no reason to think that autograd adds."""
+    peaks = []
+    for others in ((), (torch.ones(1), torch.ones(1))):
+        x = torch.ones(1000, requires_grad=True)
+        with PeakTracker(x) as tracker:
+            Triple.apply(x, *others).backward(torch.ones(1000))
+        peaks.append(tracker.peak)
+    assert peaks[0] == peaks[1]
+
+
+def test_out_of_memory_in_the_last_operator_leaves_nothing_behind():
+    """The sum of two gradients that somebody holds."""
+    kept = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            kept.append(g * 2)
+            return kept[-1]
+
+    resize = torch.UntypedStorage.resize_
+    x, g = torch.ones(1000, requires_grad=True), torch.ones(1000)
+    tracker = PeakTracker(x, g, budget=24_000)
+    with pytest.raises(torch.OutOfMemoryError, match=r"aten\.add"), tracker:
+        torch.autograd.grad([Keeps.apply(x), Keeps.apply(x)], x, [g, g])
+    assert torch.UntypedStorage.resize_ is resize
+    with tracker:
+        pass
+
+
 def test_the_smallest_budget():
     with PeakTracker(budget=1) as tracker:
         torch.zeros(1, dtype=torch.bool)
@@ -1996,6 +2042,14 @@ def test_a_compiled_loss_is_refused_and_runs_afterwards():
     with refused, PeakTracker(model, x):
         loss(model(x))
     assert loss(model(x)) == model(x).sum()
+
+
+def test_what_is_not_compiled_now_is_no_harm():
+    loss = torch.compile(lambda model, x: model(x).sum(), backend="eager")
+    model, x = mlp(4, 4, 2), torch.rand(2, 4)
+    with torch.compiler.set_stance("force_eager"):
+        tracker = trace_step(model, loss, x)
+    assert tracker.peak > tracker.start
 
 
 @pytest.mark.parametrize(

@@ -385,13 +385,13 @@ class PeakTracker(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._settle()
         self._hooks.close()
         self._hooks = None
         self._find_gradients()
         self._decide()
         self._made_in.clear()
         self._stepping, self._step_in = False, None
+        self._settle()
 
     def _called(self, args: tuple) -> None:
         """The outermost module was called with ``args``."""
@@ -497,7 +497,7 @@ class PeakTracker(TorchDispatchMode):
         if -1 in numbers:
             return []
         if func is _ADD and self.allocations[numbers[0]].birth >= self._since:
-            edges = node.next_functions
+            edges = [edge for edge in node.next_functions if edge[0]]
             if len(set(edges)) == len(edges):
                 return []
         return numbers
@@ -621,21 +621,23 @@ def nothing_compiled() -> Iterator[None]:
 
     Where a dispatch mode is on, the compiler leaves the call alone: it runs
     eagerly, now and for good. Every such call asks first which callback the
-    compiler's stance allows.
+    compiler's stance allows. A stance that compiles nothing is no harm. The
+    first use of the compiler in a process is not noticed inside the block.
 
     Raises:
         RuntimeError: inside the block, at the call.
     """
     compiler = sys.modules.get("torch._dynamo.eval_frame")
-    allowed = getattr(compiler, "_callback_from_stance", None)
-    if allowed is None:  # never imported, so there is nothing compiled
+    if compiler is None:  # never imported, so there is nothing compiled
         yield
         return
+    allowed = compiler._callback_from_stance
 
     def refuse(callback):
+        callback = allowed(callback)
         if callable(callback):
             raise RuntimeError(COMPILED)
-        return allowed(callback)
+        return callback
 
     compiler._callback_from_stance = refuse
     try:
