@@ -322,6 +322,19 @@ def test_windows_read_no_further_than_the_window_they_give():
     assert read == [0, 1, 2]
 
 
+def test_windows_open_their_loader_once():
+    """A seeded one would shuffle again."""
+    opened = []
+
+    class Loader:
+        def __iter__(self):
+            opened.append(self)
+            return iter(range(3))
+
+    assert list(windows(Loader(), 2)) == [[0, 1], [2]]
+    assert len(opened) == 1
+
+
 def test_windows_can_be_asked_again():
     batches = [1, 2, 3]
     assert list(windows(batches, 2)) == list(windows(batches, 2))

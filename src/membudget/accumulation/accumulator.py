@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from membudget.accumulation.partition import check_count
+from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot, unsharded_gradients
 from membudget.checks import (
     instance,
     module,
     number,
     one_of,
-    refused,
     scalar_loss,
     stepper,
 )
@@ -246,15 +245,10 @@ class Window:
         under ``DistributedDataParallel`` the numbers may differ.
         """
         self._require_open()
-        try:
-            found = iter(micro_batches)
-        except TypeError:
-            raise refused(
-                "micro_batches", micro_batches, "an iterable of micro-batches"
-            ) from None
+        stream = opened(micro_batches)
         if not self.owner.distributed:
-            return found
-        self._loop = self._synchronising(micro_batches)
+            return stream
+        self._loop = self._synchronising(stream)
         return self._loop
 
     def _synchronising(self, micro_batches: Iterable[Item]) -> Iterator[Item]:

@@ -180,19 +180,27 @@ def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:
         ValueError: ``steps`` is below 1.
     """
     steps = whole(steps, "steps")
+    stream = opened(micro_batches)
+
+    def groups() -> Iterator[list[Item]]:
+        while window := list(islice(stream, steps)):
+            yield window
+
+    return groups()
+
+
+def opened(micro_batches: Iterable[Item]) -> Iterator[Item]:
+    """The way through the micro-batches; a seeded loader shuffles once.
+
+    Raises:
+        TypeError: there is none.
+    """
     try:
-        iter(micro_batches)
+        return iter(micro_batches)
     except TypeError:
         raise refused(
             "micro_batches", micro_batches, "an iterable of micro-batches"
         ) from None
-
-    def groups() -> Iterator[list[Item]]:
-        iterator = iter(micro_batches)
-        while window := list(islice(iterator, steps)):
-            yield window
-
-    return groups()
 
 
 def check_count(
