@@ -201,6 +201,7 @@ class Paper {
       saves: (more.saves ?? []).map((t) => t.storage),
       steps: more.steps ?? [],
       gives: more.gives ?? [],
+      views: more.views ?? [],
       extra: more.extra ?? 0,
       needs: more.needs ?? true,
       after: more.after ?? false,
@@ -252,6 +253,7 @@ class Paper {
     } else steps.reverse();
     const reads = b ? [given, w, b] : [given, w];
     const more = { saves: [given, w], steps, gives, watches: [x] };
+    more.views = ["x", "w"]; // x has more dimensions than rows and columns
     const y = tensor(rows * outputs, given.item);
     return this.write("linear", reads, [y], more);
   }
@@ -679,6 +681,7 @@ class Walk {
       if (size) {
         const to = row.gives.find(([, from]) => from === name)?.[0];
         names.set(name, this.make(size, this.category(to)));
+        names.get(name).view = row.views.includes(name);
       } else if (name === "g") {
         arriving.forEach((held) => this.release(held));
         arriving = [];
@@ -701,9 +704,7 @@ class Walk {
     arriving.forEach((held) => this.release(held));
     for (const [t, name] of row.gives) {
       this.give(t, name === "g" ? arriving[0] : names.get(name), row);
-      names.delete(name);
     }
-    names.forEach((held) => this.release(held));
   }
 
   /* What a gradient of this tensor is, once it is there. */
@@ -717,11 +718,13 @@ class Walk {
     const before = t.pending;
     let held = given;
     if (before) {
+      const alone = before.holders === 1 && !before.view;
       t.pending = null; // and the sum is yet to arrive
+      if (alone) this.release(before); // the sum stays where the first was
       held = this.make(t.bytes, this.category(t));
       const name = `${row.name} (sum of gradients)`;
       this.moment(name, "backward", row.block);
-      this.release(before);
+      if (!alone) this.release(before);
       this.release(given);
     }
     t.due -= 1;
