@@ -1,6 +1,7 @@
 """One training step under the tracker."""
 
 from collections.abc import Callable
+from functools import partial
 from reprlib import repr as short
 
 import torch
@@ -31,10 +32,10 @@ def trace_step(
 ) -> PeakTracker:
     """Track one training step: forward, backward, optimizer step.
 
-    A step that is not tracked comes first and makes the optimizer's states;
-    both change the model as training steps do. Gradients are None before and
-    after. The marks say where ``"forward"``, ``"backward"`` and ``"step"``
-    begin.
+    A step that is not measured comes first and makes the optimizer's states,
+    within the budget, too; both change the model as training steps do.
+    Gradients are None before and after the call. The marks say where
+    ``"forward"``, ``"backward"`` and ``"step"`` begin.
 
     A loop that has the model's output in a variable keeps it alive. The loss
     function says so by what it returns: all of it lives until the backward
@@ -73,8 +74,7 @@ def trace_step(
     if optimizer is not None:
         stepper(optimizer)
     only_tensors(batch)
-    flag(keep_gradients, "keep_gradients")
-    if flag(inference, "inference"):
+    if inference:
         _only_forward(optimizer, micro_batch, keep_gradients)
         model.zero_grad()
         tracker = PeakTracker(model, *batch, device=device, budget=budget)
@@ -111,11 +111,12 @@ def trace_step(
         model.zero_grad(set_to_none=not keep_gradients)
 
     model.zero_grad()
+    existing = [model, *([optimizer] if optimizer else []), *batch]
+    track = partial(PeakTracker, *existing, device=device, budget=budget)
     try:
-        with nothing_compiled():
+        with nothing_compiled() if budget is None else track():
             step(lambda label: None)
-        existing = [model, *([optimizer] if optimizer else []), *batch]
-        with PeakTracker(*existing, device=device, budget=budget) as tracker:
+        with track() as tracker:
             step(tracker.mark)
     finally:
         model.zero_grad()
