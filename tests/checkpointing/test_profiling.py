@@ -570,6 +570,19 @@ def test_a_profile_on_meta_is_the_same(gradients):
     assert all(p.is_meta for stage in meta for p in stage.parameters())
 
 
+class Lower(nn.Sequential):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+def test_a_profile_on_meta_knows_a_kernel_of_16_bits():
+    real = [Lower(nn.Linear(8, 8), nn.LayerNorm(8)), Lower(nn.Linear(8, 1))]
+    meta = [copy.deepcopy(stage).to("meta") for stage in real]
+    x = torch.rand(6, 8)
+    assert profile(*meta, x=x.to("meta")) == profile(*real, x=x)
+
+
 def test_a_recurrent_stage_is_not_profiled_on_meta():
     with torch.device("meta"):
         stage = nn.Sequential(nn.LSTM(8, 8), Returns(lambda y: y[0]))

@@ -193,6 +193,28 @@ def test_a_module_that_is_converted_while_it_runs():
         dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
 
 
+def test_an_error_that_is_about_another_swap():
+    def loss(model, x):
+        raise RuntimeError("cannot swap these axes")
+
+    with pytest.raises(RuntimeError, match=r"^cannot swap these axes$"):
+        dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
+
+
+def test_buffers_that_share_their_storage():
+    def model():
+        made = nn.Linear(4, 4)
+        table = torch.zeros(100)
+        made.register_buffer("table", table)
+        made.register_buffer("part", table[10:60])
+        return made
+
+    with torch.device("meta"):
+        empty, x = model(), torch.zeros(2, 4)
+    start = dry_run(empty, total, x, on="cpu").start
+    assert start == dry_run(model(), total, torch.zeros(2, 4)).start
+
+
 def total(model, *batch):
     return model(*batch).square().sum()
 
@@ -246,5 +268,6 @@ def test_a_device_that_this_pytorch_does_not_have():
     other = "mps" if built and built.type == "cuda" else "cuda"
     with torch.device("meta"):
         model, x = nn.Linear(8, 8), torch.empty(4, 8)
-    with pytest.raises(ValueError, match=f'say on="cpu".* built for {other}'):
+    sentence = f'say on="cpu".* machine with {other}'
+    with pytest.raises(ValueError, match=sentence):
         dry_run(model, total, x, on=other)

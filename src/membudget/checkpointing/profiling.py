@@ -13,6 +13,7 @@ from membudget.checkpointing.running import run_stage, stages_of
 from membudget.checkpointing.tape import Stage
 from membudget.checks import flag, instance
 from membudget.measuring import FlopCounter, PeakTracker, unsure
+from membudget.measuring.fakes import Fakes
 
 
 def profile(
@@ -64,11 +65,12 @@ def profile(
     _nothing_shared(modules)
     if x.is_meta:
         mode = FakeTensorMode()
+        kernels = Fakes(mode)
         modules, x = _fakes(mode, modules, x)
     else:
-        mode = nullcontext()
+        mode = kernels = nullcontext()
     result, value = [], x.detach().requires_grad_(x.requires_grad)
-    with mode, _left_alone(modules):
+    with mode, kernels, _left_alone(modules):
         for index, module in enumerate(modules):
             last = index == len(modules) - 1
             measured = _Measured(module, index, value, gradients, last)

@@ -16,21 +16,15 @@ from torch._subclasses.fake_tensor import (
 from membudget.checks import device as checked_device
 from membudget.checks import flag, instance, module, stepper
 from membudget.measuring.fakes import (
+    CONVERTED,
     SMALL,
+    SPARSE,
     Fakes,
-    ForeignTensor,
-    NotStrided,
     is_small,
     remember,
 )
 from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.tracker import COMPILED, PeakTracker
-
-SPARSE = (
-    "the bytes of a sparse tensor depend on its values, which a dry run has "
-    "not: use strided tensors (to_dense, sparse=False in an embedding), or "
-    "measure a real step with trace_step"
-)
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -80,8 +74,9 @@ def dry_run(
     large is built on ``meta``; say then ``on`` which device it is meant to
     be, because on ``meta`` itself attention is not fused.
 
-    Integers and booleans of at most 16 MiB together keep their values, as
-    models look at masks and positions; those on ``meta`` have none. On a CPU
+    Integers and booleans whose storages take at most 16 MiB together keep
+    their values, as models look at masks and positions; those on ``meta``
+    have none. Hand a slice of a large tensor over as its ``clone()``. On a CPU
     the bytes are those of its kernels. On another device they are PyTorch's
     stand-ins', some of which are a few bytes per channel off.
 
@@ -100,7 +95,7 @@ def dry_run(
             tensors (``.item()``, an index by condition), or other tensors
             than the model's and the batch's, sparse tensors, an operator of
             :data:`UNSURE`, a module that is converted while it runs, or a
-            device that this PyTorch was not built for.
+            device on which PyTorch does not run here.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)
@@ -131,7 +126,10 @@ def dry_run(
         else _input(fake, t, device_of_model)
         for t in batch
     ]
-    copies |= {id(t): _fake(fake, t, on) for t in held if id(t) not in kept}
+    bases: dict[int, torch.Tensor] = {}
+    copies |= {
+        id(t): _fake(fake, t, on, bases) for t in held if id(t) not in kept
+    }
     model, optimizer = copy.deepcopy((model, optimizer), copies)
     with fake, Fakes(fake):
         try:
@@ -151,15 +149,8 @@ def dry_run(
             UnsupportedFakeTensorException,
         ) as error:
             raise ValueError(_values_needed(error, batch)) from error
-        except NotStrided as error:
-            raise ValueError(SPARSE) from error
-        except ForeignTensor as error:
-            raise ValueError(
-                "the loss uses a tensor that is neither the model's nor the "
-                "batch's: make it a buffer, or hand it over in the batch"
-            ) from error
         except RuntimeError as error:
-            if "swap" not in str(error):
+            if CONVERTED not in str(error):
                 raise
             raise ValueError(
                 "a module is converted while the model runs (Module.to), "
@@ -179,13 +170,13 @@ def dry_run(
 def _runnable(device: torch.device) -> None:
     """Refuse a device for which this PyTorch has no operators."""
     known = ["cpu", "meta"]
-    if built := torch.accelerator.current_accelerator():
-        known.append(built.type)
+    if here := torch.accelerator.current_accelerator(check_available=True):
+        known.append(here.type)
     if device.type not in known:
         raise ValueError(
-            f"the step is to run on {device}, and this PyTorch was built for "
+            f"the step is to run on {device}, and here PyTorch runs on "
             f'{", ".join(known)}: build the model on meta and say on="cpu" '
-            "for the operators of a CPU, or use a PyTorch that was built for "
+            "for the operators of a CPU, or use a PyTorch and a machine with "
             f"{device.type}"
         )
 
@@ -201,6 +192,8 @@ def _values_needed(error: Exception, batch: tuple[torch.Tensor, ...]) -> str:
     ]
     if any(t.device.type == "meta" for t in whole):
         ways.insert(0, "hand the batch over with its data, not on meta")
+    elif any(t.untyped_storage().nbytes() > SMALL for t in whole):
+        ways.insert(0, "hand a slice of a large tensor over as its clone()")
     return (
         f"{error} needs the values of a tensor, which a dry run has not: "
         + "; ".join(ways)
@@ -243,13 +236,28 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _fake(
     mode: FakeTensorMode,
     tensor: torch.Tensor,
-    on: torch.device | str | None = None,
+    on: torch.device | str | None,
+    bases: dict[int, torch.Tensor],
 ) -> torch.Tensor:
-    """The tensor without its data; a count keeps its value."""
+    """The tensor without its data; a count keeps its value.
+
+    Those on ``meta`` that share a storage share it ``on`` the device, too;
+    ``bases`` has the storages that are there.
+    """
     if on is not None and tensor.device.type == "meta":
+        storage = tensor.untyped_storage()
         with mode:
-            made = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=on
+            if storage._cdata not in bases:
+                bases[storage._cdata] = torch.empty(
+                    storage.nbytes(), dtype=torch.uint8, device=on
+                )
+            made = (
+                bases[storage._cdata]
+                .view(tensor.dtype)
+                .as_strided(
+                    tensor.shape, tensor.stride(), tensor.storage_offset()
+                )
+                .detach()
             )
             if isinstance(tensor, nn.Parameter):
                 return nn.Parameter(made, tensor.requires_grad)

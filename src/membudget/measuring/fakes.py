@@ -21,12 +21,19 @@ SMALL = 1 << 24
 aten = torch.ops.aten
 
 
-class ForeignTensor(Exception):
-    """An operator was given a tensor that was not made without data."""
+CONVERTED = "Couldn't swap"
+"""What PyTorch says when ``Module.to`` is to convert fake tensors."""
 
+SPARSE = (
+    "the bytes of a sparse tensor depend on its values, which a dry run has "
+    "not: use strided tensors (to_dense, sparse=False in an embedding), or "
+    "measure a real step with trace_step"
+)
 
-class NotStrided(Exception):
-    """An operator took or made a tensor whose bytes depend on its values."""
+FOREIGN = (
+    "the step uses a tensor that is neither the model's nor the batch's: make "
+    "it a buffer, or hand it over in the batch"
+)
 
 
 class Fakes(TorchDispatchMode):
@@ -43,9 +50,9 @@ class Fakes(TorchDispatchMode):
         fake: the mode below.
 
     Raises:
-        ForeignTensor: a tensor of floating-point numbers that is not fake,
-            or one of another fake mode.
-        NotStrided: a sparse tensor; the fake mode does not know its bytes.
+        ValueError: a tensor of floating-point numbers that is not fake, or
+            one of another fake mode; a sparse one, whose bytes the fake mode
+            does not know.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -68,7 +75,7 @@ class Fakes(TorchDispatchMode):
             result = _fake(func, args, kwargs)
         for tensor in tensors(result):
             if tensor.layout is not torch.strided:
-                raise NotStrided
+                raise ValueError(SPARSE)
         if isinstance(result, FakeTensor):
             value = _number(func, args, kwargs, given)
             if value is not None:
@@ -82,7 +89,7 @@ class Fakes(TorchDispatchMode):
             else:
                 foreign = not _whole(tensor) or tensor.device.type == "meta"
             if foreign:
-                raise ForeignTensor
+                raise ValueError(FOREIGN)
 
 
 def _real(func, args, kwargs):

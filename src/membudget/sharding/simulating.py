@@ -18,6 +18,7 @@ from membudget.checks import (
 from membudget.checks import stepper as checked_optimizer
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
+from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
 from membudget.sharding._private import fake_group, fake_mode, is_fake
 from membudget.sharding.communication import CommunicationCounter, Traffic
@@ -202,7 +203,7 @@ def _built(build: Callable[[], nn.Module]) -> nn.Module:
     try:
         return build()
     except RuntimeError as error:
-        if "Couldn't swap" not in str(error):
+        if CONVERTED not in str(error):
             raise
         raise RuntimeError(
             "build converts the model, as .to and .bfloat16() do, and PyTorch "
