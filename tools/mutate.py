@@ -44,6 +44,8 @@ ROOMS = (
     "checkpointing",
     "precision",
     "sharding",
+    "models",
+    "checks",
 )
 PRELOADED = (
     "nbval.plugin",
@@ -333,7 +335,8 @@ def sources(root, files=()):
     paths = [root / file for file in files] or [
         path
         for room in ROOMS
-        for path in sorted(root.glob(f"src/*/{room}/*.py"))
+        for pattern in (f"src/*/{room}/*.py", f"src/*/{room}.py")
+        for path in sorted(root.glob(pattern))
     ]
     return {str(p.relative_to(root)): p.read_bytes() for p in paths}
 
@@ -497,7 +500,7 @@ def selected(fault, traces):
         by = set()
         for line in range(fault.first, fault.last + 1):
             by.update(lines.get(str(line), ()))
-        here = Path(file).parent.name == path.parent.name
+        here = Path(file).parent.name in (path.parent.name, path.stem)
         other = Path(file).name != named
         for number, (test, seconds) in enumerate(trace["passed"].items()):
             if by and seconds <= SLOW:

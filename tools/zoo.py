@@ -135,7 +135,8 @@ class Row:
         """Enter a tool's result; what is not right may be expected."""
         for start, (tools, how, name) in EXPECTED.items():
             if self.name.startswith(start) and tool in tools and not held:
-                held = name if how in (cell, "bytes") else False
+                number = how == "bytes" and isinstance(cell, int)
+                held = name if number or how == cell else False
         if not held:
             self.notes.append(f"**{tool}: {why}**")
         if isinstance(cell, int):

@@ -673,3 +673,18 @@ def test_a_batch_of_other_things(step):
     message = "the batch holds list: hand over tensors, and leave the rest"
     with pytest.raises(TypeError, match=message):
         step(nn.Linear(4, 4), mean_square, [[1.0, 2.0, 3.0, 4.0]])
+
+
+def test_the_first_step_keeps_to_the_budget():
+    """It makes the optimizer's states, and nobody measures it."""
+    reached = []
+
+    def loss(model, x):
+        y = model(x).sum()
+        reached.append(y.item())
+        return y
+
+    model, x = nn.Linear(16, 16), torch.ones(1000, 16)
+    with pytest.raises(torch.OutOfMemoryError):
+        trace_step(model, loss, x, budget=x.nbytes + 2000)
+    assert reached == []

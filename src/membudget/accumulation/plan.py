@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from membudget.accumulation.partition import (
+    NORMALISATIONS,
     partition,
     sample_weight,
     sample_weights,
@@ -17,6 +18,7 @@ from membudget.checks import (
     instance,
     listed,
     module,
+    one_of,
     scalar_loss,
     stepper,
     whole,
@@ -149,8 +151,7 @@ class Plan:
     Raises:
         TypeError: a size that is no whole number, or another argument of a
             wrong kind.
-        ValueError: a size below 1, an unknown normalisation, and what
-            :func:`partition` refuses.
+        ValueError: a size below 1, or an unknown normalisation.
     """
 
     global_batch: int
@@ -163,7 +164,7 @@ class Plan:
         for name in ("global_batch", "micro_batch", "samples"):
             object.__setattr__(self, name, whole(getattr(self, name), name))
         instance(self.footprint, Footprint, "footprint", "a Footprint")
-        self.sample_weight(self.largest)
+        one_of(self.normalisation, NORMALISATIONS, "normalisation")
 
     @property
     def steps(self) -> int:

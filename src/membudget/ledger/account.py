@@ -36,13 +36,14 @@ class Account:
         states: parameters and buffers, gradients, optimizer states; in
             inference there are no gradients.
         activations: bytes that autograd and variables hold when the forward
-            pass is over.
-        by_module: the activations by the module that made them.
-        peak: the most bytes alive.
+            pass of the first micro-batch is over.
+        by_module: the activations by the module that made them; ``""`` is
+            outside of all.
+        peak: the most bytes alive, as they were requested.
         split: bytes at the peak by category.
         moment: the operator, module and phase of the peak; empty words
             where nothing needs more than what was there before.
-        tracker: everything else.
+        tracker: the dry run's tracker.
     """
 
     states: States
@@ -83,7 +84,9 @@ def account(
 ) -> Account:
     """The ledger of a training step, or of inference, by a dry run.
 
-    Say what the loop keeps; a loop that keeps more needs more.
+    The loop of this account sets its gradients to None, and keeps alive what
+    the loss function returns, nothing else. Say so where yours keeps more.
+    Memory in kernels, workspaces and the CUDA context are not in it.
 
     Args:
         model: on any device; one on ``meta`` takes no memory.
@@ -100,13 +103,14 @@ def account(
         inference: only ``loss(model, *batch)``, under
             ``torch.inference_mode()``; what it returns lives until the end.
         on: the device that ``meta`` stands for.
-        estimate: take operators whose bytes a dry run does not know, too, as
-            :func:`membudget.measuring.dry_run`; the bytes may be too few.
+        estimate: do not refuse the operators of
+            :data:`membudget.measuring.UNSURE`; the bytes may be too few.
 
     Raises:
         TypeError: an argument of a wrong kind.
         ValueError: a model that does not run without data, and what
             :func:`membudget.measuring.dry_run` refuses.
+        RuntimeError: something compiled is called.
     """
     try:
         tracker = dry_run(
@@ -177,12 +181,13 @@ def largest_batch(
         *batch: an example; its rows are repeated to each size, those of
             integers and booleans with their values while they take at most
             16 MiB.
-        limit: bytes, up to 2⁶⁰.
+        limit: bytes of tensors, up to 2⁶⁰. Leave a reserve for blocks,
+            workspaces and the context.
         check: let real steps of the answer and of one sample more decide,
             on the model's device, with the example's data. A copy of the
             model takes them, and none goes beyond the limit. Needed where a
             dry run does not know the bytes of an operator.
-        others: as for :func:`account`.
+        others: as for :func:`account`; ``micro_batch`` is what is asked for.
 
     Raises:
         ValueError: not even the smallest batch fits, an example whose

@@ -8,13 +8,13 @@ import json
 from collections import Counter
 from importlib.resources import files
 
-TOOLS = {
-    "PeakTracker": "finds the profiler's bytes",
-    "dry run": "finds the tracker's bytes",
-    "SavedBytes": "finds the tracker's activations",
-    "Checkpointed": "leaves the same gradients, to the last bit",
-    "largest_batch": "names the last size whose real step fits",
-}
+TOOLS = (
+    "PeakTracker",  # finds the profiler's bytes
+    "dry run",  # finds the tracker's bytes
+    "SavedBytes",  # finds the tracker's activations
+    "Checkpointed",  # leaves the same gradients, to the last bit
+    "largest_batch",  # names the last size whose real step fits
+)
 """What is compared."""
 
 REFUSED = ("values", "kernel")

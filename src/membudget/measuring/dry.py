@@ -67,12 +67,11 @@ def dry_run(
 
     The model, the optimizer and the batch are left as they are. Copies of
     them as fake tensors (``torch._subclasses.FakeTensorMode``) take the same
-    operators as on the model's device and give the same bytes, though none
-    is allocated. So a step that does not fit can be measured; the batch may
-    be on ``meta`` and never have been anywhere else. Other operators than in
-    a real step may stand between those that allocate. A model that is too
-    large is built on ``meta``; say then ``on`` which device it is meant to
-    be, because on ``meta`` itself attention is not fused.
+    operators as on the model's device and give the same bytes, though
+    nothing is allocated. So a step that does not fit can be measured; the
+    batch may be on ``meta`` and never have been anywhere else. A model that
+    is too large is built on ``meta``; say then ``on`` which device it is
+    meant to be, because on ``meta`` itself attention is not fused.
 
     Integers and booleans whose storages take at most 16 MiB together keep
     their values, as models look at masks and positions; those on ``meta``
@@ -96,6 +95,7 @@ def dry_run(
             than the model's and the batch's, sparse tensors, an operator of
             :data:`UNSURE`, a module that is converted while it runs, or a
             device on which PyTorch does not run here.
+        TypeError: an argument of a wrong kind.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     only_tensors(batch)

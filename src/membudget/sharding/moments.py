@@ -200,9 +200,10 @@ class _Walk:
         self.reduced = reduced or gathered
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
         self.waiting = waiting
-        self.kept = self.reduced if reduced else gathered
         if waiting:
-            self.live["gradients"] = self.kept * sum(u.numbers for u in units)
+            self.live["gradients"] = self.reduced * sum(
+                u.numbers for u in units
+            )
         self._start_over()
 
     def held(self) -> Held:
@@ -295,21 +296,21 @@ class _Walk:
         """Whole gradients of a unit, summed with those that wait."""
         for number in map(prod, shapes):
             self.add("gradients", number * self.gathered)
-            if self.waiting and self.kept == self.gathered:
+            if self.waiting and self.reduced == self.gathered:
                 self.add("gradients", -number * self.gathered)
 
     def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
         """Reduce-scatter a unit's gradients; the bytes of its buffer."""
-        if self.waiting and self.kept != self.gathered:
+        if self.waiting and self.reduced != self.gathered:
             self.add("gradients", -unit.numbers * self.gathered)
         self.add("gathered", -self.whole(unit))
         if not synchronise:
-            if not self.waiting and self.kept != self.gathered:
+            if not self.waiting and self.reduced != self.gathered:
                 for number in map(prod, unit.shapes):
-                    self.add("gradients", number * self.kept)
+                    self.add("gradients", number * self.reduced)
                     self.add("gradients", -number * self.gathered)
             return buffer
-        held = self.kept if self.waiting else self.gathered
+        held = self.reduced if self.waiting else self.gathered
         self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
