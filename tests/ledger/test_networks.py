@@ -283,6 +283,18 @@ def test_dropout_of_nothing_keeps_nothing():
         assert predict(Chain(model, (8,)), 5, optimizer=None).peak == step.peak
 
 
+def test_parameters_of_another_dtype_have_no_rule():
+    model = nn.Sequential(nn.Linear(4, 4)).double()
+    with pytest.raises(ValueError, match=r"not in fp32: .* predict's recipe"):
+        Chain(model, (4,))
+
+
+def test_a_chain_without_parameters_has_no_step():
+    chain = Chain(nn.Sequential(nn.ReLU()), (4,))
+    with pytest.raises(ValueError, match="so that no step trains it"):
+        predict(chain, 2)
+
+
 def test_frozen_parameters_have_no_rule():
     net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
     net[0].bias.requires_grad_(False)

@@ -219,6 +219,43 @@ def total(model, *batch):
     return model(*batch).square().sum()
 
 
+def test_a_sum_of_patches():
+    model = nn.Sequential(nn.Conv1d(18, 18, 1), nn.Fold((8, 8), 3, padding=1))
+    check_both(model, total, torch.randn(2, 18, 64))
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_a_loss_of_what_came_across(name):
+    def loss(model, x, y):
+        predicted = model(x).transpose(1, 2)
+        return getattr(F, name)(predicted, y), predicted
+
+    x, y = torch.randn(4, 6, 8), torch.randn(4, 16, 6)
+    check_both(nn.Linear(8, 16), loss, x, y)
+
+
+def test_one_number_in_another_memory_format():
+    def loss(model, x):
+        x = x.contiguous(memory_format=torch.channels_last)
+        return model(x).square().mean()
+
+    check_both(nn.Conv2d(3, 4, 3), loss, torch.zeros(2, 3, 6, 6))
+
+
+def test_what_a_dry_run_would_answer_wrongly():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with pytest.raises(ValueError, match=r"float32 and int64 and float32, wh"):
+        dry_run(model, total, x.long())
+    mask = torch.ones(1, dtype=torch.long).expand(2**21 + 1).contiguous()
+    with pytest.raises(ValueError, match=r"16\.0 MiB: leave the mask out"):
+        dry_run(model, lambda model, x, mask: total(model, x), x, mask)
+    model.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(
+        ValueError, match="have hooks, which a dry run does no"
+    ):
+        dry_run(model, total, x)
+
+
 def test_batch_norm_of_an_input_without_gradient():
     check_both(nn.BatchNorm1d(8), total, torch.randn(4, 8))
 

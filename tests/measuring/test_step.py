@@ -144,13 +144,9 @@ def test_a_dry_run_leaves_everything_as_it_is(build):
     optimizer = torch.optim.Adam(model.parameters())
     trace_step(model, loss, *batch, optimizer=optimizer)  # makes the states
     loss(model, *batch).backward()
-    for p in model.parameters():
-        p.register_hook(lambda g: g)
     before = everything(model, optimizer, batch)
-    hooks = [dict(p._backward_hooks) for p in model.parameters()]
     dry_run(model, loss, *batch, optimizer=optimizer, micro_batch=2)
     assert same(before, everything(model, optimizer, batch))
-    assert hooks == [dict(p._backward_hooks) for p in model.parameters()]
     loss(model, *batch).backward()
     optimizer.step()
     assert not same(before, everything(model, optimizer, batch))

@@ -166,8 +166,8 @@ class _Measured:
                 raise ValueError(
                     f"{self.name} computes something else when it runs again "
                     "on the same input with the same random numbers, so it "
-                    "cannot be recomputed: use PyTorch's generators, and no "
-                    "state that a run changes"
+                    "cannot be recomputed: use PyTorch's default generators, "
+                    "and no state that a run changes"
                 )
         self.view = _storage(output) == _storage(value)
         self.trained = x.requires_grad or any(

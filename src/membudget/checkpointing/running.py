@@ -43,7 +43,8 @@ class Checkpointed(nn.Module):
     ``torch.utils.checkpoint`` with ``use_reentrant=False``, and again in the
     backward pass.
 
-    Random numbers of PyTorch's generators (dropout) are the same both times.
+    Random numbers of PyTorch's default generators (dropout) are the same both
+    times; others, and states that a stage counts by itself, are not.
     Batch norm normalises with the batch's own statistics both times, and
     updates its running statistics once.
 

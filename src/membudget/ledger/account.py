@@ -21,6 +21,7 @@ from membudget.measuring import (
     trace_step,
 )
 from membudget.measuring.allocator import Usage
+from membudget.measuring.dry import no_large_mask
 from membudget.measuring.fakes import SMALL
 from membudget.measuring.step import only_tensors
 from membudget.measuring.tracker import BEFORE
@@ -261,8 +262,9 @@ def largest_batch(
 def _where(tensor: torch.Tensor, size: int) -> torch.device | str:
     """Where a dry run gets that many rows: on meta unless it reads them."""
     read = not (tensor.is_floating_point() or tensor.is_complex())
-    small = size * prod(tensor.shape[1:]) * tensor.itemsize <= SMALL
-    return tensor.device if read and small else "meta"
+    needed = size * prod(tensor.shape[1:]) * tensor.itemsize
+    no_large_mask(tensor, needed)
+    return tensor.device if read and needed <= SMALL else "meta"
 
 
 def _resized(

@@ -407,7 +407,8 @@ class Chain:
             of whole numbers.
         ValueError: a shape that is not of positive numbers, segments that
             are not of children one after the other or that overlap,
-            frozen parameters, or parameters that several modules share.
+            frozen parameters, parameters that several modules share or that
+            are not in fp32.
     """
 
     model: nn.Sequential
@@ -456,6 +457,11 @@ class Chain:
             raise ValueError(
                 "several modules share a parameter, for which there is no "
                 "rule: use membudget.ledger.account"
+            )
+        if any(p.dtype is not torch.float32 for p in parameters):
+            raise ValueError(
+                "some parameters are not in fp32: hand the model over in "
+                "fp32, and say with predict's recipe how it is trained"
             )
         if not all(p.requires_grad for p in parameters):
             raise ValueError(

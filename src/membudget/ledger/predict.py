@@ -87,6 +87,11 @@ def predict(
         if size < batch:  # its share of the batch
             op.scale(paper, paper.rows[-1].makes[0])
         papers.append(paper)
+    if not papers[0].parameters:
+        raise ValueError(
+            "the network has no parameters, so that no step trains it: use "
+            "one with a layer that has weights"
+        )
     sample = sum(t.bytes for t in papers[0].inputs) // min(size, batch)
     weights = [w.elements for w in papers[0].parameters]
     late = chosen.gradients > chosen.parameters

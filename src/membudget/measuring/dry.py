@@ -25,6 +25,7 @@ from membudget.measuring.fakes import (
 )
 from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.tracker import COMPILED, PeakTracker
+from membudget.measuring.units import format_bytes
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -87,7 +88,7 @@ def dry_run(
 
     The others are those of :func:`trace_step`. Tensors that a module holds
     in a list or another structure of its own are not converted; a step that
-    uses them is refused. Hooks on parameters are not copied.
+    uses them is refused, and so are hooks on parameters.
 
     Raises:
         ValueError: as :func:`trace_step`, or a step that needs the values of
@@ -115,6 +116,16 @@ def dry_run(
     if on is not None and device_of_model.type == "meta":
         device_of_model = on
     _runnable(device_of_model)
+    for tensor in batch:
+        no_large_mask(tensor, tensor.nbytes)
+    if any(
+        p._backward_hooks or p._post_accumulate_grad_hooks
+        for p in model.parameters()
+    ):
+        raise ValueError(
+            "the model's parameters have hooks, which a dry run does not "
+            "copy: remove them, or measure a real step with trace_step"
+        )
     kept = _kept([*batch, *held])
     if device_of_model.type == "meta":
         kept = set()
@@ -209,6 +220,27 @@ def _held(
         dicts += [*optimizer.param_groups, *optimizer.state.values()]
     others = [t for d in dicts for t in d.values() if torch.is_tensor(t)]
     return [*model.parameters(), *model.buffers(), *others]
+
+
+def no_large_mask(tensor: torch.Tensor, size: int) -> None:
+    """Refuse a mask of ones of so many bytes: models look whether it is one.
+
+    Raises:
+        ValueError: it is too large to keep its values.
+    """
+    if (
+        size > SMALL
+        and not tensor.is_meta
+        and not isinstance(tensor, FakeTensor)
+        and not (tensor.is_floating_point() or tensor.is_complex())
+        and (tensor == tensor.flatten()[0]).all()
+    ):
+        raise ValueError(
+            f"integers of {format_bytes(size)} are all the same, as in a mask "
+            "of ones that some models look at, and a dry run keeps the values "
+            f"of at most {format_bytes(SMALL)}: leave the mask out, or ask "
+            "for fewer samples"
+        )
 
 
 def _kept(held: list[torch.Tensor]) -> set[int]:

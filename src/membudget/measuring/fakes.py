@@ -68,6 +68,12 @@ class Fakes(TorchDispatchMode):
         given = tensors((args, kwargs))
         if func is not aten.lift_fresh.default:  # of torch.tensor(...)
             self._check(given)
+        if func in PRODUCTS and len({t.dtype for t in given}) > 1:
+            kinds = " and ".join(str(t.dtype)[6:] for t in given)
+            raise ValueError(
+                f"{func} is given {kinds}, which no real kernel multiplies: "
+                "convert the batch to the model's dtype, or use autocast"
+            )
         known = all(map(_plain if _looks(func) else _known, given))
         if known and not (_random(func) and _changed(func)):
             result = _real(func, args, kwargs)
@@ -147,9 +153,10 @@ def _number(func, args, kwargs, given: list[torch.Tensor]) -> complex | None:
     value = recall(given[0])
     if value is None or given[0] is not args[0]:
         return None
+    how = {k: v for k, v in kwargs.items() if k != "memory_format"}
     with no_dispatch():
         one = torch.full((), value, dtype=args[0].dtype)
-        return func(one, *args[1:], **kwargs).item()
+        return func(one, *args[1:], **how).item()
 
 
 def _filled(result: torch.Tensor, value: complex) -> torch.Tensor:
@@ -281,6 +288,14 @@ FILLED = {
 }
 """Operators that take only the shape of their tensor, with their value."""
 
+PRODUCTS = {
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+}
+"""Operators whose fake kernels take tensors of several dtypes."""
+
 INDEXED = {
     aten.index.Tensor,
     aten.index_put.default,
@@ -326,6 +341,16 @@ def _rows(args: tuple, result: tuple) -> tuple:
     """Layer norm's gradient lies row by row, however the result's came."""
     first, *others = result
     return first if first is None else first.contiguous(), *others
+
+
+def _folded(args: tuple, result: torch.Tensor) -> torch.Tensor:
+    """A sum of patches stays in a storage that took all of them."""
+    return _in(max(args[0].numel(), result.numel()), result)
+
+
+def _in_order(args: tuple, result: torch.Tensor) -> torch.Tensor:
+    """A loss's gradient is contiguous, however the prediction came."""
+    return result.contiguous()
 
 
 def _bags(args: tuple, result: tuple) -> tuple:
@@ -383,6 +408,10 @@ KERNELS = {
     aten.smooth_l1_loss.default: _reduced,
     aten.soft_margin_loss.default: _reduced,
     aten.binary_cross_entropy.default: _reduced,
+    aten.mse_loss_backward.default: _in_order,
+    aten.smooth_l1_loss_backward.default: _in_order,
+    aten.huber_loss_backward.default: _in_order,
+    aten.col2im.default: _folded,
     aten.native_batch_norm.default: _statistics,
     aten.native_group_norm.default: _statistics,
     aten.native_layer_norm.default: _statistics,
