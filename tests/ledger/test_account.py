@@ -571,3 +571,12 @@ def test_what_a_loss_function_must_not_return(bad):
 def test_examples_that_cannot_be(batch, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         largest_batch(mlp(8, 16, 2), classify, *batch, limit=10**6, **options)
+
+
+def test_real_steps_stop_where_the_batch_alone_is_too_large():
+    def loss(model, x):
+        return model(x).mean()
+
+    model, x = nn.Linear(1000, 1, bias=False), torch.rand(1, 1000)
+    limit = trace_step(model, loss, torch.rand(5, 1000)).peak + 100
+    assert largest_batch(model, loss, x, limit=limit, check=True) == 5

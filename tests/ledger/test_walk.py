@@ -11,6 +11,7 @@ from membudget.ledger import (
     Moment,
     Paper,
     PaperTensor,
+    Row,
     Segment,
     Transformer,
     walk,
@@ -236,3 +237,22 @@ def test_results_cannot_be_changed():
     made = [k for k in made if dataclasses.is_dataclass(k)]
     changing = [k for k in made if not k.__dataclass_params__.frozen]
     assert {k.__module__ for k in changing} == {"membudget.ledger.paper"}
+
+
+def test_a_row_that_makes_nothing_has_what_is_alive_then():
+    """The gradient of a sum of two is handed on; the head's is gone."""
+    shape = Transformer(width=8, depth=1, heads=2, context=4, vocabulary=8)
+    moments = ledger.predict(shape, 2, 4, optimizer=None).moments
+    rows = [m.row for m in moments]
+    add = len(rows) - 1 - rows[::-1].index("blocks.0 add")
+    assert moments[add].phase == "backward"
+    assert moments[add].live < moments[add - 1].live
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"extra": -1}, ValueError), ({"needs": "yes"}, TypeError)],
+)
+def test_a_row_that_cannot_be(wrong, error):
+    with pytest.raises(error, match="is "):
+        Row("relu", "relu", (), (), **wrong)

@@ -68,6 +68,12 @@ def test_a_batch_on_meta_has_no_values():
     with pytest.raises(ValueError, match="with its data, not on meta; use no"):
         dry_run(Masked(), masked, x, mask)
 
+    def both(model, x, mask, ids):
+        return masked(model, x, mask)
+
+    with pytest.raises(ValueError, match="with its data, not on meta; use no"):
+        dry_run(Masked(), both, x, mask, torch.zeros(3, dtype=torch.long))
+
 
 def test_values_are_copies():
     def loss(model, ids):

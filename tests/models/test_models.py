@@ -428,3 +428,9 @@ def test_text_is_as_hard_as_prose():
     """The help texts of Python are 3.4 to 3.6 times smaller under zlib."""
     text = bytes(data.text().tolist())
     assert 3.5 < len(text) / len(zlib.compress(text, 9)) < 4
+
+
+def test_sizes_and_defaults_of_language_models():
+    assert Llama().head.out_features == GPT().head.out_features == 256
+    with pytest.raises(ValueError, match="vocabulary is 1048577"):
+        GPT(vocabulary=2**20 + 1)
