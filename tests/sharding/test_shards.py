@@ -193,8 +193,10 @@ def test_a_bias_of_two_on_four_ranks():
     ],
 )
 def test_errors_of_states(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        rank_states([Unit("", ((2,),))], *arguments)
+    frozen = Unit("", ((2,),), (4,), frozenset({0}))
+    for unit in Unit("", ((2,),)), frozen:
+        with pytest.raises(ValueError, match=said):
+            rank_states([unit], *arguments)
 
 
 def test_held_states_of_a_model_that_is_not_sharded():
