@@ -16,7 +16,7 @@ export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help book serve test notebooks measure peers zoo bench soak mutate \
-        lint repository constraints clean FORCE
+        matrix lint repository constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -61,6 +61,10 @@ soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exit
 
 mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)
 	$(PY) tools/mutate.py $(FILE) -n $(N) --seed $(SEED) $(if $(AGAIN),--again)
+
+matrix:  ## rooms and notebooks on other versions (TORCH= PYTHON= COLAB=1)
+	$(or $(PYTHON),python3) tools/matrix.py $(if $(PYTHON),--python "$(PYTHON)") \
+	  --torch $(or $(TORCH),2.15.0) $(if $(COLAB),--colab) $(TESTS)
 
 lint: $(VENV)/test.stamp  ## check the style of the code
 	$(PY) -m ruff check .
