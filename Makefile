@@ -16,7 +16,7 @@ export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help book serve test notebooks measure peers zoo bench soak mutate \
-        matrix lint repository constraints clean FORCE
+        matrix lint constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -69,9 +69,6 @@ matrix:  ## rooms and notebooks on other versions (TORCH= PYTHON= COLAB=1)
 lint: $(VENV)/test.stamp  ## check the style of the code
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-
-repository: $(VENV)/test.stamp  ## set the repository's address (URL=https://…)
-	$(PY) tools/repository.py set $(or $(URL),$$($(PY) tools/repository.py show))
 
 constraints: $(VENV)/test.stamp  ## write constraints.txt from .venv
 	$(PY) tools/constraints.py

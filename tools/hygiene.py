@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-import repository
+import setup_cell
 from notebooks import WIDGET_VIEW
 from project import ROOT, notebooks, pages
 
@@ -62,10 +62,9 @@ def of_notebook(notebook, path, root):
     page = path.relative_to(root).with_suffix("").as_posix()
     if page not in pages(root):
         yield "is not in _toc.yml"
-    cell = repository.first_code_cell(notebook)
-    wanted = repository.setup_cell(repository.url(root))
-    if cell is None or cell.source != wanted:
-        yield "the set-up cell has drifted; run `make repository`"
+    cell = setup_cell.first_code_cell(notebook)
+    if cell is None or cell.source != setup_cell.SHORT:
+        yield "the first code cell is not that of tools/setup_cell.py"
 
 
 def of_code(cell):

@@ -13,9 +13,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
-import repository
+import address
 from bs4 import BeautifulSoup
-from project import PATIENCE, ROOT, pages, read_yaml
+from project import PATIENCE, ROOT, pages
 
 MAX_WEIGHT = 300_000
 DESKTOP = {"width": 1280, "height": 900}
@@ -105,20 +105,59 @@ def page_weight(site, page):
     return weight + sum(path.stat().st_size for path in own)
 
 
-def check_buttons(site, page):
-    """Colab, download, edit and issue buttons lead to the repository."""
-    settings = read_yaml("_config.yml")["repository"]
-    address, branch = settings["url"], settings["branch"]
-    links = [a["href"] for a in soup(site, page).find_all("a", href=True)]
-    source = next(ROOT.glob(f"{page}.*"))
-    place = source.relative_to(ROOT).as_posix()
-    wanted = [f"{address}/edit/{branch}/{place}", f"{address}/issues/new"]
-    if source.suffix == ".ipynb":
-        wanted += [repository.colab(source), f"_sources/{place}"]
+def check_addresses(site, page, url):
+    """The buttons of a page lead where the book is published, and it has
+    none where that is not known.
+
+    Args:
+        site: the built book.
+        page: one of its pages, also those that Sphinx adds.
+        url: the address that it was built with, or "".
+    """
+    links = soup(site, page).select(".article-header-buttons a[href]")
+    found = {link["href"].partition("?")[0] for link in links}
+    found = {link for link in found if urlsplit(link).scheme}
+    wanted = buttons(page, url)
     return [
-        f"{page}: no button leads to {want}"
-        for want in wanted
-        if not any(want in link for link in links)
+        *(f"{page}: no button leads to {link}" for link in wanted - found),
+        *(f"{page}: a button leads to {link}" for link in found - wanted),
+    ]
+
+
+PLACES = {
+    "github": ("/issues/new", "/edit/"),
+    "gitlab": ("/-/issues/new", "/-/edit/"),
+    "bitbucket": ("", "/src/"),
+}
+"""Where a forge has its form for an issue, and a file to edit."""
+
+
+def buttons(page, url):
+    """Where the buttons of a page lead, out of the book."""
+    if not url:
+        return set()
+    issues, edit = PLACES[address.forge(url)]
+    path = urlsplit(url).path[1:]
+    found = {url, url + issues}
+    if page in pages():
+        sources = [ROOT / f"{page}{kind}" for kind in (".md", ".ipynb")]
+        source = next(path for path in sources if path.is_file())
+        place = source.relative_to(ROOT).as_posix()
+        found.add(f"{url}{edit}{address.SOURCES}/{place}")
+        if source.suffix == ".ipynb" and address.forge(url) == "github":
+            colab = f"https://colab.research.google.com/github/{path}"
+            found.add(f"{colab}/blob/{address.PUBLISHED}/{place}")
+    return found
+
+
+def all_pages(site):
+    """Every page of a site, also those that Sphinx adds."""
+    found = [path.relative_to(site) for path in sorted(site.rglob("*.html"))]
+    return [
+        path.with_suffix("").as_posix()
+        for path in found
+        # The theme's own, and what only leads to the first page.
+        if path.parts[0] not in ("_static", "index.html")
     ]
 
 
@@ -127,7 +166,6 @@ STATIC = (
     check_images,
     check_links,
     check_weight,
-    check_buttons,
 )
 
 

@@ -5,6 +5,9 @@
   that widget's module and style inline, once, and the script that hosts them;
 * the directive ``mb-widget``, which shows a notebook's widget on another page;
 * the directive ``mb-records``, the list of all measurement records;
+* the directive ``mb-clone``, the commands that fetch the course;
+* buttons and set-up cells that know where the course is published, if anyone
+  does; on a site the package's wheel lies beside the pages;
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
 """
@@ -18,10 +21,17 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.errors import ConfigError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import address  # noqa: E402
+import publish  # noqa: E402
+import setup_cell  # noqa: E402
+
 WIDGETS = ROOT / "src/membudget/widgets"
 EXPERIMENTS = ROOT / "src/membudget/experiments"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
@@ -104,6 +114,84 @@ class RecordsDirective(SphinxDirective):
         return nodes.paragraph("", "", file, nodes.Text(text))
 
 
+class CloneDirective(SphinxDirective):
+    """``{mb-clone}``: how to fetch the course, if its address is known."""
+
+    def run(self):
+        url = self.config.memory_budget_repository
+        text = f"git clone {url}\ncd {url.rpartition('/')[2]}"
+        return [nodes.literal_block("", text, language="bash")] if url else []
+
+
+def use_addresses(app, config):
+    """Take over where the course is published, before anything is read.
+
+    Pages have the tags ``repository``, ``colab`` and ``install`` to say what
+    is true only where the repository is known, where Colab reads it, and
+    where a notebook can fetch the package.
+    """
+    try:
+        url, site = address.repository(), address.site()
+        requirement = address.requirement()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    config.memory_budget_repository = url
+    config.memory_budget_site = site
+    config.memory_budget_requirement = requirement
+    if requirement:
+        app.tags.add("install")
+    if url:
+        app.tags.add("repository")
+        forge = address.forge(url)
+        config.html_theme_options |= {
+            "repository_url": url,
+            "repository_provider": forge,
+            "repository_branch": address.SOURCES,
+            "use_repository_button": True,
+            "use_edit_page_button": True,
+            "use_issues_button": forge != "bitbucket",
+        }
+        if forge == "github":
+            app.tags.add("colab")
+
+
+def add_colab(app):
+    """Buttons that open the published notebooks on Colab.
+
+    The theme knows one branch. By now it has taken that of the sources for
+    its other buttons.
+    """
+    if app.tags.has("colab"):
+        app.config.html_theme_options |= {
+            "repository_branch": address.PUBLISHED,
+            "launch_buttons": {
+                "colab_url": "https://colab.research.google.com"
+            },
+        }
+
+
+def fill_set_up_cell(app, docname, source):
+    """Show the set-up cell that a reader needs."""
+    requirement = app.config.memory_budget_requirement
+    if requirement and app.env.doc2path(docname).endswith(".ipynb"):
+        source[0] = setup_cell.fill(source[0], requirement)
+
+
+def publish_package(app, exception):
+    """Fill the notebooks to download, too, and put the wheel into a site."""
+    if exception or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    if requirement := app.config.memory_budget_requirement:
+        for path in (out / "_sources").rglob("*.ipynb"):
+            text = setup_cell.fill(path.read_text("utf-8"), requirement)
+            path.write_text(text, "utf-8")
+    for wheel in out.glob("*.whl"):  # of another version
+        wheel.unlink()
+    if app.config.memory_budget_site:
+        publish.wheel(out)
+
+
 def add_widgets(app, pagename, templatename, context, doctree):
     """Put the modules that a page's widgets need into the page itself.
 
@@ -174,6 +262,8 @@ def copy_mathjax(app, exception):
             if path.name != "all-packages.js" and not copy.exists():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(path.read_bytes())
+    licence = ROOT / "book/mathjax-licence.txt"
+    (target / "LICENSE.txt").write_bytes(licence.read_bytes())
 
 
 def load(path):
@@ -214,10 +304,17 @@ def setup(app):
     """
     app.add_config_value("memory_budget_digest", pages_digest(), "html")
     app.add_config_value("memory_budget_records", records_digest(), "env")
+    for name in "repository", "site", "requirement":
+        app.add_config_value(f"memory_budget_{name}", "", "env")
+    app.add_directive("mb-clone", CloneDirective)
     app.add_directive("mb-widget", WidgetDirective)
     app.add_directive("mb-records", RecordsDirective)
+    app.connect("config-inited", use_addresses)
+    app.connect("builder-inited", add_colab, priority=600)
+    app.connect("source-read", fill_set_up_cell)
     app.connect("doctree-resolved", link_terms)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", publish_package)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

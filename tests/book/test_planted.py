@@ -6,6 +6,7 @@ The same checks as in test_site.py, which must turn red here.
 import re
 import shutil
 
+import address
 import pytest
 import site_checks as checks
 from project import pages
@@ -73,9 +74,18 @@ def test_a_static_fault(copy, page, check, planted):
     assert len(check(copy, page)) == 1
 
 
-def test_a_button_that_leads_elsewhere(copy, page):
-    plant(copy, page, r'href="[^"]*/issues/new', f'href="{HOST}')
-    assert checks.check_buttons(copy, page)
+@pytest.mark.parametrize("where", ["/issues/new", "/edit/main/x.md", ""])
+def test_a_button_that_leads_elsewhere(copy, page, where):
+    url = address.repository()
+    button = f'<a href="https://github.com/OWNER/x{where}">x</a>'
+    plant(copy, page, r'(?<=<div class="article-header-buttons">)', button)
+    (problem,) = checks.check_addresses(copy, page, url)
+    assert "a button leads to https://github.com/OWNER/x" in problem
+
+
+def test_a_button_that_is_not_there(copy, page):
+    missing = checks.check_addresses(copy, page, "https://gitlab.com/o/n")
+    assert sum("no button leads to" in text for text in missing) == 3
 
 
 @pytest.mark.parametrize(

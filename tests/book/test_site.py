@@ -1,5 +1,6 @@
 """Every page of the built book."""
 
+import address
 import pytest
 import site_checks as checks
 from project import pages
@@ -19,6 +20,12 @@ def test_no_page_is_missing(site):
 @pytest.mark.parametrize("check", checks.STATIC, ids=lambda c: c.__name__)
 def test_static(site, page, check):
     assert check(site, page) == []
+
+
+def test_the_buttons_lead_to_the_repository_or_are_not_there(site):
+    url = address.repository()
+    for page in checks.all_pages(site):
+        assert checks.check_addresses(site, page, url) == []
 
 
 @pytest.mark.parametrize("page", pages())

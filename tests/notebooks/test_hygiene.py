@@ -3,7 +3,6 @@
 import hygiene
 import prose
 import pytest
-import repository
 from project import ROOT, notebooks, pages
 
 
@@ -26,7 +25,3 @@ def test_every_notebook_page_exists():
     found = [p.relative_to(ROOT).with_suffix("") for p in notebooks()]
     listed = [p for p in pages() if p.startswith(("chapters/", "labs/"))]
     assert sorted(listed) == sorted(path.as_posix() for path in found)
-
-
-def test_the_repository_is_written_everywhere_alike():
-    assert repository.check() == []

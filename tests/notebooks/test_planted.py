@@ -8,7 +8,6 @@ import hygiene
 import nbformat
 import prose
 import pytest
-import repository
 from project import ROOT, notebooks
 
 
@@ -18,8 +17,7 @@ def course(tmp_path):
     for path in notebooks():
         (tmp_path / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / path.parent.name)
-    for name in ("_config.yml", "_toc.yml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "_toc.yml", tmp_path)
     return tmp_path
 
 
@@ -39,7 +37,6 @@ def edit(path, change):
 def test_nothing_planted(course, notebook):
     assert hygiene.problems(notebook, course) == []
     assert prose.problems(notebook, course) == []
-    assert repository.check(course) == []
 
 
 def strip(cells):
@@ -94,7 +91,7 @@ FAULTS = {
     out_of_order: "executed as",
     stderr: "writes to stderr",
     failed: "ends in an error",
-    drift: "set-up cell has drifted",
+    drift: "is not that of tools/setup_cell.py",
     long_cell: "has 16 lines",
     wide_line: "has 80 columns",
     semicolon: "semicolon",
@@ -132,21 +129,6 @@ def test_a_sentence_that_is_not_so_turns_red(
     content.cells.append(nbformat.v4.new_markdown_cell(sentence))
     nbformat.write(content, notebook)
     assert words in "\n".join(prose.problems(notebook, course))
-
-
-def test_a_drifted_set_up_cell_or_badge_turns_red(course, notebook):
-    edit(notebook, drift)
-    (course / "README.md").write_text("")
-    found = "\n".join(repository.check(course))
-    assert "set-up cell has drifted" in found
-    assert "README.md lacks" in found
-
-
-def test_setting_the_repository_mends_everything(course, notebook):
-    edit(notebook, drift)
-    repository.write("https://github.com/somebody/a-fork.git/", course)
-    assert repository.url(course) == "https://github.com/somebody/a-fork"
-    assert repository.check(course) == []
 
 
 def test_a_stale_output_turns_red(tmp_path):

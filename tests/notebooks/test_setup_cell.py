@@ -2,7 +2,7 @@
 
 A fresh environment sees the packages of this one (torch and the rest, which
 Colab has) but not the course's own package. One notebook stands for all,
-because another test compares their set-up cells.
+because they have the same set-up cell.
 """
 
 import os
@@ -12,9 +12,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import address
 import nbformat
+import publish
 import pytest
-import repository
+import setup_cell
+import site_checks
 from project import ROOT, notebooks
 
 RUN = """
@@ -24,10 +27,10 @@ nbclient.NotebookClient(notebook, kernel_name="python3").execute()
 """
 
 
-@pytest.fixture(scope="module")
-def colab(tmp_path_factory):
+@pytest.fixture
+def colab(tmp_path):
     """The Python of an environment like Colab's."""
-    folder = tmp_path_factory.mktemp("colab")
+    folder = tmp_path / "colab"
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", folder], check=True
     )
@@ -47,10 +50,10 @@ def site_packages(python):
     return Path(subprocess.check_output([python, "-c", ask], text=True)[:-1])
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory):
+@pytest.fixture
+def clone(tmp_path):
     """The address of a repository with the files of the working tree."""
-    folder = tmp_path_factory.mktemp("published")
+    folder = tmp_path / "clone"
     git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"],
@@ -67,16 +70,16 @@ def clone(tmp_path_factory):
     return f"git+{folder.as_uri()}"
 
 
-def run(python, folder, path, address, cells=None):
-    """Execute the notebook alone in a folder, its first cells or all."""
-    notebook = nbformat.read(path, as_version=4)
-    cell = repository.first_code_cell(notebook)
-    cell.source = repository.setup_cell(address)
+def run(python, folder, path, requirement, cells=None):
+    """Execute the published notebook in a folder, its first cells or all."""
+    text = setup_cell.fill(path.read_text("utf-8"), requirement)
+    notebook = nbformat.reads(text, as_version=4)
     notebook.cells = notebook.cells[:cells]
     nbformat.write(notebook, folder / path.name)
     environment = {
         **os.environ,
         "PYTHONPATH": "",
+        "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip's odd way to say: no isolation
     }
     return subprocess.run(
@@ -88,29 +91,63 @@ def run(python, folder, path, address, cells=None):
     )
 
 
-def up_to_setup(path):
-    """How many cells lead to the end of the set-up cell."""
+def came_along(python, folder):
+    """The package is the environment's own, and has the lab's script."""
+    ask = (
+        "from membudget.sharding import training_script as path\n"
+        "print(path().read_text(), end='')"
+    )
+    environment = {**os.environ, "PYTHONPATH": ""}
+    got = subprocess.check_output(
+        [python, "-c", ask], cwd=folder, env=environment, text=True
+    )
+    return (site_packages(python) / "membudget").is_dir() and got == (
+        ROOT / "labs/fsdp_train.py"
+    ).read_text()
+
+
+def test_a_downloaded_page_installs_what_the_site_carries(
+    colab, tmp_path, monkeypatch
+):
+    site = tmp_path / "site"
+    site.mkdir()
+    publish.wheel(site)
+    (path, *_) = notebooks()
     notebook = nbformat.read(path, as_version=4)
-    cell = repository.first_code_cell(notebook)
-    return notebook.cells.index(cell) + 1
-
-
-def test_unset_says_what_to_do(colab, tmp_path):
-    path = notebooks()[0]
-    done = run(colab, tmp_path, path, repository.UNSET, up_to_setup(path))
-    assert done.returncode != 0
-    assert "make repository URL=" in done.stderr
+    cell = setup_cell.first_code_cell(notebook)
+    with site_checks.serve(site) as served:
+        monkeypatch.setenv("MEMBUDGET_SITE", served)
+        upto = notebook.cells.index(cell) + 1
+        done = run(colab, tmp_path, path, address.requirement(), upto)
+    assert done.returncode == 0, done.stderr
+    assert came_along(colab, tmp_path)
 
 
 def test_a_chapter_runs_with_nothing_but_itself(colab, clone, tmp_path):
     path = notebooks()[0]
     done = run(colab, tmp_path, path, clone)
     assert done.returncode == 0, done.stderr
-    assert (site_packages(colab) / "membudget").is_dir()
-    # The script of the lab on FSDP came along.
-    ask = (
-        "from membudget.sharding import training_script as path\n"
-        "print(path().read_text(), end='')"
-    )
-    got = subprocess.check_output([colab, "-c", ask], cwd=tmp_path, text=True)
-    assert got == (ROOT / "labs/fsdp_train.py").read_text()
+    assert came_along(colab, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "",
+        "git+https://github.com/o/n; rm -rf ~",
+        "git+https://github.com/o/n\nprint(1)",
+        "git+https://github.com/o/n\n",
+        'git+https://github.com/o/n"',
+        "git+https://github.com/o/n'",
+        "git+https://github.com/{o}/n",
+        "git+https://github.com/$o/n",
+        "git+https://github.com/o/n --index-url=https://x",
+        "git+https://github.com/o/n&x",
+        "git+https://github.com/o/n`x`",
+        "git+ssh://git@github.com/o/n",
+        "-r https://example.com/x",
+    ],
+)
+def test_nothing_but_an_address_gets_into_the_cell(requirement):
+    with pytest.raises(ValueError, match="nothing that a notebook may insta"):
+        setup_cell.fill(notebooks()[0].read_text("utf-8"), requirement)

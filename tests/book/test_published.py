@@ -1,0 +1,161 @@
+"""What is published: the site with its addresses, and the branch for Colab."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import address
+import nbformat
+import publish
+import pytest
+import setup_cell
+import site_checks as checks
+from project import PATIENCE, ROOT, notebooks, pages
+
+URL = "https://github.com/someone/a-fork"
+SITE = "https://someone.github.io/a-fork"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The book as `publish.yml` builds it."""
+    folder = tmp_path_factory.mktemp("published")
+    book = Path(sys.executable).with_name("jupyter-book")
+    options = ["-W", "-n", "--keep-going", "-q", "--path-output", folder]
+    addresses = {"MEMBUDGET_REPOSITORY": f"{URL}.git", "MEMBUDGET_SITE": SITE}
+    done = subprocess.run(
+        [book, "build", ROOT, *options],
+        env={**os.environ, **addresses},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "_build/html"
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_every_button_leads_to_the_repository(published):
+    assert set(pages()) < set(checks.all_pages(published))
+    for page in checks.all_pages(published):
+        assert checks.check_addresses(published, page, URL) == []
+
+
+def test_links_inside_of_the_site_are_whole(published):
+    for page in pages():
+        assert checks.check_links(published, page) == []
+
+
+def test_how_to_run_it_says_where_it_is(published):
+    text = checks.soup(published, "book/start").article.get_text()
+    assert f"git clone {URL}\ncd a-fork\n" in text
+    for words in "rocket button", "download a page", "open an issue":
+        assert words in text
+
+
+def test_without_an_address_nothing_is_said_of_it(site):
+    if address.repository():
+        pytest.skip("this book has been built with an address")
+    text = checks.soup(site, "book/start").article.get_text()
+    for words in "git clone", "rocket button", "download a page", "issue":
+        assert words not in text
+
+
+def test_pages_and_downloads_have_the_cell_that_installs(published):
+    wheel = f"{SITE}/{address.wheel()}"
+    for path in notebooks():
+        shown = checks.soup(published, relative(path.with_suffix("")))
+        assert setup_cell.long(wheel) in shown.article.get_text()
+        text = (published / "_sources" / relative(path)).read_text("utf-8")
+        assert text == setup_cell.fill(path.read_text("utf-8"), wheel)
+
+
+def test_the_site_carries_the_wheel(published, tmp_path):
+    """The same bytes again, whatever a new file may be allowed."""
+    before = os.umask(0o077)
+    try:
+        publish.wheel(tmp_path)
+    finally:
+        os.umask(before)
+    name = address.wheel()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == (published / name).read_bytes()
+
+
+def test_mathjax_comes_with_its_licence(published):
+    licence = published / "_static/mathjax/LICENSE.txt"
+    assert "Apache License" in licence.read_text("utf-8")
+
+
+def branch(folder, *addresses):
+    """What the branch holds, each file's text by its name."""
+    publish.branch(folder, *addresses)
+    return {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_branch_is_the_sources_with_another_first_cell(tmp_path):
+    for name, text in branch(tmp_path / "x", URL, SITE).items():
+        source = (ROOT / name).read_text("utf-8")
+        if name.endswith(".ipynb"):
+            cell = setup_cell.first_code_cell(nbformat.reads(text, 4))
+            assert f"--no-deps git+{URL}\n" in cell.source
+            cell = setup_cell.first_code_cell(nbformat.reads(source, 4))
+            assert cell.source == setup_cell.SHORT
+            source = setup_cell.fill(source, f"git+{URL}")
+        if name != "README.md":
+            assert text == source
+
+
+def test_links_of_the_branch_lead_somewhere(tmp_path):
+    for name, text in branch(tmp_path / "x", URL).items():
+        if name.endswith(".ipynb"):
+            for link in re.findall(r"\]\(([\w./]+\.\w+)", text):
+                assert (tmp_path / "x" / name).parent.joinpath(link).is_file()
+
+
+def test_two_publications_differ_in_their_addresses_alone(tmp_path):
+    mine = branch(tmp_path / "mine", URL, SITE)
+    other = "https://github.com/other/budget", "https://example.com/x"
+    theirs = branch(tmp_path / "theirs", *other)
+    for name in theirs:
+        for old, new in zip(other, (URL, SITE), strict=True):
+            theirs[name] = theirs[name].replace(old, new)
+    assert mine == theirs
+    notebook = relative(notebooks()[0])
+    assert {"README.md", "labs/fsdp_train.py", notebook} <= set(mine)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"MEMBUDGET_REPOSITORY": ""}, "address is not known"),
+        ({"MEMBUDGET_REPOSITORY": f"{URL}; x"}, "no repository's address"),
+        ({"MEMBUDGET_SITE": "x"}, "no site's address"),
+    ],
+)
+def test_nothing_is_published_without_an_address(
+    tmp_path, monkeypatch, given, words
+):
+    out = tmp_path / "new"
+    monkeypatch.setattr(sys, "argv", ["publish.py", str(out)])
+    for name, value in {"MEMBUDGET_REPOSITORY": URL, **given}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=words):
+        publish.main()
+    assert not out.exists()
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["publish.py", str(tmp_path)])
+    monkeypatch.setenv("MEMBUDGET_REPOSITORY", URL)
+    with pytest.raises(SystemExit, match="is there already"):
+        publish.main()

@@ -1,0 +1,55 @@
+"""The first code cell of every notebook.
+
+The sources have the short one, for the package is there. What is published
+gets the long one, which fetches the package where there is only the notebook,
+as on Colab. Nothing but the package: Colab keeps its own PyTorch.
+"""
+
+import re
+
+import nbformat
+
+SHORT = """\
+import membudget
+
+membudget.setup()"""
+
+LONG = """\
+try:
+    import membudget
+except ModuleNotFoundError:
+    %pip install --quiet --no-deps {requirement}
+    import membudget
+
+membudget.setup()"""
+
+# No blank, no quote, and nothing that means something to a shell or to
+# IPython's own commands.
+REQUIREMENT = re.compile(r"(git\+https|git\+file|https?)://[A-Za-z0-9_./:%-]+")
+
+
+def first_code_cell(notebook):
+    """The set-up cell of a notebook, or None."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return code[0] if code and "membudget.setup()" in code[0].source else None
+
+
+def long(requirement):
+    """The cell that installs what pip calls by this name.
+
+    Raises:
+        ValueError: the requirement is no plain address.
+    """
+    if not REQUIREMENT.fullmatch(requirement):
+        raise ValueError(
+            f"{requirement!r} is nothing that a notebook may install: give "
+            "git+https://… or https://…, of letters, digits and _ . / : % -"
+        )
+    return LONG.format(requirement=requirement)
+
+
+def fill(text, requirement):
+    """A notebook's text with the long cell in place of its own."""
+    notebook = nbformat.reads(text, as_version=4)
+    first_code_cell(notebook).source = long(requirement)
+    return nbformat.writes(notebook).rstrip() + "\n"
