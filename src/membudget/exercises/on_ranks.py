@@ -152,8 +152,8 @@ def _waiting(error: DeadlineError, fn: Callable) -> str:
             continue
         place = f"rank {text.split()[0]}"
         if code:
-            here = rf'"{re.escape(code.co_filename)}", line (\d+) in '
-            found = re.search(here + re.escape(code.co_name), text)
+            here = rf'"{_dumped(code.co_filename)}", line (\d+) in '
+            found = re.search(here + _dumped(code.co_name), text)
             if found:
                 line = int(found[1]) - code.co_firstlineno + 1
                 place += f" in line {line} of your function"
@@ -164,6 +164,11 @@ def _waiting(error: DeadlineError, fn: Callable) -> str:
         "and all must call the same ones in the same order: look for what "
         "one rank leaves out."
     )
+
+
+def _dumped(name: str) -> str:
+    """A pattern for a name as faulthandler writes it: in ASCII."""
+    return re.escape(name.encode("ascii", "backslashreplace").decode())
 
 
 def _alone(error: RankError) -> str:
