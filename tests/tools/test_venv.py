@@ -8,21 +8,20 @@ import venv
 import pytest
 from project import PATIENCE, ROOT
 
-SCRIPT = ROOT / "tools/venv.sh"
 MADE = "Making .venv with Python"
 
 
-def start(clone):
+def start(clone, python=sys.executable):
     return subprocess.Popen(
-        ["sh", SCRIPT, ".venv", sys.executable],
+        ["sh", "tools/venv.sh", ".venv", python],
         cwd=clone,
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def make(clone):
-    process = start(clone)
+def make(clone, python=sys.executable):
+    process = start(clone, python)
     out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     return out
@@ -37,8 +36,11 @@ def pip(clone):
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A folder in which an environment was begun, and never done."""
-    path = tmp_path_factory.mktemp("venv") / "it's  here"
+    path = tmp_path_factory.mktemp("venv") / "it's  here – dä"
     venv.create(path / ".venv")
+    for name in ("venv.sh", "alone.py"):  # alone: with a lock of their own
+        (path / "tools").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tools" / name, path / "tools")
     assert not pip(path)
     return path
 
@@ -61,6 +63,36 @@ def test_one_that_a_reader_made_is_kept(clone):
     (clone / ".venv/home").unlink()
     assert make(clone) == ""
     assert (clone / ".venv/home").exists()
+
+
+def idle(path, version=""):
+    """A Python that says it makes an environment, and does not."""
+    path.write_text(f"""#!/bin/sh
+    case "$*" in
+      *"-m venv "*) exit ;;
+      *"print(sys.version)") [ ! "{version}" ] || exec echo "{version}" ;;
+    esac
+    exec "{sys.executable}" "$@"
+    """)
+    path.chmod(0o755)
+    return path
+
+
+def test_an_installation_that_was_broken_off_begins_anew(clone, tmp_path):
+    """Of the last package there are the metadata, by which pip takes it for
+    installed, but no programs."""
+    python = idle(tmp_path / "python")
+    (done,) = clone.glob(".venv/lib/*/site-packages/pip-*.dist-info")
+    last = shutil.copytree(done, done.with_name("last-1.dist-info"))
+    assert make(clone, python) == ""
+    (last / "INSTALLER").unlink()
+    assert make(clone, python).startswith(MADE)
+    shutil.rmtree(last)
+
+
+def test_for_another_python_it_is_made_anew(clone, tmp_path):
+    assert make(clone, idle(tmp_path / "same")) == ""
+    assert make(clone, idle(tmp_path / "other", "3.99")).startswith(MADE)
 
 
 def test_one_that_was_moved_is_made_anew(clone, tmp_path):
