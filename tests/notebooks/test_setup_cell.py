@@ -6,7 +6,6 @@ because they have the same set-up cell.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -54,17 +53,9 @@ def site_packages(python):
 def clone(tmp_path):
     """The address of a repository with the files of the working tree."""
     folder = tmp_path / "clone"
-    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
-    listed = subprocess.run(
-        ["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    folder.mkdir()
+    git = ["git", "-C", str(ROOT), f"--git-dir={folder}/.git", "--work-tree=."]
+    git += ["-c", "user.name=x", "-c", "user.email=x"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *command], check=True)
     return f"git+{folder.as_uri()}"
