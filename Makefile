@@ -7,8 +7,8 @@ OUT ?= _build/records
 N ?= 150
 SEED ?= 0
 PY := $(VENV)/bin/python
-PIP := $(PY) tools/alone.py $(PY) -m pip install --quiet \
-  --disable-pip-version-check
+ALONE := $(PY) tools/alone.py
+PIP := $(ALONE) $(PY) -m pip install --quiet --disable-pip-version-check
 SITE := _build/html
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
@@ -23,9 +23,8 @@ help:  ## list the commands
 	  | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-13s%s\n", $$1, $$2}'
 
 book: $(VENV)/book.stamp  ## build the book and say where it is
-	@$(PY) tools/alone.py \
-	  $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
-	@$(PY) tools/site_checks.py $(SITE)
+	@$(ALONE) $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
+	@$(ALONE) $(PY) tools/site_checks.py $(SITE)
 	@$(PY) -c 'import pathlib; print("The book:", \
 	  pathlib.Path("$(SITE)/index.html").resolve().as_uri())'
 
@@ -34,9 +33,10 @@ serve: book  ## build the book and show it (PORT=8000)
 
 # Modules go to the workers in the folders' order. By their number of tests,
 # which is xdist's, long ones that have few would come last, to one worker.
+# Nobody installs or builds meanwhile: the tests read both.
 test: $(VENV)/test.stamp book lint  ## run every test
 	@$(PY) tools/browser.py
-	$(PY) -m pytest --numprocesses auto --dist loadscope \
+	$(ALONE) $(PY) -m pytest --numprocesses auto --dist loadscope \
 	  --no-loadscope-reorder --nbval tests chapters labs
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)

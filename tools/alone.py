@@ -2,8 +2,9 @@
 
     python tools/alone.py COMMAND …
 
-Two makes of one clone would write into the same environment. The lock is on
-this file, and the system takes it back when the command ends, however it does.
+Two makes of one clone would write into the same environment and the same book,
+which tests read. The lock is on this file, and the system takes it back when
+the command ends, however it does.
 """
 
 import fcntl
