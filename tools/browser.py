@@ -8,9 +8,8 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Error, sync_playwright
 from project import PATIENCE
 
 NAMES = (
@@ -53,13 +52,13 @@ def find():
 
 def install():
     """Install Playwright's Chromium, or as root the distribution's."""
-    commands = [f"{sys.executable} -m playwright install chromium"]
+    commands = [[sys.executable, "-m", "playwright", "install", "chromium"]]
     if shutil.which("apt-get") and os.geteuid() == 0:
-        commands += ["apt-get -qy update && apt-get -qy install chromium"]
+        apt = "apt-get -qy update && apt-get -qy install chromium"
+        commands += [["sh", "-c", apt]]
     for command in commands:
         done = subprocess.run(
             command,
-            shell=True,
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
@@ -80,15 +79,21 @@ def launch():
 
 
 def main():
-    if find() is None:
+    named = os.environ.get("CHROME") or os.environ.get("CHROMIUM")
+    if find() is None and not named:
         install()
     path = find()
-    if path is None:
+    try:
+        if path is None:
+            raise FileNotFoundError(f"{named or 'no browser'}: not found")
+        with launch():
+            print(path)
+    except (FileNotFoundError, Error) as error:
         sys.exit(
-            "The browser tests need Chromium or Chrome: install one with your "
-            "package manager, or name it: CHROME=/path/to/chrome make test"
+            f"{error}\n\nThe browser tests need a Chromium or Chrome that "
+            "starts: install one with your package manager, or name it: "
+            "CHROME=/path/to/chrome make test"
         )
-    print(Path(path))
 
 
 if __name__ == "__main__":
