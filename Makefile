@@ -14,6 +14,15 @@ SITE := _build/html
 # Parallel tests must not fight for the cores, and sums are added in one order.
 export OMP_NUM_THREADS := 1
 
+# Under LC_ALL=C older Pythons cannot read the path of a clone in a Büro.
+unexport LC_ALL
+
+# Jupyter and Matplotlib keep files at home: who has none gets one.
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export HOME := $(CURDIR)/_build/home
+$(shell mkdir -p "$(HOME)")
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help book serve test notebooks measure peers zoo bench soak mutate \
         matrix lint constraints clean FORCE
