@@ -1,6 +1,8 @@
 """The package behind *The Memory Budget*: one room per subject."""
 
 __version__ = "0.1.0"
+TORCH = "2.11", "2.15"
+"""The oldest and the newest PyTorch that everything is tested with."""
 
 
 def setup(seed: int = 0) -> None:
@@ -12,11 +14,26 @@ def setup(seed: int = 0) -> None:
 
     Args:
         seed: seed of PyTorch's generators, on every device.
+
+    Warns:
+        UserWarning: PyTorch is not of :data:`TORCH`.
     """
+    import warnings
+
     import torch
 
     from membudget import plotting
 
+    version, oldest, newest = (
+        [int(number) for number in text.split(".")[:2]]
+        for text in (torch.__version__, *TORCH)
+    )
+    if not oldest <= version <= newest:
+        warnings.warn(
+            f"The course is tested with torch {TORCH[0]} to {TORCH[1]}, and "
+            f"with torch {torch.__version__} numbers may differ.",
+            stacklevel=2,
+        )
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     plotting.use_style()
