@@ -6,12 +6,12 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from membudget.checkpointing.running import run_stage, stages_of
 from membudget.checkpointing.tape import Stage
 from membudget.checks import flag, instance
+from membudget.internals import FakeTensor, FakeTensorMode
 from membudget.measuring import FlopCounter, PeakTracker, unsure
 from membudget.measuring.fakes import Fakes
 

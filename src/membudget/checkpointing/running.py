@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import (
 
 from membudget.checkpointing.schedule import Segments, actions, flatten
 from membudget.checks import flag, instance, listed
+from membudget.internals import BatchNorm, OpOverload
 
 aten = torch.ops.aten
 
@@ -83,17 +83,16 @@ class Checkpointed(nn.Module):
         self,
         *stages: nn.Module,
         segments: Segments,
-        keep: Sequence[torch._ops.OpOverload] = (),
+        keep: Sequence[OpOverload] = (),
         preserve_rng_state: bool = True,
     ) -> None:
         super().__init__()
         for index, stage in enumerate(stages_of(*stages)):
             self.add_module(str(index), stage)
         self.segments = segments
-        kind = torch._ops.OpOverload
         use = "an operator, such as torch.ops.aten.mm.default"
         self.keep = tuple(
-            instance(operator, kind, "one to keep", use)
+            instance(operator, OpOverload, "one to keep", use)
             for operator in listed(keep, "keep", "operators", 0)
         )
         self.preserve_rng_state = flag(
@@ -272,7 +271,7 @@ def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
         (place, module, name, buffer, buffer._version)
         for place, outer in modules.items()
         for module in outer.modules()
-        if not isinstance(module, _NormBase)
+        if not isinstance(module, BatchNorm)
         for name, buffer in module.named_buffers(recurse=False)
     ]
     yield
@@ -301,7 +300,7 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
         norm
         for outer in modules.values()
         for norm in outer.modules()
-        if isinstance(norm, _NormBase) and norm.track_running_stats
+        if isinstance(norm, BatchNorm) and norm.track_running_stats
     }
     before = [(norm, norm.momentum, _version(norm)) for norm in norms]
     for norm in norms:
@@ -316,7 +315,7 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
                 norm.num_batches_tracked.sub_(counted)
 
 
-def _version(norm: _NormBase) -> int:
+def _version(norm: BatchNorm) -> int:
     """One more for every batch that the norm counts."""
     count = norm.num_batches_tracked
     return 0 if count is None else count._version

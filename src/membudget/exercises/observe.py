@@ -17,12 +17,12 @@ from weakref import WeakSet, ref
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from membudget.checkpointing import Action, Run, simulate
 from membudget.exercises.compare import Seen, numbers
 from membudget.exercises.guard import kind, message, uses_arguments
 from membudget.exercises.leaks import leak
+from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
 
 Limit = Callable[..., int]

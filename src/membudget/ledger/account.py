@@ -8,9 +8,9 @@ from math import prod
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from membudget.checks import flag, module, whole
+from membudget.internals import UnsupportedOperatorException
 from membudget.ledger.lines import peak_lines
 from membudget.ledger.recipes import States
 from membudget.measuring import (

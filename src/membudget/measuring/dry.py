@@ -5,16 +5,16 @@ from itertools import accumulate
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
+
+from membudget.checks import device as checked_device
+from membudget.checks import flag, instance, module, stepper
+from membudget.internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-
-from membudget.checks import device as checked_device
-from membudget.checks import flag, instance, module, stepper
 from membudget.measuring.fakes import (
     CONVERTED,
     SMALL,

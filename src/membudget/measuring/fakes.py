@@ -4,15 +4,15 @@ from functools import cache
 from math import prod
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from membudget.internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    TorchDispatchMode,
+    no_dispatch,
 )
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from membudget.measuring.storages import is_wrapper, tensors
 
 SMALL = 1 << 24

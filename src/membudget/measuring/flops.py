@@ -3,8 +3,9 @@
 from functools import cache
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from membudget.internals import TorchDispatchMode, has_kernel, has_kernel_for
 
 aten = torch.ops.aten
 
@@ -84,9 +85,7 @@ class FlopCounter(TorchDispatchMode):
 def _composite(func) -> bool:
     """Whether it is made of others (what asks for a size has no kernel)."""
     name, key = func.name(), "CompositeImplicitAutograd"
-    return torch._C._dispatch_has_kernel(
-        name
-    ) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return has_kernel(name) and has_kernel_for(name, key)
 
 
 def _nested(types) -> bool:

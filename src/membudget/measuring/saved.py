@@ -12,6 +12,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from membudget.internals import saved_tensor_hooks
 from membudget.measuring.modules import ModuleStack
 from membudget.measuring.storages import storages
 
@@ -179,8 +180,7 @@ def _of_checkpoint(frame: FrameType) -> bool:
 
 def _inside_checkpoint() -> bool:
     """Whether a checkpointed function runs, for the first time or again."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    hooks = top(True) if top else None  # without a frame in composable ones
+    hooks = saved_tensor_hooks(True)  # without a frame in composable ones
     if hooks and getattr(hooks[0], "__module__", None) == CHECKPOINT:
         return True
     return any(map(_of_checkpoint, _frames()))

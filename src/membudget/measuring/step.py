@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from membudget.checks import flag, function, module, stepper, whole
-from membudget.measuring.tracker import PeakTracker, nothing_compiled
+from membudget.internals import nothing_compiled
+from membudget.measuring.tracker import COMPILED, PeakTracker
 
 Loss = Callable[..., object]
 """``loss(model, *batch)``: the mean loss of a batch, as a scalar tensor.
@@ -114,7 +115,7 @@ def trace_step(
     existing = [model, *([optimizer] if optimizer else []), *batch]
     track = partial(PeakTracker, *existing, device=device, budget=budget)
     try:
-        with nothing_compiled() if budget is None else track():
+        with nothing_compiled(COMPILED) if budget is None else track():
             step(lambda label: None)
         with track() as tracker:
             step(tracker.mark)

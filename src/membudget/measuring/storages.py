@@ -3,7 +3,8 @@
 from functools import cache
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from membudget.internals import without_modes
 
 _ROWS = ("crow_indices", "col_indices", "values")
 _COLUMNS = ("ccol_indices", "row_indices", "values")
@@ -42,7 +43,7 @@ def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     elif tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
     elif tensor.layout in _PARTS:
-        with _disable_current_modes():
+        with without_modes():
             parts = [getattr(tensor, name)() for name in _PARTS[tensor.layout]]
     else:
         raise NotImplementedError(

@@ -1,6 +1,5 @@
 """The peak tracker: every tensor storage from its birth to its death."""
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,18 +9,22 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch._C._functorch import is_functorch_wrapped_tensor as _transformed
 from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-)
 
 from membudget.checks import device as checked_device
 from membudget.checks import instance, shown, whole
+from membudget.internals import (
+    TorchDispatchMode,
+    current_node,
+    next_node_number,
+    nothing_compiled,
+    saved_tensor_hooks,
+    transformed,
+)
 from membudget.measuring.modules import OUTSIDE, ModuleStack
 from membudget.measuring.storages import is_wrapper, storages, tensors
 from membudget.measuring.units import format_bytes
@@ -378,7 +381,7 @@ class PeakTracker(TorchDispatchMode):
                     for key in [k for k in them if k != handle.id]:
                         them[key] = them.pop(key)
             hooks.enter_context(_resizing(self._resize))
-            hooks.enter_context(nothing_compiled())
+            hooks.enter_context(nothing_compiled(COMPILED))
             super().__enter__()
             self._hooks = hooks.pop_all()
         return self
@@ -395,11 +398,11 @@ class PeakTracker(TorchDispatchMode):
 
     def _called(self, args: tuple) -> None:
         """The outermost module was called with ``args``."""
-        if torch._C._current_autograd_node() is not None:
+        if current_node() is not None:
             return  # a recomputation: these are activations
         for tensor in tensors(args):
             # What vmap and its like hand over has no storage of its own.
-            if tensor.grad_fn is None and not _transformed(tensor):
+            if tensor.grad_fn is None and not transformed(tensor):
                 for storage in storages(tensor):
                     number, _ = self._alive.get(storage._cdata, (None, None))
                     if number is not None:
@@ -410,7 +413,7 @@ class PeakTracker(TorchDispatchMode):
     def _step_begins(self, optimizer, args, kwargs) -> None:
         self._find_gradients()
         self._stepping = True
-        self._step_in = torch._C._current_autograd_node()
+        self._step_in = current_node()
 
     def _step_ends(self, optimizer, args, kwargs) -> None:
         for tensor in _states(optimizer):
@@ -420,7 +423,7 @@ class PeakTracker(TorchDispatchMode):
     def _operator(self, name: str) -> Operator:
         """The operator that runs now."""
         modules = self._modules
-        node = torch._C._current_autograd_node()
+        node = current_node()
         number = -1 if node is None else node._sequence_nr()
         if number != self._node:
             self._node, self._since = number, len(self.timeline)
@@ -475,7 +478,7 @@ class PeakTracker(TorchDispatchMode):
         without a copy of it. It adds after a node has run; the node may add
         tensors of its own making while it works.
         """
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if self.current.phase != "backward" or torch.is_grad_enabled():
             return []
         found = storages(first)
@@ -615,37 +618,6 @@ class _resizing:
         torch.UntypedStorage.resize_ = self.original
 
 
-@contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Refuse what ``torch.compile`` made, modules and functions.
-
-    Where a dispatch mode is on, the compiler leaves the call alone: it runs
-    eagerly, now and for good. Every such call asks first which callback the
-    compiler's stance allows. A stance that compiles nothing is no harm. The
-    first use of the compiler in a process is not noticed inside the block.
-
-    Raises:
-        RuntimeError: inside the block, at the call.
-    """
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is None:  # never imported, so there is nothing compiled
-        yield
-        return
-    allowed = compiler._callback_from_stance
-
-    def refuse(callback):
-        callback = allowed(callback)
-        if callable(callback):
-            raise RuntimeError(COMPILED)
-        return callback
-
-    compiler._callback_from_stance = refuse
-    try:
-        yield
-    finally:
-        compiler._callback_from_stance = allowed
-
-
 def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
     """Tensors with their category, and gradients with the parameters'."""
     for thing in existing:
@@ -676,7 +648,7 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _last_node() -> int:
     """The number of the newest autograd node."""
-    return torch._C._autograd._get_sequence_nr() - 1
+    return next_node_number() - 1
 
 
 def _recomputes(node: torch.autograd.graph.Node) -> bool:
@@ -690,7 +662,7 @@ def _recomputes(node: torch.autograd.graph.Node) -> bool:
         return True
     if isinstance(node, BackwardCFunction) and torch.is_grad_enabled():
         return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = saved_tensor_hooks(True)
     of = getattr(hooks[0], "__module__", None) if hooks else None
     return of == "torch.utils.checkpoint"
 

@@ -5,9 +5,9 @@ from types import TracebackType
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from membudget.checks import flag, instance, one_of
+from membudget.internals import tree_map
 
 
 def _names(text: str) -> frozenset[str]:

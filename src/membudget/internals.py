@@ -1,0 +1,133 @@
+"""What the package uses of PyTorch beyond its public interface.
+
+It stands here, so that a version that lacks a part of it says so at once.
+What is about several processes stands in :mod:`membudget.sharding` and
+:mod:`membudget.accumulation`.
+
+Raises:
+    ImportError: this PyTorch lacks something.
+"""
+
+# ruff: noqa: I001
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from membudget import TORCH
+
+
+def _lacks(what: object) -> str:
+    return (
+        f"torch {torch.__version__} lacks what membudget needs of it "
+        f"({what}): use torch {TORCH[0]} to {TORCH[1]}"
+    )
+
+
+try:
+    from torch._C import (
+        _current_autograd_node as current_node,
+        _dispatch_has_kernel as has_kernel,
+        _dispatch_has_kernel_for_dispatch_key as has_kernel_for,
+    )
+    from torch._C._autograd import (
+        _get_sequence_nr as next_node_number,
+        _top_saved_tensors_default_hooks as saved_tensor_hooks,
+    )
+    from torch._C._functorch import is_functorch_wrapped_tensor as transformed
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+    from torch.nn.modules.batchnorm import _NormBase as BatchNorm
+    from torch.utils._mode_utils import no_dispatch
+    from torch.utils._python_dispatch import (
+        TorchDispatchMode,
+        _disable_current_modes as without_modes,
+    )
+    from torch.utils._pytree import tree_map
+except ImportError as error:
+    raise ImportError(_lacks(error)) from error
+
+__all__ = [
+    "BatchNorm",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
+    "UnsupportedFakeTensorException",
+    "UnsupportedOperatorException",
+    "current_node",
+    "has_kernel",
+    "has_kernel_for",
+    "next_node_number",
+    "no_dispatch",
+    "nothing_compiled",
+    "saved_tensor_hooks",
+    "transformed",
+    "tree_map",
+    "without_modes",
+]
+
+ATTRIBUTES = (
+    (torch.Tensor, "_backward_hooks _indices _is_view _values _version"),
+    (torch.Tensor, "_post_accumulate_grad_hooks"),
+    (torch.UntypedStorage, "_cdata"),
+    (torch.autograd.graph.Node, "_sequence_nr"),
+    (torch.ops.aten.add.Tensor, "_can_decompose _schema"),
+    (nn.Module(), "_buffers _compiled_call_impl _modules _parameters"),
+    (torch.amp.GradScaler("cpu"), "_scale"),
+)
+"""The private attributes that the package reads of PyTorch's objects."""
+
+for _owner, _names in ATTRIBUTES:
+    for _name in _names.split():
+        if not hasattr(_owner, _name):
+            raise ImportError(_lacks(_name))
+
+
+@contextmanager
+def nothing_compiled(why: str) -> Iterator[None]:
+    """Refuse what ``torch.compile`` made, modules and functions.
+
+    Where a dispatch mode is on, the compiler leaves the call alone: it runs
+    eagerly, now and for good. Every such call asks first which callback the
+    compiler's stance allows. A stance that compiles nothing is no harm. The
+    first use of the compiler in a process is not noticed inside the block.
+
+    Args:
+        why: of the error.
+
+    Raises:
+        RuntimeError: inside the block, at the call; or at once, if the
+            compiler was imported and has no such question.
+    """
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:  # never imported, so there is nothing compiled
+        yield
+        return
+    question = "_callback_from_stance"
+    if not hasattr(compiler, question):
+        raise RuntimeError(_lacks(f"{compiler.__name__}.{question}"))
+    allowed = compiler._callback_from_stance
+
+    def refuse(callback):
+        callback = allowed(callback)
+        if callable(callback):
+            raise RuntimeError(why)
+        return callback
+
+    compiler._callback_from_stance = refuse
+    try:
+        yield
+    finally:
+        compiler._callback_from_stance = allowed
