@@ -7,6 +7,7 @@ import types
 
 import pytest
 import traitlets
+from IPython.core.formatters import DisplayFormatter
 
 from membudget.widgets import (
     Accumulation,
@@ -56,6 +57,16 @@ def test_html_beside_the_live_view():
     )
     assert data["text/html"].count("<div") == 2
     assert data["text/html"].count("</div>") == 2
+
+
+def test_a_notebook_shows_the_bundle(monkeypatch):
+    """ipywidgets 7 shows its widgets itself, and ours has to stop it."""
+    monkeypatch.setattr(
+        Widget.__mro__[1], "_ipython_display_", print, raising=False
+    )
+    widget = Toy()
+    data, metadata = DisplayFormatter().format(widget)
+    assert (data, metadata) == widget._repr_mimebundle_()
 
 
 def test_state_is_the_synced_traits_and_no_more():

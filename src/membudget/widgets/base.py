@@ -48,6 +48,7 @@ class Widget(anywidget.AnyWidget):
     """
 
     name: ClassVar[str]
+    _ipython_display_ = None  # ipywidgets 7 would show it without the bundle
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "name" in cls.__dict__:  # not the class that add_traits makes
