@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as module_hooks
 from torch.overrides import _get_current_function_mode_stack
@@ -771,6 +772,43 @@ def test_a_class_that_applies_something_is_no_operator():
     x = torch.ones(4, requires_grad=True)
     saved, _ = counted(lambda: Applies.apply(x))
     assert saved.by_operator == {"": 16}
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(None, *inputs)
+
+
+class Around(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return Keeps.apply(x)
+
+
+keeps = Keeps.apply
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (keeps, "Keeps"),
+        (Around.apply, "Around"),
+        (lambda x: checkpoint(keeps, x, use_reentrant=True), "checkpoint"),
+        (lambda x: checkpoint(keeps, x, use_reentrant=False), "checkpoint"),
+    ],
+)
+def test_a_function_inside_another_saves_nothing(function, name):
+    before = FunctionCtx.save_for_backward
+    x = torch.ones(4, requires_grad=True)
+    saved, _ = counted(lambda: function(x))
+    assert saved.by_operator == {name: 16}
+    assert FunctionCtx.save_for_backward is before
 
 
 # Checkpoints -------------------------------------------------------------

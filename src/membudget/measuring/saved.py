@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from membudget.internals import saved_tensor_hooks
 from membudget.measuring.modules import ModuleStack
-from membudget.measuring.storages import storages
+from membudget.measuring.storages import storages, tensors
 
 CHECKPOINT = "torch.utils.checkpoint"
 
@@ -71,6 +71,7 @@ class SavedBytes:
         for item in exclude:
             for tensor in _tensors(item):
                 self._seen.update(storages(tensor))
+        self._savers = _Savers()
         self._functions = _Functions()
         self._modules = ModuleStack(
             *(item for item in exclude if isinstance(item, nn.Module))
@@ -97,6 +98,7 @@ class SavedBytes:
         with ExitStack() as stack:
             stack.enter_context(self._modules)
             stack.enter_context(self._functions)
+            stack.enter_context(self._savers)
             stack.enter_context(saved_tensors_hooks(self._pack, _unpack))
             self._exit = stack.pop_all()
         return self
@@ -110,7 +112,7 @@ class SavedBytes:
         self._seen.update(new)
         size = sum(storage.nbytes() for storage in new)
         if size:
-            operator = self._functions.name or _function_applied()
+            operator = self._functions.name or self._savers.name(new[0])
             _add(self.by_module, self._modules.name, size)
             _add(self.by_operator, operator, size)
         # Detached: a graph that holds its own output would never be freed.
@@ -149,6 +151,43 @@ class _Functions(TorchFunctionMode):
             self.name = ""
 
 
+class _Savers:
+    """The names of ``autograd.Function`` classes by what they save.
+
+    One saves when its ``forward`` is over: then no frame tells its name. One
+    that is to have no backward pass saves nothing and is gone by then.
+    """
+
+    def __init__(self) -> None:
+        self._by: WeakKeyDictionary[torch.UntypedStorage, WeakKeyDictionary]
+        self._by = WeakKeyDictionary()
+
+    def __enter__(self) -> None:
+        self._original = original = FunctionCtx.save_for_backward
+        by = self._by
+
+        def save_for_backward(ctx, *given):
+            name = type(ctx).__name__.removesuffix("Backward")
+            if _of_checkpoint(sys._getframe(1)):
+                name = "checkpoint"
+            for tensor in tensors(given):
+                for storage in storages(tensor):
+                    by.setdefault(storage, WeakKeyDictionary())[ctx] = name
+            return original(ctx, *given)
+
+        FunctionCtx.save_for_backward = save_for_backward
+
+    def __exit__(self, *error: object) -> None:
+        FunctionCtx.save_for_backward = self._original
+
+    def name(self, storage: torch.UntypedStorage) -> str:
+        """Who saves it now; a checkpoint may do so without a Function."""
+        names = [*self._by.get(storage, {}).values()]
+        if not names and any(map(_of_checkpoint, _frames())):
+            return "checkpoint"
+        return names[-1] if names else ""
+
+
 def _name(func: Callable) -> str:
     name = getattr(func, "__name__", type(func).__name__)
     if name in ("__get__", "__set__"):
@@ -184,16 +223,3 @@ def _inside_checkpoint() -> bool:
     if hooks and getattr(hooks[0], "__module__", None) == CHECKPOINT:
         return True
     return any(map(_of_checkpoint, _frames()))
-
-
-def _function_applied() -> str:
-    """The name of the ``autograd.Function`` that is being applied."""
-    for frame in _frames():
-        if _of_checkpoint(frame):
-            return "checkpoint"
-        if frame.f_code.co_name == "apply":
-            kind = frame.f_locals.get("cls")
-            function = isinstance(kind, type) and issubclass(kind, Function)
-            if function and kind.__module__ != CHECKPOINT:
-                return kind.__name__
-    return ""
