@@ -9,6 +9,7 @@ Raises:
 """
 
 # ruff: noqa: I001
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ __all__ = [
     "current_node",
     "has_kernel",
     "has_kernel_for",
+    "logging_nothing",
     "next_node_number",
     "no_dispatch",
     "nothing_compiled",
@@ -93,6 +95,17 @@ for _owner, _names in ATTRIBUTES:
     for _name in _names.split():
         if not hasattr(_owner, _name):
             raise ImportError(_lacks(_name))
+
+
+@contextmanager
+def logging_nothing() -> Iterator[None]:
+    """PyTorch writes errors of fake tensors to stderr before it raises them."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

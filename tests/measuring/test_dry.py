@@ -1,5 +1,7 @@
 """The dry run on models that PyTorch's fake tensors do not know."""
 
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -205,6 +207,18 @@ def test_an_error_that_is_about_another_swap():
 
     with pytest.raises(RuntimeError, match=r"^cannot swap these axes$"):
         dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
+
+
+def test_an_error_is_raised_and_not_logged_as_well():
+    log, seen = logging.getLogger(FakeTensor.__module__), logging.Handler()
+    seen.emit = lambda record: pytest.fail(record.getMessage())
+    log.addHandler(seen)
+    try:
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            dry_run(nn.Linear(8, 4), lambda m, x: m(x), torch.randn(3, 7))
+    finally:
+        log.removeHandler(seen)
+    assert not log.disabled
 
 
 def test_buffers_that_share_their_storage():

@@ -14,6 +14,7 @@ from membudget.internals import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    logging_nothing,
 )
 from membudget.measuring.fakes import (
     CONVERTED,
@@ -142,7 +143,7 @@ def dry_run(
         id(t): _fake(fake, t, on, bases) for t in held if id(t) not in kept
     }
     model, optimizer = copy.deepcopy((model, optimizer), copies)
-    with fake, Fakes(fake):
+    with fake, Fakes(fake), logging_nothing():
         try:
             tracker = trace_step(
                 model,
