@@ -8,11 +8,13 @@ import warnings
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 from project import ROOT
 from torch import nn
 
 import membudget
 from membudget import TORCH, internals, plotting
+from tests.versions import DIFFERENT
 
 SOURCE = ROOT / "src/membudget"
 INTERNALS = "internals.py"
@@ -128,3 +130,14 @@ def test_setup_warns_where_nothing_is_tested(monkeypatch, version, tested):
 )
 def test_the_oldest_version_is_that_of_the_package(file, text):
     assert text.format(TORCH[0]) in (ROOT / file).read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_somebody_asks_for_each_difference(name):
+    """Of some versions that are tested, and not of all."""
+    difference = DIFFERENT[name]
+    test = ROOT / "tests" / difference.place
+    assert f'here("{name}")' in test.read_text("utf-8")
+    tested = [f"2.{minor}" for minor in range(11, 16)]
+    found = [*SpecifierSet(difference.versions).filter(tested)]
+    assert found and found != tested

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from precision_helpers import same, says
 
 from membudget.precision import FORMATS, Format, format_of
+from tests.versions import here
 
 STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
 SMALL = [name for name in STORED if name != "fp32"]
@@ -104,7 +105,13 @@ def test_rounding_is_pytorchs(name):
     numbers += [-x for x in numbers]
     theirs = torch.tensor(numbers).to(kind.dtype).double().tolist()
     encoded = patterns(kind, numbers)
+    nan_above = math.inf
+    if not kind.infinite and here("e4m3 has an overflow"):
+        nan_above = kind.overflow
     for x, y, pattern in zip(numbers, theirs, encoded, strict=True):
+        if abs(x) > nan_above:
+            assert math.isnan(y) and abs(kind.round(x)) == kind.largest
+            continue
         assert same(kind.round(x), y), x
         assert kind.encode(x) == split(kind, pattern), x
 

@@ -32,8 +32,8 @@ class Format:
             units read fp32 numbers: 19 bits of 32.
         dtype: PyTorch's, None for tf32.
         infinite: whether the format has infinities. Without them what is
-            too large becomes the largest number, as PyTorch 2.13 casts it;
-            earlier versions make NaN of it.
+            too large becomes the largest number, as PyTorch casts it since
+            2.13; earlier versions make NaN of what is above ``overflow``.
 
     Raises:
         TypeError: an argument of a wrong kind.
