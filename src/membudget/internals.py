@@ -99,7 +99,7 @@ for _owner, _names in ATTRIBUTES:
 
 @contextmanager
 def logging_nothing() -> Iterator[None]:
-    """PyTorch writes errors of fake tensors to stderr before it raises them."""
+    """PyTorch logs errors of fake tensors to stderr before it raises them."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:
