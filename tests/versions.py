@@ -33,6 +33,21 @@ DIFFERENT = {
             "and its docstring and chapter 6 name both."
         ),
     ),
+    "rms_norm is on no list": Difference(
+        place="precision/test_casting.py",
+        versions="<2.12",
+        what="autocast on CUDA runs rms_norm in what it is given",
+        why="It came to CUDA's list in 2.12; LISTS asks the dispatcher.",
+    ),
+    "Adam cannot step on meta": Difference(
+        place="measuring/test_step.py",
+        versions="<2.13",
+        what="Adam's count of steps is on meta, too, and has no value there",
+        why=(
+            "Models on meta are counted from their first step on (dry_run); "
+            "PyTorch itself could not take an earlier one."
+        ),
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from membudget.precision import (
     binades,
     lost,
 )
+from tests.versions import here
 
 STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
 SCALES = [1.0, 2.0**-10, 1024.0, 65536.0, 2.0**24]
@@ -40,6 +41,8 @@ def by_casting(numbers, kind, scale):
     there = numbers != 0
     count = max(there.sum().item(), 1)
     top = math.inf if kind.infinite else kind.largest
+    if not kind.infinite and here("e4m3 has an overflow"):
+        cast = cast.nan_to_num(top)
     above = (cast == top) & (scaled.abs() > kind.largest)
     if not kind.infinite:  # what is rounded down to the largest is not lost
         above &= scaled.abs() >= kind.overflow

@@ -7,12 +7,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from membudget.checks import flag, instance, one_of
-from membudget.internals import tree_map
+from membudget.internals import has_kernel_for, tree_map
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+_RMS_NORM = has_kernel_for("aten::rms_norm", "AutocastCUDA")  # since 2.12
 
 LISTS: dict[str, dict[str, frozenset[str]]] = {
     "cpu": {
@@ -48,10 +50,11 @@ LISTS: dict[str, dict[str, frozenset[str]]] = {
             "hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log "
             "log10 log1p log2 log_softmax logsumexp margin_ranking_loss "
             "mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm "
-            "pdist poisson_nll_loss pow prod reciprocal renorm rms_norm "
+            "pdist poisson_nll_loss pow prod reciprocal renorm "
             "rsqrt sinh smooth_l1_loss soft_margin_loss softmax softplus sum "
             "tan triplet_margin_loss"
-        ),
+        )
+        | _names("rms_norm" if _RMS_NORM else ""),
         "widest": _names(
             "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put "
             "scatter_add tensordot vdot"
