@@ -65,6 +65,7 @@ COMPILED = (
 
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
 _COPIES = {_ADD, _CLONE}
+_EMPTY = torch.ops.aten.empty.memory_format
 
 BEFORE = Operator("", OUTSIDE, "")
 """What made the storages that were alive before the block."""
@@ -106,7 +107,8 @@ class PeakTracker(TorchDispatchMode):
     any device and for ``meta`` and fake tensors (enter the tracker inside
     ``FakeTensorMode``); an allocator rounds each request up. Gradients of one
     tensor are added up in place, as without a tracker. What an operator
-    allocates and frees within itself is not seen. On ``meta`` attention is
+    allocates and frees within itself is not seen, nor is ``torch.empty(0)``,
+    which some versions' checkpoints call. On ``meta`` attention is
     not fused; fake tensors take the operators of their device.
 
     Args:
@@ -445,6 +447,8 @@ class PeakTracker(TorchDispatchMode):
             # It comes whole, with what its parts allocate and free unseen.
             with _entered(self):
                 return func.decompose(*args, **kwargs)
+        if func is _EMPTY and 0 in args[0]:
+            return func(*args, **kwargs)
         self._settle()
         self.current = self._operator(_name(func))
         before = len(self.allocations)
