@@ -282,6 +282,22 @@ def check_fsdp_error_in_the_second_micro_batch(rank):
     undone("fsdp", rank, nan_loss, ValueError, "the loss is nan")
 
 
+def no_memory(window, model, parts):
+    def stop(gradient):
+        raise MemoryError("in the middle of the backward pass")
+
+    for i, (x, y) in enumerate(window.over(parts)):
+        if i == 1:
+            x = x.clone().requires_grad_()
+            x.register_hook(stop)
+        window.backward(F.cross_entropy(model(x), y), len(x))
+
+
+def check_fsdp_error_inside_the_backward_pass(rank):
+    """``fully_shard`` would reduce nothing in the next one."""
+    undone("fsdp", rank, no_memory, MemoryError, "in the middle")
+
+
 def check_fsdp_error_with_mixed_precision(rank):
     """There fully_shard keeps the unsynchronised sum in another place."""
     policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)

@@ -685,3 +685,12 @@ def test_reports_of_the_sum_reduction():
     fail(failing, nan_loss, ValueError, None)
     assert failing.good_window() == reports[1]
     assert differences(expected, failing.state()) == []
+
+
+def test_a_fully_shard_that_is_another_one_inside():
+    """An error before anything runs, and no gradient that is overlooked."""
+    model = nn.Linear(2, 2)
+    model._get_fsdp_state = object
+    window = Accumulator(model, sgd(model)).window()
+    with pytest.raises(RuntimeError, match=r"another way .* 2\.11 to"):
+        window.__enter__()

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
-from membudget.accumulation.snapshot import Snapshot, unsharded_gradients
+from membudget.accumulation.snapshot import Snapshot
 from membudget.checks import (
     instance,
     module,

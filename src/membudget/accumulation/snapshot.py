@@ -1,9 +1,14 @@
 """What a window may change before its step, and how to take it back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
+
+from membudget.accumulation._private import (
+    forget_iteration,
+    unsharded_gradients,
+)
 
 
 class Snapshot:
@@ -18,6 +23,7 @@ class Snapshot:
         self.model = model
         self.parameters = parameters
         self.scaler = scaler
+        unsharded_gradients(model)  # an error if they cannot be found
         self.buffers = [(m, dict(m._buffers)) for m in model.modules()]
         self.copies = buffer_copies(model)
         self.cpu_random = torch.get_rng_state()
@@ -35,9 +41,9 @@ class Snapshot:
     def restore(self) -> None:
         """Put it all back, and clear the gradients."""
         model, scaler = self.model, self.scaler
+        forget_iteration(model)
         for parameter in (*model.parameters(), *self.parameters):
             parameter.grad = None
-        _clear_sharded(model)
         if self.synchronise_buffers is not None:
             # DistributedDataParallel expects a backward pass after a forward
             # pass that synchronises, and it may not have come.
@@ -74,36 +80,3 @@ def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
         buffer.data = value
     elif value.is_sparse or not torch.equal(buffer, value):
         buffer.copy_(value)
-
-
-def unsharded_gradients(model: nn.Module) -> list[torch.Tensor]:
-    """Gradients that ``fully_shard`` keeps outside ``param.grad``."""
-    found = []
-    for parameter in _sharded(model):
-        whole = getattr(parameter, "_unsharded_param", None)
-        found += (
-            parameter.unsharded_accumulated_grad,
-            getattr(whole, "grad", None),
-        )
-    return [gradient for gradient in found if gradient is not None]
-
-
-def _clear_sharded(model: nn.Module) -> None:
-    for parameter in _sharded(model):
-        parameter.unsharded_accumulated_grad = None
-        if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad = None
-
-
-def _sharded(model: nn.Module) -> Iterable:
-    """What ``fully_shard`` keeps of each parameter, once."""
-    found = {}
-    for module in model.modules():
-        if not hasattr(module, "set_requires_gradient_sync"):
-            continue
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        for group in groups or [state._fsdp_param_group]:
-            for parameter in group.fsdp_params if group else []:
-                found[id(parameter)] = parameter
-    return found.values()
