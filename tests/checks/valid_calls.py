@@ -830,6 +830,7 @@ ROWS = {
             synchronise=True,
             waiting=False,
             embedding=0,
+            version="2.13",
         ),
     ),
     "sharding.rank_states": lambda: (

@@ -27,13 +27,16 @@ from membudget.sharding import (
     units_of,
 )
 from membudget.sharding._private import fake_group, fake_mode
+from membudget.sharding.moments import WAYS, _ways
 
 MOMENTS = [field.name for field in fields(Moments)]
 POLICIES = {
     "none": (None, {}),
     "bf16, fp32": (torch.float32, {"gathered": 2, "reduced": 4}),
-    "bf16, bf16": (None, {"gathered": 2}),
+    "bf16": (None, {"gathered": 2}),
+    "bf16, bf16": (torch.bfloat16, {"gathered": 2, "reduced": 2}),
 }
+"""In some version the gradients of "bf16" are reduced as they are stored."""
 
 
 def layers_of_two(widths, bias, own):
@@ -117,7 +120,7 @@ def test_all_moments(ranks, widths, stage, policy, sync, waiting, bias, own):
     setting = ranks, rank, stage, policy, sync, waiting
     found, units = tracked(build, blocks, x, *setting)
     said = predicted(units, *setting)
-    if waiting and bias and policy != "bf16, fp32":
+    if waiting and bias and (policy != "bf16, fp32" or _ways(None).at_once):
         # A weight's and its bias's new gradients are there together.
         itemsize = 4 if policy == "none" else 2
         more = found["backward"] - said["backward"]
@@ -179,7 +182,7 @@ def test_an_embedding_as_a_block(stage, policy):
 def test_the_parts_by_hand():
     """Two blocks of 4 numbers on 2 ranks, 2 numbers of which each has."""
     units = [Unit("0", ((4,),)), Unit("1", ((4,),))]
-    found = rank_moments(units, 2, optimizer="sgd")
+    found = rank_moments(units, 2, optimizer="sgd", version="2.13")
     empty = Held(16, 0, 0, 0, 0)
     assert found.between == found.after_forward == empty
     # The second is copied out of its buffer, the first's is there still.
@@ -234,11 +237,48 @@ def test_the_first_rank_where_none_is_said():
 
 def test_the_last_of_a_units_gradients_stays_until_its_shard_is_there():
     """Where all is one parameter, the whole gradient, the buffer and the
-    shard are there together."""
+    shard are there together; in torch 2.15 the first two."""
     size = prod((8, 4)) * 4
     unit = [Unit("", ((8, 4),))]
-    found = rank_moments(unit, 4, optimizer="sgd").backward
+    found = rank_moments(unit, 4, optimizer="sgd", version="2.14").backward
     assert found.total == size // 4 + size + size + size // 4
+    found = rank_moments(unit, 4, optimizer="sgd", version="2.15").backward
+    assert found.total == size // 4 + size + size
+
+
+def test_what_the_versions_do_in_their_own_way():
+    """Three blocks of 4 numbers on 2 ranks: a whole has 16 bytes."""
+    units = [Unit(str(i), ((4,),)) for i in range(3)]
+
+    def found(moment, version, **options):
+        moments = rank_moments(
+            units, 2, optimizer="sgd", version=version, **options
+        )
+        return getattr(moments, moment)
+
+    forward = {version: found("forward", version).total for version in WAYS}
+    shards = 3 * 8  # and a whole beside two buffers, or beside its own
+    assert forward == {**dict.fromkeys(WAYS, shards + 48), "2.15": shards + 32}
+    backward = {version: found("backward", version).total for version in WAYS}
+    assert backward["2.12"] == backward["2.13"] + 8
+    bf16 = {"gathered": 2, "synchronise": False}
+    for version, itemsize in ("2.14", 2), ("2.15", 4):
+        held = found("after_backward", version, **bf16)
+        assert held.gradients == 3 * 4 * itemsize
+
+
+def test_a_version_that_is_not_known(monkeypatch):
+    units = [Unit("", ((2,),))]
+    with pytest.raises(
+        ValueError, match=r"torch 2\.9 .* one of 2\.11, .*2\.15"
+    ):
+        rank_moments(units, 2, version="2.9")
+    monkeypatch.setattr(torch, "__version__", "2.16.0a0+git1")
+    with pytest.raises(
+        ValueError, match=r"torch 2\.16 holds when is not known"
+    ):
+        rank_moments(units, 2)
+    assert rank_moments(units, 2, version="2.13")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,6 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
 def _lacks(name: str) -> str:
     return (
         f"torch {torch.__version__} has no {name}, which the simulation "
-        "needs: use torch 2.9 to 2.13, or start real ranks with "
+        "needs: use torch 2.11 to 2.15, or start real ranks with "
         "membudget.sharding.Ranks"
     )

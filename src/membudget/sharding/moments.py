@@ -4,8 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
-from membudget.checks import flag, one_of, whole
+import torch
+
+from membudget.checks import flag, instance, one_of, whole
 from membudget.sharding.shards import Unit, checked_units, rank_states
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What FSDP2 does in its own way in some versions of PyTorch.
+
+    Attributes:
+        at_once: a gathered buffer is freed when the next one is filled, and
+            the last whole gradient when it is copied; a whole gradient gets
+            the dtype in which it waits as soon as it is made.
+        late: the buffer that is reduced stays until the next unit's shard is
+            there, and not until the next unit is to be reduced.
+    """
+
+    at_once: bool = False
+    late: bool = False
+
+
+WAYS = {
+    "2.11": _Ways(),
+    "2.12": _Ways(late=True),
+    "2.13": _Ways(),
+    "2.14": _Ways(),
+    "2.15": _Ways(at_once=True),
+}
+"""By version, read in its source and compared with what it holds."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +102,24 @@ def rank_moments(
     synchronise: bool = True,
     waiting: bool = False,
     embedding: int = 0,
+    version: str | None = None,
 ) -> Moments:
     """Bytes that FSDP2 holds on a rank at each moment of a micro-batch.
 
-    The rules, for units that run one after the other, in torch 2.13:
+    The rules, for units that run one after the other:
 
     * Forward: on more than one rank a unit's shards are gathered into a
       buffer, which is copied into the whole parameters; the buffer stays
-      until the next unit has copied its own. Under ZeRO-3 the whole
-      parameters are freed after the unit's forward pass, under ZeRO-2 kept.
+      until the next unit has copied its own (from torch 2.15 on until it has
+      gathered). Under ZeRO-3 the whole parameters are freed after the unit's
+      forward pass, under ZeRO-2 kept.
     * Backward: they are gathered again, and the buffer of the next unit is
       prefetched meanwhile. When the unit's whole gradients are complete, its
       parameters are freed and the gradients copied into a buffer, from which
       the reduce-scatter makes the rank's shard. The last of the whole
-      gradients stays until the shard is there, and the buffer until the next
-      unit is.
+      gradients stays until the shard is there (from torch 2.15 on until it
+      is copied), and the buffer until the next unit is to be reduced (in
+      torch 2.12 until its shard is there).
     * The unit of the whole model is at work from beginning to end. Its
       gradients are reduced at the end of the backward pass, and after them
       those of the first block: its input is the batch, which needs no
@@ -97,9 +128,11 @@ def rank_moments(
       too, whose gradients are then reduced as the others'. The embedding's
       come last.
     * A new gradient is there beside the whole one that waits for it, until
-      it is added, if both have the same dtype. An operator that makes two,
-      as those of a weight and a bias, makes them together: then the result
-      may be too small by the bias.
+      it is added. If they have different dtypes that is when the unit's are
+      complete, and from torch 2.15 on at once. So it is with the cast of one
+      that is the first to wait. An operator that makes two, as those of a
+      weight and a bias, makes them together: then the result may be too small
+      by the bias.
 
     The optimizer's own temporaries are not counted, nor what a collective
     allocates within itself.
@@ -122,18 +155,23 @@ def rank_moments(
             ``MixedPrecisionPolicy``; by default as it is stored. Its
             gradient has the same.
         reduced: bytes of a gradient on its way, ``reduce_dtype``; by default
-            as it is gathered.
+            as FSDP2 does without one: as it is gathered, and from torch 2.15
+            on as it is stored.
         synchronise: whether the backward pass reduces the gradients
             (``set_requires_gradient_sync``). Otherwise they stay whole.
         waiting: whether whole gradients of earlier micro-batches are there.
         embedding: how many tensors of the model's own unit, its first ones,
             are used before the first block: 2 for tokens and positions.
+        version: of PyTorch, one of :data:`WAYS`, as ``"2.13"``; by default
+            the one that is installed.
 
     Raises:
         TypeError, ValueError: as :func:`membudget.sharding.rank_states`; no
             units, or an embedding of more tensors than the model's own unit
-            has; parameters that are frozen, tied, or of several dtypes.
+            has; parameters that are frozen, tied, or of several dtypes; a
+            version whose rules are not known.
     """
+    ways = _ways(version)
     units = checked_units(units)
     if not units:
         raise ValueError("units is empty: use those of units_of")
@@ -154,7 +192,8 @@ def rank_moments(
         itemsize = next(iter(sizes), 4)
     itemsize = whole(itemsize, "itemsize")
     gathered = itemsize if gathered is None else whole(gathered, "gathered")
-    reduced = None if reduced is None else whole(reduced, "reduced")
+    usual = itemsize if ways.at_once else gathered
+    reduced = usual if reduced is None else whole(reduced, "reduced")
     flag(synchronise, "synchronise"), flag(waiting, "waiting")
     own = sum(len(unit.shapes) for unit in units if not unit.name)
     embedding = whole(embedding, "embedding", 0)
@@ -165,7 +204,7 @@ def rank_moments(
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
     ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
-    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting)
+    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting, ways)
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
@@ -183,6 +222,21 @@ def rank_moments(
     )
 
 
+def _ways(version: str | None) -> _Ways:
+    """Those of a version, or of the one that is installed."""
+    if version is not None:
+        instance(version, str, "version", 'text, as "2.13"')
+    here = ".".join(torch.__version__.split(".")[:2])
+    name = version or here
+    if name not in WAYS:
+        raise ValueError(
+            f"what FSDP2 of torch {name} holds when is not known: pass "
+            f"version=, one of {', '.join(WAYS)}, for those rules, or use "
+            "simulate_rank"
+        )
+    return WAYS[name]
+
+
 class _Walk:
     """Allocates and frees what FSDP2 does, unit by unit."""
 
@@ -192,12 +246,13 @@ class _Walk:
         ranks: int,
         itemsize: int,
         gathered: int,
-        reduced: int | None,
+        reduced: int,
         waiting: bool,
+        ways: _Ways,
     ) -> None:
-        self.units, self.ranks = units, ranks
+        self.units, self.ranks, self.ways = units, ranks, ways
         self.itemsize, self.gathered = itemsize, gathered
-        self.reduced = reduced or gathered
+        self.reduced = reduced
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
         self.waiting = waiting
         if waiting:
@@ -259,8 +314,11 @@ class _Walk:
         before = 0
         for unit in self.units:
             buffer = self.gather(unit)
+            if self.ways.at_once:
+                self.add("buffers", -before)
             self.unshard(unit)
-            self.add("buffers", -before)
+            if not self.ways.at_once:
+                self.add("buffers", -before)
             before = buffer
             if unit.name and stage == "zero-3":
                 self.add("gathered", -self.whole(unit))
@@ -283,38 +341,62 @@ class _Walk:
                 self.add("buffers", -fetched)
                 if i + 1 < len(order):
                     fetched = self.gather(order[i + 1])
-            self.gradients(unit.shapes[0 if unit.name else embedding :])
+            first = 0 if unit.name else embedding
+            self.gradients(unit.shapes[first:], synchronise)
             if unit not in late:
                 buffer = self.reduce(unit, buffer, synchronise)
         for unit in own:
-            self.gradients(unit.shapes[:embedding])
+            self.gradients(unit.shapes[:embedding], synchronise)
         for unit in late:
             buffer = self.reduce(unit, buffer, synchronise)
         self.add("buffers", -buffer)
 
-    def gradients(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Whole gradients of a unit, summed with those that wait."""
-        for number in map(prod, shapes):
-            self.add("gradients", number * self.gathered)
-            if self.waiting and self.reduced == self.gathered:
-                self.add("gradients", -number * self.gathered)
+    def _kept(self, synchronise: bool) -> int:
+        """Bytes of a number of a whole gradient until the unit's are there."""
+        if not self.ways.at_once:
+            return self.gathered
+        if synchronise and not self.waiting:
+            return min(self.gathered, self.reduced)
+        return self.reduced
+
+    def gradients(
+        self, shapes: Sequence[tuple[int, ...]], synchronise: bool
+    ) -> None:
+        """Whole gradients of a unit, summed with those that wait.
+
+        One of a wider dtype that waits takes a new one as it is.
+        """
+        made = self.gathered
+        kept = self._kept(synchronise)
+        for number in map(prod, reversed(shapes)):
+            self.add("gradients", number * made)
+            here = made
+            if kept < made or (kept > made and not self.waiting):
+                self.add("gradients", number * kept)
+                self.add("gradients", -number * made)
+                here = kept
+            if self.waiting and kept == self.reduced:
+                self.add("gradients", -number * here)
 
     def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
         """Reduce-scatter a unit's gradients; the bytes of its buffer."""
-        if self.waiting and self.reduced != self.gathered:
+        complete = self.reduced != self._kept(synchronise)
+        if self.waiting and complete:
             self.add("gradients", -unit.numbers * self.gathered)
         self.add("gathered", -self.whole(unit))
         if not synchronise:
-            if not self.waiting and self.reduced != self.gathered:
+            if not self.waiting and complete:
                 for number in map(prod, unit.shapes):
                     self.add("gradients", number * self.reduced)
                     self.add("gradients", -number * self.gathered)
             return buffer
-        held = self.reduced if self.waiting else self.gathered
-        self.add("buffers", -buffer)
+        held = self.reduced if self.waiting else self._kept(synchronise)
+        if not self.ways.late:
+            self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
-        last = prod(unit.shapes[-1]) * held if self.ranks > 1 else 0
+        stays = self.ranks > 1 and not self.ways.at_once
+        last = prod(unit.shapes[-1]) * held if stays else 0
         self.add("gradients", last - unit.numbers * held)
         self.add("buffers", size)
         if self.reduced == self.itemsize:
@@ -323,4 +405,6 @@ class _Walk:
         if self.reduced != self.itemsize:
             self.add("buffers", -size)
         self.add("gradients", -last)
+        if self.ways.late:
+            self.add("buffers", -buffer)
         return size * self.ranks
