@@ -358,7 +358,12 @@ def test_the_state_of_the_process_is_as_before():
 def test_twice_the_same():
     found = [simulate(ranks=5, rank=4) for _ in range(2)]
     assert found[0].peak == found[1].peak
-    assert found[0].tracker.timeline == found[1].tracker.timeline
+    first, second = (f.tracker.timeline for f in found)
+    if torch.__version__ < (2, 12):
+        # A fake addcdiv_ of 2.11 has temporaries where it is the first.
+        end = next(i for i, at in found[0].tracker.marks if at == "backward")
+        first, second = first[:end], second[:end]
+    assert first == second
 
 
 def test_shapes_and_types_are_those_of_the_batch():
