@@ -160,7 +160,7 @@ def simulate_rank(
                     mark("forward")
                     value.backward()
                     del value
-                    torch.empty(0)  # the tracker looks at each operator
+                    torch.zeros(0)  # the tracker looks at each operator
                     mark("backward")
                 stepper.step()
                 mark("step")
