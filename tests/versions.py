@@ -48,6 +48,12 @@ DIFFERENT = {
             "PyTorch itself could not take an earlier one."
         ),
     ),
+    "tied weights go on untied": Difference(
+        place="sharding/test_shards.py",
+        versions="<2.12",
+        what="fully_shard takes a weight that two units share, and unties it",
+        why="Later versions refuse it; units_of and shard do in all.",
+    ),
 }
 
 

@@ -71,6 +71,7 @@ __all__ = [
     "has_kernel",
     "has_kernel_for",
     "logging_nothing",
+    "metadata_unseen",
     "next_node_number",
     "no_dispatch",
     "nothing_compiled",
@@ -144,3 +145,33 @@ def nothing_compiled(why: str) -> Iterator[None]:
         yield
     finally:
         compiler._callback_from_stance = allowed
+
+
+@contextmanager
+def metadata_unseen() -> Iterator[None]:
+    """Keep from dispatch modes how DTensor works out what a result will be.
+
+    It runs the operator with fake tensors for that, of its own making.
+
+    Raises:
+        RuntimeError: this PyTorch does it elsewhere.
+    """
+    planner = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if planner is None:  # never imported, so there is no DTensor
+        yield
+        return
+    name = "_propagate_tensor_meta_non_cached"
+    planner = planner.ShardingPropagator
+    if not hasattr(planner, name):
+        raise RuntimeError(_lacks(f"{planner.__name__}.{name}"))
+    original = getattr(planner, name)
+
+    def unseen(*args):
+        with without_modes():
+            return original(*args)
+
+    setattr(planner, name, unseen)
+    try:
+        yield
+    finally:
+        setattr(planner, name, original)

@@ -19,11 +19,11 @@ from tests.versions import DIFFERENT
 SOURCE = ROOT / "src/membudget"
 INTERNALS = "internals.py"
 OTHERS = {
+    "accumulation/_private.py",
     "accumulation/snapshot.py",
     "sharding/_private.py",
-    "sharding/communication.py",
 }
-"""The other modules that use what is private of PyTorch."""
+"""The modules that use what is private of PyTorch's process groups."""
 
 NOT_PYTORCHS = {"_getframe", "_replace"}  # of sys, of a named tuple
 KNOWN = {a for _, names in internals.ATTRIBUTES for a in names.split()}

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from membudget.internals import FakeTensorMode
 from membudget.models import MLPBlock
 from membudget.sharding import (
     Held,
@@ -26,7 +27,7 @@ from membudget.sharding import (
     rank_states,
     units_of,
 )
-from membudget.sharding._private import fake_group, fake_mode
+from membudget.sharding._private import fake_group
 from membudget.sharding.moments import WAYS, _ways
 
 MOMENTS = [field.name for field in fields(Moments)]
@@ -64,7 +65,7 @@ def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
     arguments = build, blocks, x, stage, policy_of(policy), sync, waiting
     with fake_group(ranks, rank):
         mesh = init_device_mesh("cpu", (ranks,))
-        with fake_mode():
+        with FakeTensorMode():
             found = fsdp_workers.moments(*arguments, mesh)
     model = build()
     return found, units_of(model, blocks(model))

@@ -2,7 +2,9 @@
 
 import matrix
 import pytest
-from project import ROOT
+from project import ROOT, read_yaml
+
+from membudget import TORCH
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,11 @@ def test_every_environment_has_the_tests_and_the_torch_asked_for(name):
 def test_every_room_is_among_the_tests():
     rooms = {path.parent.name for path in ROOT.glob("src/membudget/*/*.py")}
     assert {f"tests/{room}" for room in rooms} <= set(matrix.rooms())
+
+
+def test_every_week_the_oldest_and_the_newest_version_are_tried():
+    job = read_yaml(".github/workflows/weekly.yml")["jobs"]["versions"]
+    runs = job["strategy"]["matrix"]["include"]
+    tried = {run["torch"].rpartition(".")[0] for run in runs}
+    assert {TORCH[0], TORCH[1]} <= tried
+    assert {"3.11", "3.13"} <= {run["python"] for run in runs}

@@ -6,6 +6,8 @@ from functools import wraps
 import torch
 from torch import nn
 
+from membudget import TORCH
+
 
 def _guarded(function: Callable) -> Callable:
     """Say which versions are known, where PyTorch is another one inside."""
@@ -18,7 +20,7 @@ def _guarded(function: Callable) -> Callable:
             raise RuntimeError(
                 f"fully_shard of torch {torch.__version__} keeps its "
                 f"gradients in another way ({error}): accumulate with it "
-                "under torch 2.11 to 2.15"
+                f"under torch {TORCH[0]} to {TORCH[1]}"
             ) from error
 
     return guarded

@@ -20,6 +20,7 @@ from membudget.checks import instance, shown, whole
 from membudget.internals import (
     TorchDispatchMode,
     current_node,
+    metadata_unseen,
     next_node_number,
     nothing_compiled,
     saved_tensor_hooks,
@@ -384,6 +385,7 @@ class PeakTracker(TorchDispatchMode):
                         them[key] = them.pop(key)
             hooks.enter_context(_resizing(self._resize))
             hooks.enter_context(nothing_compiled(COMPILED))
+            hooks.enter_context(metadata_unseen())
             super().__enter__()
             self._hooks = hooks.pop_all()
         return self

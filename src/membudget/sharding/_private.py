@@ -1,4 +1,4 @@
-"""What is used of PyTorch beyond its public interface, in one place."""
+"""What is used of PyTorch's process groups beyond the public interface."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,25 +6,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-
-def fake_mode():
-    """``FakeTensorMode``: tensors with a shape and a device, and no memory.
-
-    Raises:
-        RuntimeError: this PyTorch has none.
-    """
-    try:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-    except ImportError as error:
-        raise RuntimeError(_lacks("torch._subclasses.fake_tensor")) from error
-    return FakeTensorMode()
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of ``FakeTensorMode``."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
+from membudget import TORCH
 
 
 @contextmanager
@@ -45,7 +27,9 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         from torch.testing._internal.distributed.fake_pg import FakeStore
     except ImportError as error:
         raise RuntimeError(
-            _lacks("torch.testing._internal.distributed.fake_pg")
+            f"torch {torch.__version__} has no {error.name}, which the "
+            f"simulation needs: use torch {TORCH[0]} to {TORCH[1]}, or start "
+            "real ranks with membudget.sharding.Ranks"
         ) from error
     dist.init_process_group(
         "fake", rank=rank, world_size=ranks, store=FakeStore()
@@ -54,11 +38,3 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _lacks(name: str) -> str:
-    return (
-        f"torch {torch.__version__} has no {name}, which the simulation "
-        "needs: use torch 2.11 to 2.15, or start real ranks with "
-        "membudget.sharding.Ranks"
-    )

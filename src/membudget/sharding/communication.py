@@ -4,10 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from membudget.checks import flag, one_of, whole
+from membudget.internals import OpOverload, TorchDispatchMode
 from membudget.measuring.storages import is_wrapper, tensors
 from membudget.sharding.shards import Unit, checked_units
 
@@ -109,7 +107,7 @@ class CommunicationCounter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Sequence[type],
         args: tuple = (),
         kwargs: dict | None = None,

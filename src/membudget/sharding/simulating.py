@@ -16,11 +16,12 @@ from membudget.checks import (
     whole,
 )
 from membudget.checks import stepper as checked_optimizer
+from membudget.internals import FakeTensor, FakeTensorMode
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
 from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
-from membudget.sharding._private import fake_group, fake_mode, is_fake
+from membudget.sharding._private import fake_group
 from membudget.sharding.communication import CommunicationCounter, Traffic
 from membudget.sharding.shards import checked_rank, held_states
 
@@ -131,9 +132,9 @@ def simulate_rank(
     with fake_group(ranks, rank):
         names = ("replica", "shard")[-len(shape) :]
         device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-        with fake_mode():
+        with FakeTensorMode():
             model = module(_built(build), "what build made")
-            if not all(map(is_fake, model.parameters())):
+            if not all(isinstance(p, FakeTensor) for p in model.parameters()):
                 raise ValueError(
                     "build gave a model that was there before: it must make "
                     "the model, as in build=lambda: GPT(...)"
