@@ -124,12 +124,13 @@ def test_setup_warns_where_nothing_is_tested(monkeypatch, version, tested):
     "file, text",
     [
         ("pyproject.toml", '"torch>={}"'),
+        ("README.md", "{} to {} are tested"),
         ("book/start.md", "PyTorch {} or newer"),
         ("book/measurements.md", "PyTorch {} or newer"),
     ],
 )
-def test_the_oldest_version_is_that_of_the_package(file, text):
-    assert text.format(TORCH[0]) in (ROOT / file).read_text("utf-8")
+def test_pages_name_the_versions_of_the_package(file, text):
+    assert text.format(*TORCH) in (ROOT / file).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
