@@ -521,6 +521,17 @@ def test_a_stage_that_changes_a_buffer_is_refused(in_place, segments):
         ours(torch.rand(5, 4))
 
 
+def test_after_an_error_that_somebody_keeps_the_next_step_is_right():
+    """torch 2.11 left the checkpoint open."""
+    stages = nn.Linear(4, 4), Counts(), nn.Tanh()
+    with pytest.raises(RuntimeError, match="changes whenever") as kept:
+        Checkpointed(*stages, segments=[[0, [1]], 2])(torch.rand(5, 4))
+    counts = Counts()
+    step(Checkpointed(stages[0], counts, segments=[[0], 1]), torch.rand(5, 4))
+    assert counts.runs == 1
+    assert kept
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_outside_of_segments_a_stage_may_change_a_buffer(in_place):
     counts = Counts(in_place)

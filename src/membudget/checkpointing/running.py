@@ -123,17 +123,40 @@ class Checkpointed(nn.Module):
             if isinstance(item, int):
                 x = run_stage(self._modules[str(item)], item, x)
             elif torch.is_grad_enabled():
-                x = checkpoint(
-                    self._run_segment,
-                    item,
-                    x,
-                    use_reentrant=False,
-                    preserve_rng_state=self.preserve_rng_state,
-                    context_fn=self._contexts(item),
-                )
+                x = self._checkpoint(item, x)
             else:
                 x = self._run(item, x)
         return x
+
+    def _checkpoint(self, item: Segments, x: torch.Tensor) -> torch.Tensor:
+        """Run a segment; its error comes once the checkpoint is closed.
+
+        In torch 2.11 an error leaves it open for as long as somebody keeps
+        the traceback, as a notebook does: what runs next would go wrong.
+        """
+        failed: list[BaseException] = []
+        again = False
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            try:
+                return self._run_segment(item, x)
+            except BaseException as error:
+                if again:
+                    raise
+                failed.append(error)
+                return x
+
+        y = checkpoint(
+            run,
+            x,
+            use_reentrant=False,
+            preserve_rng_state=self.preserve_rng_state,
+            context_fn=self._contexts(item),
+        )
+        if failed:
+            raise failed.pop()
+        again = True
+        return y
 
     def _run_segment(self, item: Segments, x: torch.Tensor) -> torch.Tensor:
         version = x._version
