@@ -54,6 +54,19 @@ DIFFERENT = {
         what="fully_shard takes a weight that two units share, and unties it",
         why="Later versions refuse it; units_of and shard do in all.",
     ),
+    "gradients of norms stay in fp32": Difference(
+        place="experiments/test_sharding.py",
+        versions=">=2.15",
+        what=(
+            "under fully_shard with bf16 parameters and fp32 reduced, a "
+            "gradient that comes in fp32 is not cast to bf16 in between"
+        ),
+        why=(
+            "PyTorch keeps what autograd computed. The experiment knows whole "
+            "gradients by their size in bf16, and counts these among the "
+            "temporaries; the peak is right."
+        ),
+    ),
 }
 
 
