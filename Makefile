@@ -15,7 +15,9 @@ SITE := _build/html
 export OMP_NUM_THREADS := 1
 
 # Under LC_ALL=C older Pythons cannot read the path of a clone in a Büro.
+ifneq (,$(filter C POSIX,$(LC_ALL)))
 unexport LC_ALL
+endif
 
 # Jupyter and Matplotlib keep files at home: who has none gets one.
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
@@ -49,7 +51,7 @@ test: $(VENV)/test.stamp book lint  ## run every test
 	  --no-loadscope-reorder --nbval tests chapters labs
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
-	$(PY) tools/notebooks.py $(NB)
+	$(ALONE) $(PY) tools/notebooks.py $(NB)
 
 measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
 	$(PY) -m membudget.experiments run --size $(SIZE) --out $(OUT)
@@ -72,8 +74,8 @@ mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)
 	$(PY) tools/mutate.py $(FILE) -n $(N) --seed $(SEED) $(if $(AGAIN),--again)
 
 matrix:  ## rooms and notebooks on other versions (TORCH= PYTHON= COLAB=1)
-	$(or $(PYTHON),python3) tools/matrix.py $(if $(PYTHON),--python "$(PYTHON)") \
-	  --torch $(or $(TORCH),2.15.0) $(if $(COLAB),--colab) $(TESTS)
+	"$(or $(PYTHON),python3)" tools/matrix.py --torch $(or $(TORCH),2.15.0) \
+	  $(if $(COLAB),--colab) $(TESTS)
 
 lint: $(VENV)/test.stamp  ## check the style of the code
 	$(PY) -m ruff check .

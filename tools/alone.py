@@ -15,11 +15,15 @@ import sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
     lock = os.open(__file__, os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    print("Another make is at work there: this one waits", file=sys.stderr)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("Another make is at work there: this one waits", file=sys.stderr)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 except OSError as error:
     sys.exit(f"make needs a clone that it can write to: {error}")
 os.set_inheritable(lock, True)
-os.execvp(sys.argv[1], sys.argv[1:])
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as error:
+    sys.exit(f"{sys.argv[1]}: {error.strerror}")

@@ -1,11 +1,11 @@
 """The rooms' tests and every notebook under other versions.
 
-    python tools/matrix.py --torch 2.15.0 --python python3.13
-    python tools/matrix.py --torch 2.11.0 --python python3.13 --colab
+    python3.13 tools/matrix.py --torch 2.15.0
+    python3.13 tools/matrix.py --torch 2.11.0 --colab
 
-Each combination has an environment of its own under `.matrix`, with the
-packages of `requirements.txt` or, with `--colab`, with Colab's. By default it
-runs everything that asks something of PyTorch; name folders for less.
+Each PyTorch has an environment of its own under `.matrix`, for the Python that
+runs this, with the packages of `requirements.txt` or, with `--colab`, Colab's.
+By default all is run that asks something of PyTorch; name folders for less.
 """
 
 import argparse
@@ -22,7 +22,6 @@ PYTEST = shlex.split(
     "-m pytest --numprocesses auto --dist loadscope --no-loadscope-reorder"
     " --nbval --ignore-glob=*_browser.py"
 )
-VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def packages(name, torch, root=ROOT):
@@ -45,13 +44,14 @@ def rooms(root=ROOT):
     return [f"tests/{name}" for name in sorted(folders - NOT_ROOMS)]
 
 
-def environment(folder, python, wanted):
-    """The folder's Python, once everything wanted is installed."""
+def environment(folder, wanted):
+    """Its Python, once everything wanted is installed in these versions."""
     interpreter, done = folder / "bin/python", folder / "installed.txt"
-    text = "\n".join(wanted)
+    versions = (ROOT / "constraints.txt").read_text("utf-8")
+    text = "\n".join([*wanted, versions])
     if not done.exists() or done.read_text("utf-8") != text:
         print(f"Making {folder.relative_to(ROOT)}", flush=True)
-        run(python, "-m", "venv", "--clear", folder)
+        run(sys.executable, "-m", "venv", "--clear", folder)
         run(interpreter, "-m", "pip", "install", "--quiet", *wanted)
         done.write_text(text, "utf-8")
     return interpreter
@@ -68,19 +68,18 @@ def run(*command):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch", required=True, help="2.15.0")
-    parser.add_argument("--python", default=sys.executable, help="python3.13")
     parser.add_argument("--colab", action="store_true")
     parser.add_argument("tests", nargs="*")
     asked = parser.parse_args()
-    version = subprocess.check_output([asked.python, "-c", VERSION], text=True)
-    name = f"torch-{asked.torch}-python{version.strip()}"
+    major, minor = sys.version_info[:2]
+    name = f"torch-{asked.torch}-python{major}.{minor}"
     if asked.colab:
         name += "-colab"
         wanted = packages("tools/colab-requirements.txt", asked.torch)
     else:
         wanted = ["-c", "constraints.txt"]
         wanted += packages("requirements.txt", asked.torch)
-    python = environment(ROOT / ".matrix" / name, asked.python, wanted)
+    python = environment(ROOT / ".matrix" / name, wanted)
     run(python, *PYTEST, *(asked.tests or [*rooms(), "chapters", "labs"]))
 
 

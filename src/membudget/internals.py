@@ -47,7 +47,7 @@ try:
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
     )
-    from torch.nn.modules.batchnorm import _NormBase as BatchNorm
+    from torch.nn.modules.batchnorm import _NormBase as NormBase
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
@@ -58,11 +58,11 @@ except ImportError as error:
     raise ImportError(_lacks(error)) from error
 
 __all__ = [
-    "BatchNorm",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "NormBase",
     "OpOverload",
     "TorchDispatchMode",
     "UnsupportedFakeTensorException",

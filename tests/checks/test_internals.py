@@ -1,6 +1,7 @@
 """Which versions of PyTorch there may be, and what is used of their inside."""
 
 import ast
+import re
 import runpy
 import sys
 import types
@@ -20,7 +21,6 @@ SOURCE = ROOT / "src/membudget"
 INTERNALS = "internals.py"
 OTHERS = {
     "accumulation/_private.py",
-    "accumulation/snapshot.py",
     "sharding/_private.py",
 }
 """The modules that use what is private of PyTorch's process groups."""
@@ -39,7 +39,10 @@ def defined(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(getattr(node, "ctx", None), ast.Store):
-            yield getattr(node, "attr", None) or getattr(node, "id", None)
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif re.fullmatch(r"(self|cls)\.\w+", ast.unparse(node)):
+                yield node.attr
 
 
 def used(tree, own):
@@ -124,7 +127,7 @@ def test_setup_warns_where_nothing_is_tested(monkeypatch, version, tested):
     "file, text",
     [
         ("pyproject.toml", '"torch>={}"'),
-        ("README.md", "{} to {} are tested"),
+        ("README.md", "{}, 2.13 and {} are tested"),
         ("book/start.md", "PyTorch {} or newer"),
         ("book/measurements.md", "PyTorch {} or newer"),
     ],
@@ -139,6 +142,7 @@ def test_somebody_asks_for_each_difference(name):
     difference = DIFFERENT[name]
     test = ROOT / "tests" / difference.place
     assert f'here("{name}")' in test.read_text("utf-8")
-    tested = [f"2.{minor}" for minor in range(11, 16)]
+    oldest, newest = (int(text.split(".")[1]) for text in TORCH)
+    tested = [f"2.{minor}" for minor in range(oldest, newest + 1)]
     found = [*SpecifierSet(difference.versions).filter(tested)]
     assert found and found != tested

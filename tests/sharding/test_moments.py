@@ -28,7 +28,7 @@ from membudget.sharding import (
     units_of,
 )
 from membudget.sharding._private import fake_group
-from membudget.sharding.moments import WAYS, _ways
+from membudget.sharding.moments import RULES, _rules_of
 
 MOMENTS = [field.name for field in fields(Moments)]
 POLICIES = {
@@ -121,7 +121,11 @@ def test_all_moments(ranks, widths, stage, policy, sync, waiting, bias, own):
     setting = ranks, rank, stage, policy, sync, waiting
     found, units = tracked(build, blocks, x, *setting)
     said = predicted(units, *setting)
-    if waiting and bias and (policy != "bf16, fp32" or _ways(None).at_once):
+    if (
+        waiting
+        and bias
+        and (policy != "bf16, fp32" or _rules_of(None).at_once)
+    ):
         # A weight's and its bias's new gradients are there together.
         itemsize = 4 if policy == "none" else 2
         more = found["backward"] - said["backward"]
@@ -257,10 +261,13 @@ def test_what_the_versions_do_in_their_own_way():
         )
         return getattr(moments, moment)
 
-    forward = {version: found("forward", version).total for version in WAYS}
+    forward = {version: found("forward", version).total for version in RULES}
     shards = 3 * 8  # and a whole beside two buffers, or beside its own
-    assert forward == {**dict.fromkeys(WAYS, shards + 48), "2.15": shards + 32}
-    backward = {version: found("backward", version).total for version in WAYS}
+    assert forward == {
+        **dict.fromkeys(RULES, shards + 48),
+        "2.15": shards + 32,
+    }
+    backward = {version: found("backward", version).total for version in RULES}
     assert backward["2.12"] == backward["2.13"] + 8
     bf16 = {"gathered": 2, "synchronise": False}
     for version, itemsize in ("2.14", 2), ("2.15", 4):

@@ -17,23 +17,24 @@ def handed_on(tmp_path):
     def handed_on(variable, given):
         """The value that a recipe sees of what the shell gives."""
         rule = tmp_path / "rule"
-        rule.write_text(f"show: ; @printenv {variable}\n")
+        rule.write_text(f'show: ; @echo "<$${variable}>"\n')
         return subprocess.run(
             ["make", "-s", "-f", "Makefile", "-f", rule, "show"],
             cwd=ROOT,
             env={**os.environ, variable: given},
             capture_output=True,
             text=True,
-        ).stdout[:-1]
+        ).stdout.strip("\n")
 
     return handed_on
 
 
 def test_a_path_can_have_letters_that_are_not_ascii(handed_on):
-    assert handed_on("LC_ALL", "C") == ""
+    assert handed_on("LC_ALL", "C") == "<>"
+    assert handed_on("LC_ALL", "C.UTF-8") == "<C.UTF-8>"
 
 
 def test_who_has_no_home_gets_one(handed_on, tmp_path):
-    assert handed_on("HOME", str(tmp_path)) == str(tmp_path)
+    assert handed_on("HOME", str(tmp_path)) == f"<{tmp_path}>"
     home = handed_on("HOME", "/no/such/home")
-    assert os.access(home, os.W_OK)
+    assert os.access(home.strip("<>"), os.W_OK)

@@ -1,10 +1,11 @@
-"""What is used of FSDP2 beyond its public interface, in one place."""
+"""What is used of FSDP2 and DDP beyond their public interface."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from membudget import TORCH
 
@@ -18,9 +19,9 @@ def _guarded(function: Callable) -> Callable:
             return function(model)
         except AttributeError as error:
             raise RuntimeError(
-                f"fully_shard of torch {torch.__version__} keeps its "
-                f"gradients in another way ({error}): accumulate with it "
-                f"under torch {TORCH[0]} to {TORCH[1]}"
+                f"torch {torch.__version__} keeps what a backward pass leaves "
+                f"in another way ({error}): accumulate with fully_shard and "
+                f"DDP under torch {TORCH[0]} to {TORCH[1]}"
             ) from error
 
     return guarded
@@ -48,14 +49,18 @@ def unsharded_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 @_guarded
 def forget_iteration(model: nn.Module) -> None:
-    """Bring ``fully_shard`` back to before a forward pass, without gradients.
+    """Bring a model back to before a forward pass.
 
-    An error in the middle of a backward pass leaves it where it was: it
-    would reduce nothing in the next one.
+    An error in the middle of a backward pass leaves ``fully_shard`` where it
+    was: it would reduce nothing in the next one. Its gradients go. DDP
+    expects a backward pass after a forward pass that synchronises, and it may
+    not have come.
 
     Raises:
         RuntimeError: this PyTorch keeps its state elsewhere.
     """
+    if isinstance(model, DistributedDataParallel):
+        model.reducer._reset_state()
     for module in _sharded_modules(model):
         if module._get_fsdp_state()._is_root:
             if hasattr(module, "reset_iter_state"):

@@ -45,10 +45,7 @@ class Snapshot:
         for parameter in (*model.parameters(), *self.parameters):
             parameter.grad = None
         if self.synchronise_buffers is not None:
-            # DistributedDataParallel expects a backward pass after a forward
-            # pass that synchronises, and it may not have come.
             model.require_forward_param_sync = self.synchronise_buffers
-            model.reducer._reset_state()
         for buffer, value in self.copies.items():
             _put_back(buffer, value)
         for module, buffers in self.buffers:

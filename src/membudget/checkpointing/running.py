@@ -12,7 +12,7 @@ from torch.utils.checkpoint import (
 
 from membudget.checkpointing.schedule import Segments, actions, flatten
 from membudget.checks import flag, instance, listed
-from membudget.internals import BatchNorm, OpOverload
+from membudget.internals import NormBase, OpOverload
 
 aten = torch.ops.aten
 
@@ -294,7 +294,7 @@ def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
         (place, module, name, buffer, buffer._version)
         for place, outer in modules.items()
         for module in outer.modules()
-        if not isinstance(module, BatchNorm)
+        if not isinstance(module, NormBase)
         for name, buffer in module.named_buffers(recurse=False)
     ]
     yield
@@ -323,7 +323,7 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
         norm
         for outer in modules.values()
         for norm in outer.modules()
-        if isinstance(norm, BatchNorm) and norm.track_running_stats
+        if isinstance(norm, NormBase) and norm.track_running_stats
     }
     before = [(norm, norm.momentum, _version(norm)) for norm in norms]
     for norm in norms:
@@ -338,7 +338,7 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
                 norm.num_batches_tracked.sub_(counted)
 
 
-def _version(norm: BatchNorm) -> int:
+def _version(norm: NormBase) -> int:
     """One more for every batch that the norm counts."""
     count = norm.num_batches_tracked
     return 0 if count is None else count._version

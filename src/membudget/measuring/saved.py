@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -171,8 +171,10 @@ class _Savers:
             if _of_checkpoint(sys._getframe(1)):
                 name = "checkpoint"
             for tensor in tensors(given):
-                for storage in storages(tensor):
-                    by.setdefault(storage, WeakKeyDictionary())[ctx] = name
+                # Where nothing is saved, one may have no storage.
+                with suppress(NotImplementedError):
+                    for storage in storages(tensor):
+                        by.setdefault(storage, WeakKeyDictionary())[ctx] = name
             return original(ctx, *given)
 
         FunctionCtx.save_for_backward = save_for_backward

@@ -11,7 +11,7 @@ from membudget.sharding.shards import Unit, checked_units, rank_states
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Rules:
     """What FSDP2 does in its own way in some versions of PyTorch.
 
     Attributes:
@@ -26,12 +26,12 @@ class _Ways:
     late: bool = False
 
 
-WAYS = {
-    "2.11": _Ways(),
-    "2.12": _Ways(late=True),
-    "2.13": _Ways(),
-    "2.14": _Ways(),
-    "2.15": _Ways(at_once=True),
+RULES = {
+    "2.11": _Rules(),
+    "2.12": _Rules(late=True),
+    "2.13": _Rules(),
+    "2.14": _Rules(),
+    "2.15": _Rules(at_once=True),
 }
 """By version, read in its source and compared with what it holds."""
 
@@ -162,8 +162,8 @@ def rank_moments(
         waiting: whether whole gradients of earlier micro-batches are there.
         embedding: how many tensors of the model's own unit, its first ones,
             are used before the first block: 2 for tokens and positions.
-        version: of PyTorch, one of :data:`WAYS`, as ``"2.13"``; by default
-            the one that is installed.
+        version: of PyTorch, as ``"2.13"``; by default the one that is
+            installed. An error lists those whose rules are known.
 
     Raises:
         TypeError, ValueError: as :func:`membudget.sharding.rank_states`; no
@@ -171,7 +171,7 @@ def rank_moments(
             has; parameters that are frozen, tied, or of several dtypes; a
             version whose rules are not known.
     """
-    ways = _ways(version)
+    rules = _rules_of(version)
     units = checked_units(units)
     if not units:
         raise ValueError("units is empty: use those of units_of")
@@ -192,7 +192,7 @@ def rank_moments(
         itemsize = next(iter(sizes), 4)
     itemsize = whole(itemsize, "itemsize")
     gathered = itemsize if gathered is None else whole(gathered, "gathered")
-    usual = itemsize if ways.at_once else gathered
+    usual = itemsize if rules.at_once else gathered
     reduced = usual if reduced is None else whole(reduced, "reduced")
     flag(synchronise, "synchronise"), flag(waiting, "waiting")
     own = sum(len(unit.shapes) for unit in units if not unit.name)
@@ -204,7 +204,7 @@ def rank_moments(
     one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
     ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
-    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting, ways)
+    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting, rules)
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
@@ -222,19 +222,19 @@ def rank_moments(
     )
 
 
-def _ways(version: str | None) -> _Ways:
+def _rules_of(version: str | None) -> _Rules:
     """Those of a version, or of the one that is installed."""
     if version is not None:
         instance(version, str, "version", 'text, as "2.13"')
-    here = ".".join(torch.__version__.split(".")[:2])
-    name = version or here
-    if name not in WAYS:
+    else:
+        version = ".".join(torch.__version__.split(".")[:2])
+    if version not in RULES:
         raise ValueError(
-            f"what FSDP2 of torch {name} holds when is not known: pass "
-            f"version=, one of {', '.join(WAYS)}, for those rules, or use "
+            f"what FSDP2 of torch {version} holds when is not known: pass "
+            f"version=, one of {', '.join(RULES)}, for those rules, or use "
             "simulate_rank"
         )
-    return WAYS[name]
+    return RULES[version]
 
 
 class _Walk:
@@ -248,9 +248,9 @@ class _Walk:
         gathered: int,
         reduced: int,
         waiting: bool,
-        ways: _Ways,
+        rules: _Rules,
     ) -> None:
-        self.units, self.ranks, self.ways = units, ranks, ways
+        self.units, self.ranks, self.rules = units, ranks, rules
         self.itemsize, self.gathered = itemsize, gathered
         self.reduced = reduced
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
@@ -314,10 +314,10 @@ class _Walk:
         before = 0
         for unit in self.units:
             buffer = self.gather(unit)
-            if self.ways.at_once:
+            if self.rules.at_once:
                 self.add("buffers", -before)
             self.unshard(unit)
-            if not self.ways.at_once:
+            if not self.rules.at_once:
                 self.add("buffers", -before)
             before = buffer
             if unit.name and stage == "zero-3":
@@ -353,7 +353,7 @@ class _Walk:
 
     def _kept(self, synchronise: bool) -> int:
         """Bytes of a number of a whole gradient until the unit's are there."""
-        if not self.ways.at_once:
+        if not self.rules.at_once:
             return self.gathered
         if synchronise and not self.waiting:
             return min(self.gathered, self.reduced)
@@ -380,22 +380,22 @@ class _Walk:
 
     def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
         """Reduce-scatter a unit's gradients; the bytes of its buffer."""
-        complete = self.reduced != self._kept(synchronise)
-        if self.waiting and complete:
+        cast_late = self.reduced != self._kept(synchronise)
+        if self.waiting and cast_late:
             self.add("gradients", -unit.numbers * self.gathered)
         self.add("gathered", -self.whole(unit))
         if not synchronise:
-            if not self.waiting and complete:
+            if not self.waiting and cast_late:
                 for number in map(prod, unit.shapes):
                     self.add("gradients", number * self.reduced)
                     self.add("gradients", -number * self.gathered)
             return buffer
         held = self.reduced if self.waiting else self._kept(synchronise)
-        if not self.ways.late:
+        if not self.rules.late:
             self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
-        stays = self.ranks > 1 and not self.ways.at_once
+        stays = self.ranks > 1 and not self.rules.at_once
         last = prod(unit.shapes[-1]) * held if stays else 0
         self.add("gradients", last - unit.numbers * held)
         self.add("buffers", size)
@@ -405,6 +405,6 @@ class _Walk:
         if self.reduced != self.itemsize:
             self.add("buffers", -size)
         self.add("gradients", -last)
-        if self.ways.late:
+        if self.rules.late:
             self.add("buffers", -buffer)
         return size * self.ranks
