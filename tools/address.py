@@ -65,13 +65,18 @@ def normal(text):
 
 
 def origin(root=ROOT):
-    """What the clone's `origin` says, or "" where this is no clone.
+    """What the clone's `origin` says, or "" where this is no clone."""
+    return ask_git(root, "remote", "get-url", "origin")
+
+
+def ask_git(root, *command):
+    """What git says of the clone in a folder, or "" if it cannot tell.
 
     Sources without a `.git` of their own may lie in another repository.
     """
     try:
         done = subprocess.run(
-            ["git", f"--git-dir={root}/.git", "remote", "get-url", "origin"],
+            ["git", f"--git-dir={root}/.git", *command],
             capture_output=True,
             text=True,
         )
@@ -95,9 +100,25 @@ def site():
     if given and not SITE.fullmatch(given):
         raise ValueError(
             f"MEMBUDGET_SITE is {given!r}, which is no site's address: give "
-            "https://HOST/PATH (or http://localhost:PORT), or nothing"
+            "https://HOST/PATH (or http://localhost:PORT), or nothing; for "
+            "a domain of your own, switch on Enforce HTTPS in the settings of "
+            "GitHub Pages"
         )
     return given.removesuffix("/")
+
+
+def colab(root=ROOT):
+    """Whether Colab finds the notebooks: on GitHub, on the branch that is
+    published beside the site, or that the clone knows its `origin` to have.
+    """
+    url = repository(root)
+    if forge(url) != "github":
+        return False
+    branch = f"refs/remotes/origin/{PUBLISHED}"
+    return bool(site()) or (
+        url == normal(origin(root))
+        and ask_git(root, "rev-parse", "--verify", "--quiet", branch) != ""
+    )
 
 
 def wheel():

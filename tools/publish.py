@@ -52,12 +52,23 @@ def copy(names, out):
         shutil.copyfile(ROOT / name, out / name)
 
 
-def branch(out, repository, site=""):
-    """Write the branch `published` of a repository into a new folder."""
+def branch(out):
+    """Write the branch `published` into a new folder.
+
+    Raises:
+        ValueError: the repository's address is not known, or one is wrong.
+    """
+    repository, site = address.repository(), address.site()
+    if not repository:
+        raise ValueError(
+            "The repository's address is not known: set MEMBUDGET_REPOSITORY "
+            "to https://github.com/OWNER/NAME"
+        )
+    requirement = address.requirement()
     out.mkdir(parents=True)
     copy(BESIDE, out)
     for path in notebooks():
-        text = setup_cell.fill(path.read_text("utf-8"), f"git+{repository}")
+        text = setup_cell.fill(path.read_text("utf-8"), requirement)
         target = out / path.relative_to(ROOT)
         target.parent.mkdir(exist_ok=True)
         target.write_text(text, "utf-8")
@@ -107,15 +118,9 @@ def main():
     if out.exists():
         sys.exit(f"{out} is there already: name a folder that is not")
     try:
-        repository, site = address.repository(), address.site()
+        branch(out)
     except ValueError as error:
         sys.exit(str(error))
-    if not repository:
-        sys.exit(
-            "The repository's address is not known: set MEMBUDGET_REPOSITORY "
-            "to https://github.com/OWNER/NAME"
-        )
-    branch(out, repository, site)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,18 @@ def long(requirement):
 
 
 def fill(text, requirement):
-    """A notebook's text with the long cell in place of its own."""
+    """A notebook's text with the long cell in place of its own.
+
+    Raises:
+        ValueError: the requirement is no plain address, or the notebook does
+            not begin with the set-up cell.
+    """
     notebook = nbformat.reads(text, as_version=4)
-    first_code_cell(notebook).source = long(requirement)
+    cell = first_code_cell(notebook)
+    if cell is None:
+        raise ValueError(
+            "The notebook's first code cell is not the set-up cell: begin "
+            f"with\n\n{SHORT}"
+        )
+    cell.source = long(requirement)
     return nbformat.writes(notebook).rstrip() + "\n"

@@ -105,7 +105,7 @@ def page_weight(site, page):
     return weight + sum(path.stat().st_size for path in own)
 
 
-def check_addresses(site, page, url):
+def check_addresses(site, page, url, colab):
     """The buttons of a page lead where the book is published, and it has
     none where that is not known.
 
@@ -113,11 +113,12 @@ def check_addresses(site, page, url):
         site: the built book.
         page: one of its pages, also those that Sphinx adds.
         url: the address that it was built with, or "".
+        colab: whether Colab finds the notebooks.
     """
     links = soup(site, page).select(".article-header-buttons a[href]")
     found = {link["href"].partition("?")[0] for link in links}
     found = {link for link in found if urlsplit(link).scheme}
-    wanted = buttons(page, url)
+    wanted = buttons(page, url, colab)
     return [
         *(f"{page}: no button leads to {link}" for link in wanted - found),
         *(f"{page}: a button leads to {link}" for link in found - wanted),
@@ -132,7 +133,7 @@ PLACES = {
 """Where a forge has its form for an issue, and a file to edit."""
 
 
-def buttons(page, url):
+def buttons(page, url, colab):
     """Where the buttons of a page lead, out of the book."""
     if not url:
         return set()
@@ -144,9 +145,9 @@ def buttons(page, url):
         source = next(path for path in sources if path.is_file())
         place = source.relative_to(ROOT).as_posix()
         found.add(f"{url}{edit}{address.SOURCES}/{place}")
-        if source.suffix == ".ipynb" and address.forge(url) == "github":
-            colab = f"https://colab.research.google.com/github/{path}"
-            found.add(f"{colab}/blob/{address.PUBLISHED}/{place}")
+        if source.suffix == ".ipynb" and colab:
+            where = f"https://colab.research.google.com/github/{path}"
+            found.add(f"{where}/blob/{address.PUBLISHED}/{place}")
     return found
 
 

@@ -126,13 +126,13 @@ class CloneDirective(SphinxDirective):
 def use_addresses(app, config):
     """Take over where the course is published, before anything is read.
 
-    Pages have the tags ``repository``, ``colab`` and ``install`` to say what
-    is true only where the repository is known, where Colab reads it, and
-    where a notebook can fetch the package.
+    Pages have the tags ``issues``, ``colab`` and ``install`` to say what is
+    true only where the repository takes issues, where Colab finds the
+    notebooks, and where a notebook can fetch the package.
     """
     try:
         url, site = address.repository(), address.site()
-        requirement = address.requirement()
+        requirement, colab = address.requirement(), address.colab()
     except ValueError as error:
         raise ConfigError(str(error)) from None
     config.memory_budget_repository = url
@@ -141,18 +141,20 @@ def use_addresses(app, config):
     if requirement:
         app.tags.add("install")
     if url:
-        app.tags.add("repository")
         forge = address.forge(url)
+        issues = forge != "bitbucket"
         config.html_theme_options |= {
             "repository_url": url,
             "repository_provider": forge,
             "repository_branch": address.SOURCES,
             "use_repository_button": True,
             "use_edit_page_button": True,
-            "use_issues_button": forge != "bitbucket",
+            "use_issues_button": issues,
         }
-        if forge == "github":
-            app.tags.add("colab")
+        if issues:
+            app.tags.add("issues")
+    if colab:
+        app.tags.add("colab")
 
 
 def add_colab(app):
@@ -293,6 +295,11 @@ def records_digest():
     return digest(*EXPERIMENTS.glob("*.py"), *records)
 
 
+def set_up_digest():
+    """A hash of what fills in the set-up cell."""
+    return digest(Path(setup_cell.__file__))
+
+
 BUNDLE = load(WIDGETS / "bundle.py")
 RECORD = load(EXPERIMENTS / "record.py")
 
@@ -300,10 +307,12 @@ RECORD = load(EXPERIMENTS / "record.py")
 def setup(app):
     """Register everything; a changed digest makes Sphinx write all pages.
 
-    The list of records is read with its page, so for them it reads them all.
+    The list of records and the set-up cell are read with their pages, so for
+    them it reads them all.
     """
     app.add_config_value("memory_budget_digest", pages_digest(), "html")
     app.add_config_value("memory_budget_records", records_digest(), "env")
+    app.add_config_value("memory_budget_set_up", set_up_digest(), "env")
     for name in "repository", "site", "requirement":
         app.add_config_value(f"memory_budget_{name}", "", "env")
     app.add_directive("mb-clone", CloneDirective)

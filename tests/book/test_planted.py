@@ -76,15 +76,16 @@ def test_a_static_fault(copy, page, check, planted):
 
 @pytest.mark.parametrize("where", ["/issues/new", "/edit/main/x.md", ""])
 def test_a_button_that_leads_elsewhere(copy, page, where):
-    url = address.repository()
+    known = address.repository(), address.colab()
     button = f'<a href="https://github.com/OWNER/x{where}">x</a>'
     plant(copy, page, r'(?<=<div class="article-header-buttons">)', button)
-    (problem,) = checks.check_addresses(copy, page, url)
+    (problem,) = checks.check_addresses(copy, page, *known)
     assert "a button leads to https://github.com/OWNER/x" in problem
 
 
 def test_a_button_that_is_not_there(copy, page):
-    missing = checks.check_addresses(copy, page, "https://gitlab.com/o/n")
+    url = "https://gitlab.com/o/n"
+    missing = checks.check_addresses(copy, page, url, False)
     assert sum("no button leads to" in text for text in missing) == 3
 
 

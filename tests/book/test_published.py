@@ -36,6 +36,15 @@ def published(tmp_path_factory):
     return folder / "_build/html"
 
 
+def check_filled(text, path, requirement):
+    """The source's notebook, outputs and all, but for the first cell."""
+    notebook = nbformat.reads(text, as_version=4)
+    cell = setup_cell.first_code_cell(notebook)
+    assert cell.source == setup_cell.long(requirement)
+    cell.source = setup_cell.SHORT
+    assert notebook == nbformat.read(path, as_version=4)
+
+
 def relative(path):
     return path.relative_to(ROOT).as_posix()
 
@@ -43,7 +52,7 @@ def relative(path):
 def test_every_button_leads_to_the_repository(published):
     assert set(pages()) < set(checks.all_pages(published))
     for page in checks.all_pages(published):
-        assert checks.check_addresses(published, page, URL) == []
+        assert checks.check_addresses(published, page, URL, True) == []
 
 
 def test_links_inside_of_the_site_are_whole(published):
@@ -72,7 +81,7 @@ def test_pages_and_downloads_have_the_cell_that_installs(published):
         shown = checks.soup(published, relative(path.with_suffix("")))
         assert setup_cell.long(wheel) in shown.article.get_text()
         text = (published / "_sources" / relative(path)).read_text("utf-8")
-        assert text == setup_cell.fill(path.read_text("utf-8"), wheel)
+        check_filled(text, path, wheel)
 
 
 def test_the_site_carries_the_wheel(published, tmp_path):
@@ -92,37 +101,44 @@ def test_mathjax_comes_with_its_licence(published):
     assert "Apache License" in licence.read_text("utf-8")
 
 
-def branch(folder, *addresses):
-    """What the branch holds, each file's text by its name."""
-    publish.branch(folder, *addresses)
-    return {
-        path.relative_to(folder).as_posix(): path.read_text("utf-8")
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+@pytest.fixture
+def branch(monkeypatch):
+    """Writes the branch, and gives each file's text by its name."""
+
+    def branch(folder, url, site=""):
+        monkeypatch.setenv("MEMBUDGET_REPOSITORY", url)
+        monkeypatch.setenv("MEMBUDGET_SITE", site)
+        publish.branch(folder)
+        return {
+            path.relative_to(folder).as_posix(): path.read_text("utf-8")
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
+    return branch
 
 
-def test_the_branch_is_the_sources_with_another_first_cell(tmp_path):
-    for name, text in branch(tmp_path / "x", URL, SITE).items():
-        source = (ROOT / name).read_text("utf-8")
+@pytest.mark.parametrize("site", ["", SITE])
+def test_the_branch_is_the_sources_with_another_first_cell(
+    branch, tmp_path, site
+):
+    """The wheel is what was tested; elsewhere there is the repository."""
+    wanted = f"{SITE}/{address.wheel()}" if site else f"git+{URL}"
+    for name, text in branch(tmp_path / "x", URL, site).items():
         if name.endswith(".ipynb"):
-            cell = setup_cell.first_code_cell(nbformat.reads(text, 4))
-            assert f"--no-deps git+{URL}\n" in cell.source
-            cell = setup_cell.first_code_cell(nbformat.reads(source, 4))
-            assert cell.source == setup_cell.SHORT
-            source = setup_cell.fill(source, f"git+{URL}")
-        if name != "README.md":
-            assert text == source
+            check_filled(text, ROOT / name, wanted)
+        elif name != "README.md":
+            assert text == (ROOT / name).read_text("utf-8")
 
 
-def test_links_of_the_branch_lead_somewhere(tmp_path):
+def test_links_of_the_branch_lead_somewhere(branch, tmp_path):
     for name, text in branch(tmp_path / "x", URL).items():
         if name.endswith(".ipynb"):
             for link in re.findall(r"\]\(([\w./]+\.\w+)", text):
                 assert (tmp_path / "x" / name).parent.joinpath(link).is_file()
 
 
-def test_two_publications_differ_in_their_addresses_alone(tmp_path):
+def test_two_publications_differ_in_their_addresses_alone(branch, tmp_path):
     mine = branch(tmp_path / "mine", URL, SITE)
     other = "https://github.com/other/budget", "https://example.com/x"
     theirs = branch(tmp_path / "theirs", *other)

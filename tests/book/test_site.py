@@ -23,9 +23,9 @@ def test_static(site, page, check):
 
 
 def test_the_buttons_lead_to_the_repository_or_are_not_there(site):
-    url = address.repository()
+    known = address.repository(), address.colab()
     for page in checks.all_pages(site):
-        assert checks.check_addresses(site, page, url) == []
+        assert checks.check_addresses(site, page, *known) == []
 
 
 @pytest.mark.parametrize("page", pages())

@@ -121,6 +121,14 @@ def test_a_chapter_runs_with_nothing_but_itself(colab, clone, tmp_path):
     assert came_along(colab, tmp_path)
 
 
+@pytest.mark.parametrize("sources", [[], ["import torch"]])
+def test_a_notebook_without_the_cell_is_refused(sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    text = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    with pytest.raises(ValueError, match="begin with\n\nimport membudget"):
+        setup_cell.fill(text, "git+https://github.com/o/n")
+
+
 @pytest.mark.parametrize(
     "requirement",
     [

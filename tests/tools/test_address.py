@@ -117,13 +117,42 @@ def test_another_repository_in_the_environment_is_not_asked(
     assert address.repository(tmp_path_factory.mktemp("other")) == ""
 
 
+def commit(root):
+    """Commit nothing in a clone; gives what starts its git."""
+    git = ["git", "-C", root, "-c", "user.name=x", "-c", "user.email=x"]
+    command = [*git, "commit", "-q", "--allow-empty", "-m", "x"]
+    subprocess.run(command, check=True)
+    return git
+
+
 def test_a_work_tree_of_a_clone_is_one(clone, tmp_path_factory):
     root, tree = clone(GITHUB), tmp_path_factory.mktemp("tree") / "x"
-    git = ["git", "-C", root, "-c", "user.name=x", "-c", "user.email=x"]
-    commit = [*git, "commit", "-q", "--allow-empty", "-m", "x"]
-    subprocess.run(commit, check=True)
+    git = commit(root)
     subprocess.run([*git, "worktree", "add", "-q", tree], check=True)
     assert address.repository(tree) == GITHUB
+
+
+def test_colab_needs_the_branch_that_is_published(monkeypatch, clone):
+    root = clone(GITHUB)
+    assert not address.colab(root)
+    branch = "refs/remotes/origin/published"
+    git = [*commit(root), "update-ref", branch, "HEAD"]
+    subprocess.run(git, check=True)
+    assert address.colab(root)
+    monkeypatch.setenv("MEMBUDGET_REPOSITORY", f"{GITHUB}.git")
+    assert address.colab(root)
+    for other in f"{GITHUB}-2", GROUPS, "":
+        monkeypatch.setenv("MEMBUDGET_REPOSITORY", other)
+        assert not address.colab(root)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(GITHUB, True), (GROUPS, False), ("", False)]
+)
+def test_colab_reads_what_github_publishes(monkeypatch, given, wanted):
+    monkeypatch.setenv("MEMBUDGET_REPOSITORY", given)
+    monkeypatch.setenv("MEMBUDGET_SITE", "https://o.github.io/n")
+    assert address.colab() is wanted
 
 
 def test_a_clone_without_origin_and_a_machine_without_git(
@@ -168,7 +197,7 @@ def test_a_site(monkeypatch, given, wanted):
 )
 def test_what_is_no_site(monkeypatch, given):
     monkeypatch.setenv("MEMBUDGET_SITE", given)
-    with pytest.raises(ValueError, match="give https://HOST/PATH"):
+    with pytest.raises(ValueError, match=r"give https://HOST/PATH.*Enforce"):
         address.site()
 
 

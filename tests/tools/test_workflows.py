@@ -1,6 +1,8 @@
 """What the workflows may do, and whose code they run."""
 
+import os
 import re
+import subprocess
 
 import pytest
 from project import ROOT, read_yaml
@@ -20,14 +22,54 @@ def test_actions_are_pinned_and_leave_no_credentials(path):
                 assert step["with"]["persist-credentials"] is False
 
 
-def test_publishing_waits_for_the_tests_and_what_builds_only_reads():
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_who_may_write_has_nothing_of_the_project_to_run(path):
+    workflow = read_yaml(path)
+    for name, job in workflow["jobs"].items():
+        rights = job.get("permissions", workflow["permissions"])
+        if "write" in rights.values():
+            assert "checkout" not in str(job) and "uses" not in job, name
+
+
+def test_publishing_waits_for_the_tests_and_notebooks_for_their_wheel():
     jobs = read_yaml(WORKFLOWS / "publish.yml")["jobs"]
     assert "test" in jobs["build"]["needs"]
-    assert jobs["notebooks"]["needs"] == "build"
-    assert jobs["deploy"]["needs"] == "notebooks"
-    for name, job in jobs.items():
-        rights = job["permissions"]
-        if "checkout" in str(job) or job.get("uses"):
-            assert rights == {"contents": "read"}, name
-        elif "write" in rights.values():
-            assert "make " not in str(job) and "python" not in str(job)
+    assert jobs["deploy"]["needs"] == "build"
+    assert jobs["notebooks"]["needs"] == "deploy"
+
+
+GH = """\
+#!/bin/sh
+echo "$1 $2" >> said
+case "$1 $2" in
+"repo view") echo $ENABLED ;;
+"issue list") echo $ISSUE ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("results", "issue", "said"),
+    [
+        ("failure", "", ["issue list", "issue create"]),
+        ("cancelled", "7", ["issue list", "issue comment"]),
+        ("success", "7", ["issue list", "issue close"]),
+        ("success", "", ["issue list"]),
+        ("failure", None, []),
+    ],
+)
+def test_the_weekly_report(tmp_path, results, issue, said):
+    """`None` for an issue: the repository has none at all."""
+    gh = tmp_path / "gh"
+    gh.write_text(GH)
+    gh.chmod(0o755)
+    (step,) = read_yaml(WORKFLOWS / "weekly.yml")["jobs"]["report"]["steps"]
+    environment = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "ENABLED": "false" if issue is None else "true",
+        "ISSUE": issue or "",
+        "RESULTS": f"versions: success, newest: {results}",
+    }
+    command = ["bash", "-e", "-c", step["run"]]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "said").read_text().splitlines() == ["repo view", *said]
