@@ -1,8 +1,9 @@
-"""What a reader of a page has at hand when an exercise comes."""
+"""What a page has of its exercises: the solutions, and names at hand."""
 
 import ast
 import inspect
 import linecache
+import re
 from contextlib import suppress
 from functools import cache
 from itertools import takewhile
@@ -10,23 +11,35 @@ from itertools import takewhile
 import nbformat
 from project import notebooks
 
+CHECKED = re.compile(r"exercises\.check_(\w+)\(")
+SHOWN = re.compile(r"^```python\n(def (\w+).*?\n)```", re.M | re.S)
 COMPUTE = ast.Call | ast.Subscript
 DEFINE = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
 
 
 @cache
-def cells(path):
-    """The sources of the code cells."""
+def cells(path, kind="code"):
+    """The sources of a notebook's cells of one kind."""
     found = nbformat.read(path, as_version=4).cells
-    return [cell.source for cell in found if cell.cell_type == "code"]
+    return [cell.source for cell in found if cell.cell_type == kind]
 
 
 @cache
 def page_of(exercise):
     """The notebook that asks for it."""
-    call = f"exercises.check_{exercise}("
-    (path,) = (p for p in notebooks() if any(call in c for c in cells(p)))
+    (path,) = (p for p in notebooks() if exercise in asked(p))
     return path
+
+
+def asked(path):
+    """The exercises of a notebook, in their order."""
+    return CHECKED.findall("\n".join(cells(path)))
+
+
+def shown(path):
+    """The folded solutions of a notebook, by name, in their order."""
+    text = "\n".join(cells(path, "markdown"))
+    return {name: source for source, name in SHOWN.findall(text)}
 
 
 def defines(node):

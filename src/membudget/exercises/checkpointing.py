@@ -21,7 +21,7 @@ from membudget.checkpointing import (
     segments_of,
     simulate,
 )
-from membudget.exercises.core import Case, Exercise, variants
+from membudget.exercises.core_old import Case, Exercise, variants
 from membudget.exercises.observe import (
     Allowed,
     answer,

@@ -1,15 +1,17 @@
 """How an exercise is judged: the same for every subject."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import combinations
+from functools import cache
+from inspect import signature
 
 import torch
 
 from membudget.exercises import guard
 from membudget.exercises.compare import Seen, difference, same
+from membudget.exercises.mistakes import Known, mistakes, pairs
 
 NOT_ATTEMPTED = "Not attempted yet."
 NOT_RIGHT = "Not right yet:"
@@ -40,6 +42,12 @@ class Case:
     make: Callable[[], tuple]
 
 
+def given(**arguments) -> Case:
+    """A case whose arguments are told as they are."""
+    told = ", ".join(f"{name} = {a!r}" for name, a in arguments.items())
+    return Case(told, lambda: tuple(deepcopy(arguments).values()))
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Exercise:
     """A checker: call it with the reader's function.
@@ -48,23 +56,41 @@ class Exercise:
     the known mistakes, and the hint is that of the one that does the same.
 
     Args:
-        signature: such as ``"weights(counts)"``.
+        solution: a function that is right, as the page shows it.
         cases: in the first, every mistake that it can show should differ
             from every other.
         observe: runs a function on arguments and says what it did.
-        solution: a function that is right.
-        mistakes: hints, each with a function that is wrong in that way.
+        mistakes: edits of the solution, each with a hint (see
+            :func:`~membudget.exercises.mistakes.mistakes`).
         shown: the sentence after "Correct."
+        others: hints, each with a function that no edit of the solution makes.
+        right: what is right, if the solution is only near it.
         tolerance: relative, of the norm of each part.
     """
 
-    signature: str
+    solution: Callable
     cases: Sequence[Case]
     observe: Callable[[Callable, tuple], Seen]
-    solution: Callable
-    mistakes: Sequence[tuple[str, Callable]]
+    mistakes: str
     shown: str
+    others: Sequence[Known] = ()
+    right: Callable | None = None
     tolerance: float = 1e-6
+
+    @property
+    def name(self) -> str:
+        return self.solution.__name__
+
+    @property
+    def signature(self) -> str:
+        """Such as ``"weights(counts)"``."""
+        return f"{self.name}({', '.join(signature(self.solution).parameters)})"
+
+    def known(self) -> Iterator[Known]:
+        """The known mistakes: those of one edit, the others, then pairs."""
+        yield from mistakes(self.solution, self.mistakes)
+        yield from self.others
+        yield from pairs(self.solution, self.mistakes)
 
     def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
         """Print the outcome; with ``hint=False`` without the diagnosis."""
@@ -81,7 +107,7 @@ class Exercise:
         )
 
     def __repr__(self) -> str:
-        return f"check_{self.signature.split('(')[0]}"
+        return f"check_{self.name}"
 
     def judge(self, fn: Callable) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""
@@ -117,12 +143,12 @@ class Exercise:
         return seen
 
     def _hint(self, fn: Callable, seen: Seen, case: Case) -> str:
-        right = _known(self, self.solution, case)
+        right = _known(self, self.right or self.solution, case)
         if right.raised and isinstance(seen.raised, type(right.raised)):
             return ""
         if same(seen, right, self.tolerance):
             return seen.hint
-        for hint, wrong in self.mistakes:
+        for hint, wrong in self.known():
             if same(seen, _known(self, wrong, case), self.tolerance):
                 return hint
         return difference(fn, seen, right, self.tolerance)
@@ -131,22 +157,3 @@ class Exercise:
 @cache
 def _known(exercise: Exercise, fn: Callable, case: Case) -> Seen:
     return exercise.see(fn, case)
-
-
-def variants(
-    fn: Callable, mistakes: Sequence[tuple[str, dict]]
-) -> list[tuple[str, Callable]]:
-    """Mistakes as changed keyword arguments: each alone, then in pairs.
-
-    Args:
-        fn: right as it is, and wrong with a change.
-        mistakes: hints, each with a change. A pair has the hint of its first.
-    """
-    pairs = [
-        (hint, first | second)
-        for (hint, first), (_, second) in combinations(mistakes, 2)
-        if not first.keys() & second.keys()
-    ]
-    return [
-        (hint, partial(fn, **change)) for hint, change in [*mistakes, *pairs]
-    ]

@@ -12,7 +12,7 @@ from torch import nn
 
 from membudget import ledger
 from membudget.exercises.compare import Seen
-from membudget.exercises.core import (
+from membudget.exercises.core_old import (
     Case,
     Exercise,
     variants,

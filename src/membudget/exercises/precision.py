@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from membudget.exercises.compare import Seen, shape
-from membudget.exercises.core import Case, Exercise, variants
+from membudget.exercises.core_old import Case, Exercise, variants
 from membudget.exercises.observe import (
     answer,
     calls,

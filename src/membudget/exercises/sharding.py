@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 from membudget.exercises.compare import Seen, numbers
-from membudget.exercises.core import Case, Exercise, variants
+from membudget.exercises.core_old import Case, Exercise, variants
 from membudget.exercises.guard import kind, uses_arguments
-from membudget.exercises.loops import (
+from membudget.exercises.loops_old import (
     mean_loss,
     samples,
     small_model,

@@ -1,0 +1,152 @@
+"""How an exercise is judged: the same for every subject."""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations
+
+import torch
+
+from membudget.exercises import guard
+from membudget.exercises.compare import Seen, difference, same
+
+NOT_ATTEMPTED = "Not attempted yet."
+NOT_RIGHT = "Not right yet:"
+CORRECT = "Correct."
+CHANGED = "your function changes its arguments: copy them."
+DISTURBED = (
+    "your function draws random numbers (a DataLoader does too) or sets a "
+    "seed, and needs neither."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One of the three states, and the sentence after it."""
+
+    state: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state} {self.text}".strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Arguments to try: said in words, and made anew for every call."""
+
+    told: str
+    make: Callable[[], tuple]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Exercise:
+    """A checker: call it with the reader's function.
+
+    The function runs on each case. Where it differs from the solution, so do
+    the known mistakes, and the hint is that of the one that does the same.
+
+    Args:
+        signature: such as ``"weights(counts)"``.
+        cases: in the first, every mistake that it can show should differ
+            from every other.
+        observe: runs a function on arguments and says what it did.
+        solution: a function that is right.
+        mistakes: hints, each with a function that is wrong in that way.
+        shown: the sentence after "Correct."
+        tolerance: relative, of the norm of each part.
+    """
+
+    signature: str
+    cases: Sequence[Case]
+    observe: Callable[[Callable, tuple], Seen]
+    solution: Callable
+    mistakes: Sequence[tuple[str, Callable]]
+    shown: str
+    tolerance: float = 1e-6
+
+    def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
+        """Print the outcome; with ``hint=False`` without the diagnosis."""
+        outcome = self.judge(fn)
+        if not hint and outcome.state == NOT_RIGHT:
+            outcome = Outcome(NOT_RIGHT, "take `hint=False` away for a hint.")
+        print(
+            textwrap.fill(
+                str(outcome),
+                width=79,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"check_{self.signature.split('(')[0]}"
+
+    def judge(self, fn: Callable) -> Outcome:
+        """The outcome; whatever ``fn`` does, nothing is raised."""
+        if problem := guard.unusable(fn, self.signature):
+            return Outcome(NOT_RIGHT, problem)
+        remark = ""
+        for case in self.cases:
+            seen = self.see(fn, case)
+            if not seen.attempted and case is self.cases[0]:
+                return Outcome(NOT_ATTEMPTED)
+            if hint := self._hint(fn, seen, case):
+                return Outcome(NOT_RIGHT, f"{hint} (Tried: {case.told}.)")
+            remark = remark or seen.remark
+        return Outcome(CORRECT, f"{self.shown} {remark}".strip())
+
+    def see(self, fn: Callable, case: Case) -> Seen:
+        """Run ``fn`` on its own copy of the arguments."""
+        with guard.sealed() as disturbed:
+            before = case.make()
+            torch.manual_seed(0)
+            args = case.make()
+            torch.manual_seed(0)
+            try:
+                seen = self.observe(fn, args)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                return Seen(raised=error, attempted=not guard.is_stub(error))
+            if not guard.unchanged(args, before):
+                seen.hint = CHANGED
+            elif disturbed():
+                seen.hint = DISTURBED
+        return seen
+
+    def _hint(self, fn: Callable, seen: Seen, case: Case) -> str:
+        right = _known(self, self.solution, case)
+        if right.raised and isinstance(seen.raised, type(right.raised)):
+            return ""
+        if same(seen, right, self.tolerance):
+            return seen.hint
+        for hint, wrong in self.mistakes:
+            if same(seen, _known(self, wrong, case), self.tolerance):
+                return hint
+        return difference(fn, seen, right, self.tolerance)
+
+
+@cache
+def _known(exercise: Exercise, fn: Callable, case: Case) -> Seen:
+    return exercise.see(fn, case)
+
+
+def variants(
+    fn: Callable, mistakes: Sequence[tuple[str, dict]]
+) -> list[tuple[str, Callable]]:
+    """Mistakes as changed keyword arguments: each alone, then in pairs.
+
+    Args:
+        fn: right as it is, and wrong with a change.
+        mistakes: hints, each with a change. A pair has the hint of its first.
+    """
+    pairs = [
+        (hint, first | second)
+        for (hint, first), (_, second) in combinations(mistakes, 2)
+        if not first.keys() & second.keys()
+    ]
+    return [
+        (hint, partial(fn, **change)) for hint, change in [*mistakes, *pairs]
+    ]

@@ -1,0 +1,147 @@
+"""The solutions of chapter 3 against whole batches, and other answers."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from membudget import accumulation, exercises
+from membudget.accumulation import token_counts, windows
+from membudget.exercises.core import CORRECT
+
+
+def mean_loss(model, *batches):
+    """Mean cross-entropy over all samples, or all non-padding tokens."""
+    logits = [model(x).flatten(0, -2) for x, _ in batches]
+    labels = [y.flatten() for _, y in batches]
+    return F.cross_entropy(torch.cat(logits), torch.cat(labels))
+
+
+def whole_batch(model, x, y, micro_batch):
+    mean_loss(model, (x, y)).backward()
+
+
+def whole_window(model, micro_batches):
+    mean_loss(model, *micro_batches).backward()
+
+
+def whole_step(model, optimizer, micro_batches, max_norm):
+    mean_loss(model, *micro_batches).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def whole_amp_step(model, optimizer, scaler, micro_batches, max_norm):
+    with torch.autocast("cpu", torch.float16):
+        loss = mean_loss(model, *micro_batches)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def whole_epoch(model, optimizer, loader, steps):
+    for window in windows(loader, steps):
+        mean_loss(model, *window).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def of_the_tokens(labels, micro_batches):
+    return accumulation.weights(token_counts(labels, micro_batches))
+
+
+def scan(peak, budget, global_batch):
+    fits = [s for s in range(1, global_batch + 1) if peak(s) <= budget]
+    if not fits:
+        raise ValueError
+    return fits[-1]
+
+
+RIGHT = {
+    "weights": accumulation.weights,
+    "token_weights": of_the_tokens,
+    "accumulate": whole_batch,
+    "padded_gradient": whole_window,
+    "clipped_step": whole_step,
+    "amp_step": whole_amp_step,
+    "train_epoch": whole_epoch,
+    "mean_of_means_error": accumulation.mean_of_means_error,
+    "largest_micro_batch": scan,
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_solution_does_what_the_whole_batch_does(name):
+    check = getattr(exercises, f"check_{name}")
+    for case in check.cases:
+        mine = check.see(check.solution, case)
+        right = check.see(RIGHT[name], case)
+        assert type(mine.raised) is type(right.raised)
+        assert mine.parts.keys() == right.parts.keys()
+        for part, numbers in right.parts.items():
+            room = check.tolerance * numbers.norm().item()
+            torch.testing.assert_close(
+                mine.parts[part], numbers, rtol=0, atol=room
+            )
+
+
+def test_a_whole_batch_is_too_large():
+    outcome = exercises.check_accumulate.judge(whole_batch)
+    assert "10 samples ran through the model at once" in outcome.text
+
+
+def test_noise_scale_of_exact_squares():
+    square, variance, b, batch = 3.0, 40.0, 2, 8
+    found = exercises.check_noise_scale.solution(
+        square + variance / b, square + variance / batch, b, batch
+    )
+    assert found == pytest.approx(variance / square)
+
+
+def test_slow_search_is_correct_with_a_remark():
+    check = exercises.check_largest_micro_batch
+    slow, quick = check.judge(scan), check.judge(check.solution)
+    assert slow.state == CORRECT
+    assert "It measured 1000 times" in slow.text
+    assert "measured" not in quick.text
+
+
+def autograd(model, x, y, micro_batch):
+    parameters = list(model.parameters())
+    parts = zip(x.split(micro_batch), y.split(micro_batch), strict=True)
+    for a, b in parts:
+        model(a)  # looked at, and not used
+        loss = F.cross_entropy(model(a), b, reduction="sum") / len(x)
+        grads = torch.autograd.grad(loss, parameters)
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad if p.grad is None else p.grad + grad
+
+
+def zeros(model, optimizer, scaler, micro_batches, max_norm):
+    args = model, optimizer, scaler, micro_batches, max_norm
+    exercises.check_amp_step.solution(*args)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+
+
+def array(counts):
+    return np.array(counts) / np.sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("accumulate", autograd),
+        ("amp_step", zeros),
+        ("weights", array),
+        ("weights", lambda counts: tuple(array(counts).tolist())),
+        ("weights", lambda counts: torch.tensor(array(counts))),
+    ],
+)
+def test_other_right_answers(name, answer):
+    check = getattr(exercises, f"check_{name}")
+    assert check.judge(answer).state == CORRECT
