@@ -1,7 +1,6 @@
 """Solutions of the exercises, as the notebooks show them folded."""
 
 import gc
-import math
 from math import ceil, prod
 
 import torch
@@ -10,94 +9,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from membudget import accumulation
 from membudget import checkpointing as ck
 from membudget import sharding as sh
-
-
-def weights(counts):
-    total = sum(counts)
-    return [count / total for count in counts]
-
-
-def token_weights(labels, micro_batches):
-    counts = [(labels[part] != -100).sum() for part in micro_batches]
-    return [float(count / sum(counts)) for count in counts]
-
-
-def accumulate(model, x, y, micro_batch):
-    for start in range(0, len(x), micro_batch):
-        part = slice(start, start + micro_batch)
-        loss = F.cross_entropy(model(x[part]), y[part])
-        (loss * len(x[part]) / len(x)).backward()
-
-
-def amp_step(model, optimizer, scaler, micro_batches, max_norm):
-    total = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        with torch.autocast("cpu", torch.float16):
-            loss = F.cross_entropy(model(x), y) * len(x) / total
-        scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def mean_of_means_error(counts):
-    total = sum(counts)
-    terms = [(1 / len(counts) - n / total) ** 2 / n for n in counts]
-    return (total * sum(terms)) ** 0.5
-
-
-def noise_scale(micro_square, batch_square, micro_batch, batch):
-    square = batch * batch_square - micro_batch * micro_square
-    square /= batch - micro_batch
-    variance = micro_square - batch_square
-    variance /= 1 / micro_batch - 1 / batch
-    return variance / square
-
-
-def largest_micro_batch(peak, budget, global_batch):
-    if peak(1) > budget:
-        raise ValueError("not even one sample fits")
-    fits, fails = 1, global_batch + 1
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if peak(middle) <= budget:
-            fits = middle
-        else:
-            fails = middle
-    return fits
-
-
-def padded_gradient(model, micro_batches):
-    total = sum((labels != -100).sum() for _, labels in micro_batches)
-    for tokens, labels in micro_batches:
-        logits = model(tokens).flatten(0, 1)
-        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum")
-        (loss / total).backward()
-
-
-def train_epoch(model, optimizer, loader, steps):
-    for window in accumulation.windows(loader, steps):
-        total = sum(len(x) for x, _ in window)
-        for x, y in window:
-            loss = F.cross_entropy(model(x), y)
-            (loss * len(x) / total).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def clipped_step(model, optimizer, micro_batches, max_norm):
-    total = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        loss = F.cross_entropy(model(x), y)
-        (loss * len(x) / total).backward()
-    clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def train(model, optimizer, batches):
@@ -334,51 +247,6 @@ def own_ledger():
 
 def cross_entropy(model, x, y):
     return F.cross_entropy(model(x), y)
-
-
-def round_to(x, exponent_bits, fraction_bits):
-    bias = 2 ** (exponent_bits - 1) - 1
-    exponent = max(math.frexp(x)[1] - 1, 1 - bias)
-    step = 2.0 ** (exponent - fraction_bits)
-    rounded = round(x / step) * step  # ties to even
-    largest = (2 - 2.0**-fraction_bits) * 2.0**bias
-    return rounded if abs(rounded) <= largest else math.copysign(math.inf, x)
-
-
-def autocast_saved(batch, widths):
-    inputs = batch * sum(widths[:-1])  # of all layers; ReLU keeps the same
-    later = range(1, len(widths) - 1)  # all weights but the first
-    return 2 * (inputs + sum(widths[i] * widths[i + 1] for i in later))
-
-
-def loss_scale(gradients, largest, smallest):
-    sizes = gradients[gradients != 0].double().abs()
-    scale = 2.0 ** math.floor(math.log2(largest / sizes.max()))
-    lost = sizes * scale <= smallest / 2
-    return scale, lost.double().mean().item()
-
-
-def scale_history(overflows, start, interval):
-    scales, scale, clean = [], start, 0
-    for overflow in overflows:
-        scales.append(scale)
-        clean = 0 if overflow else clean + 1
-        if overflow:
-            scale /= 2
-        elif clean == interval:
-            scale, clean = 2 * scale, 0
-    return scales
-
-
-def survives(weight, update, fraction_bits):
-    exact = weight - update
-    step = 2.0 ** (math.frexp(exact)[1] - 1 - fraction_bits)
-    return round(exact / step) * step != weight
-
-
-def stochastic_round(x, noise):
-    bits = x.view(torch.int32) + noise
-    return (bits & -65536).view(torch.float32)  # the upper 16 bits
 
 
 def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):

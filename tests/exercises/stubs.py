@@ -9,59 +9,6 @@ from torch.utils.checkpoint import checkpoint
 from membudget import checkpointing as ck
 
 
-def weights(counts): ...
-
-
-def token_weights(labels, micro_batches):
-    """Weigh by the tokens that are not padding."""
-
-
-def accumulate(model, x, y, micro_batch):
-    pass
-
-
-def amp_step(model, optimizer, scaler, micro_batches, max_norm):
-    return ...
-
-
-def mean_of_means_error(counts):
-    raise NotImplementedError
-
-
-def noise_scale(micro_square, batch_square, micro_batch, batch):
-    return NotImplemented
-
-
-def largest_micro_batch(peak, budget, global_batch):
-    return None
-
-
-def padded_gradient(model, micro_batches):
-    for tokens, labels in micro_batches:
-        logits = model(tokens).flatten(0, 1)
-        loss = F.cross_entropy(logits, labels.flatten())
-        (loss / len(micro_batches)).backward()
-
-
-def train_epoch(model, optimizer, loader, steps):
-    for number, (x, y) in enumerate(loader, 1):
-        loss = F.cross_entropy(model(x), y)
-        (loss / steps).backward()
-        if number % steps == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def clipped_step(model, optimizer, micro_batches, max_norm):
-    total = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        loss = F.cross_entropy(model(x), y)
-        (loss * len(x) / total).backward()
-        clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def train(model, optimizer, batches):
     losses, outputs = [], []
     for x, y in batches:
@@ -175,24 +122,6 @@ def own_ledger():
 
 def cross_entropy(model, x, y):
     return F.cross_entropy(model(x), y)
-
-
-def round_to(x, exponent_bits, fraction_bits): ...
-
-
-def autocast_saved(batch, widths): ...
-
-
-def loss_scale(gradients, largest, smallest): ...
-
-
-def scale_history(overflows, start, interval): ...
-
-
-def survives(weight, update, fraction_bits): ...
-
-
-def stochastic_round(x, noise): ...
 
 
 def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):

@@ -66,6 +66,7 @@ class Exercise:
         others: hints, each with a function that no edit of the solution makes.
         right: what is right, if the solution is only near it.
         tolerance: relative, of the norm of each part.
+        two: whether two mistakes at once are known, too.
     """
 
     solution: Callable
@@ -76,6 +77,7 @@ class Exercise:
     others: Sequence[Known] = ()
     right: Callable | None = None
     tolerance: float = 1e-6
+    two: bool = True
 
     @property
     def name(self) -> str:
@@ -90,7 +92,8 @@ class Exercise:
         """The known mistakes: those of one edit, the others, then pairs."""
         yield from mistakes(self.solution, self.mistakes)
         yield from self.others
-        yield from pairs(self.solution, self.mistakes)
+        if self.two:
+            yield from pairs(self.solution, self.mistakes)
 
     def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
         """Print the outcome; with ``hint=False`` without the diagnosis."""
@@ -148,9 +151,10 @@ class Exercise:
             return ""
         if same(seen, right, self.tolerance):
             return seen.hint
-        for hint, wrong in self.known():
-            if same(seen, _known(self, wrong, case), self.tolerance):
-                return hint
+        if seen.parts or seen.raised:
+            for hint, wrong in self.known():
+                if same(seen, _known(self, wrong, case), self.tolerance):
+                    return hint
         return difference(fn, seen, right, self.tolerance)
 
 
