@@ -1,36 +1,22 @@
 """The exercises on sharding: bytes per rank, and steps on two real ranks."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from math import prod
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
 
+from membudget import sharding as sh
 from membudget.exercises.compare import Seen, numbers
-from membudget.exercises.core_old import Case, Exercise, variants
+from membudget.exercises.core import Case, Exercise
 from membudget.exercises.guard import kind, uses_arguments
-from membudget.exercises.loops_old import (
-    mean_loss,
-    samples,
-    small_model,
-    whole,
-)
+from membudget.exercises.loops import samples, small_model
 from membudget.exercises.observe import NO_RETURN, calls
 from membudget.exercises.on_ranks import RANKS, together
 from membudget.models import mlp
-from membudget.sharding import (
-    CommunicationCounter,
-    Unit,
-    rank_states,
-    rows,
-    shard,
-    zero_states,
-)
 
 EXACT = 1e-12
 """Relative tolerance of what is computed exactly."""
@@ -38,51 +24,25 @@ EXACT = 1e-12
 BIT_CLOSE = 1e-6
 """Relative tolerance of fp64 gradients; a weight may be in fp32."""
 
-
-def alone(*args: object) -> None:
-    """Stands for one process that has the data of all ranks."""
-
-
-def _calls_case(told: str, *arguments: tuple) -> Case:
-    """Arguments of several calls."""
-    return Case(told, lambda: arguments)
-
-
 # Bytes per rank
 
-EACH = (2, 2, 12)
-"""Bytes of a parameter, its gradient, and its optimizer states."""
 
-SPLIT = {"ddp": "", "zero-1": "o", "zero-2": "go", "zero-3": "pgo"}
-"""What is split: parameters, gradients, optimizer states."""
+def rank_bytes(numbers, ranks, stage):
+    parameters, gradients, optimizer = 2 * numbers, 2 * numbers, 12 * numbers
+    if stage in ("zero-1", "zero-2", "zero-3"):
+        optimizer //= ranks
+    if stage in ("zero-2", "zero-3"):
+        gradients //= ranks
+    if stage == "zero-3":
+        parameters //= ranks
+    return parameters, gradients, optimizer
 
 
-def _right_bytes(count: int, ranks: int, stage: str) -> tuple[int, ...]:
-    states = zero_states(count, ranks, stage)
-    return states.parameters, states.gradients, states.optimizer
-
-
-def _rank_bytes(
-    count: int,
-    ranks: int,
-    stage: str,
-    each: Sequence[float] = EACH,
-    power: int = -1,
-    **split: str,
-) -> tuple[float, ...]:
-    """The bytes, with one thing or another wrong.
-
-    Args:
-        count, ranks, stage: of the exercise.
-        each: bytes of the three parts for a parameter.
-        power: of the ranks, which a split part is multiplied by.
-        split: what is split in a stage, if something else; ``zero1`` stands
-            for ``"zero-1"``.
-    """
-    parts = split.get(stage.replace("-", ""), SPLIT[stage])
-    return tuple(
-        size * count * (ranks**power if name in parts else 1)
-        for name, size in zip("pgo", each, strict=True)
+def _bytes_case(count: int, ranks: int) -> Case:
+    stages = "ddp", "zero-1", "zero-2", "zero-3"
+    return Case(
+        f"all stages with numbers = {count}, ranks = {ranks}",
+        lambda: tuple((count, ranks, stage) for stage in stages),
     )
 
 
@@ -90,124 +50,79 @@ FP32_COPY = (
     "the optimizer has 12 bytes for each parameter: two fp32 moments, and "
     "the fp32 copy of the parameter"
 )
-
-
-def _bytes_case(count: int, ranks: int) -> Case:
-    return _calls_case(
-        f"all stages with numbers = {count}, ranks = {ranks}",
-        *[(count, ranks, stage) for stage in SPLIT],
-    )
-
+SPLIT = "return 2 * n, 2 * n, 12 * n"
 
 check_rank_bytes = Exercise(
-    signature="rank_bytes(numbers, ranks, stage)",
+    rank_bytes,
     cases=[_bytes_case(4000, 4), _bytes_case(7_500_000_000, 64)],
     observe=calls(
         lambda count, ranks, stage: f'answer for "{stage}" on {ranks} ranks'
     ),
-    solution=_right_bytes,
-    mistakes=variants(
-        _rank_bytes,
-        [
-            (
-                f"8 bytes are counted for the optimizer: {FP32_COPY}.",
-                {"each": (2, 2, 8)},
-            ),
-            (
-                f"4 bytes are counted for the optimizer: {FP32_COPY}.",
-                {"each": (2, 2, 4)},
-            ),
-            (
-                "16 bytes are counted for the optimizer: the gradients are "
-                "kept in 16 bits only, so 12 are left, two moments and the "
-                "fp32 copy.",
-                {"each": (2, 2, 16)},
-            ),
-            (
-                "the parameters and gradients of the forward and backward "
-                "passes are in 16 bits: 2 bytes each. The fp32 copy belongs "
-                "to the optimizer.",
-                {"each": (4, 4, 12)},
-            ),
-            (
-                "the parameters and gradients of the forward and backward "
-                "passes are in 16 bits: 2 bytes each. The fp32 copy belongs "
-                "to the optimizer.",
-                {"each": (4, 4, 8)},
-            ),
-            (
-                "DDP splits the batch, and no model state: every rank has "
-                "all 16 bytes for each parameter.",
-                {"ddp": "pgo"},
-            ),
-            (
-                "ZeRO-1 is DDP here: it splits the optimizer states.",
-                {"zero1": ""},
-            ),
-            (
-                "ZeRO-1 splits the optimizer states, and nothing else: "
-                "splitting the gradients, too, is ZeRO-2.",
-                {"zero1": "go"},
-            ),
-            (
-                "ZeRO-1 begins with the largest part, the optimizer states, "
-                "not with the gradients.",
-                {"zero1": "g"},
-            ),
-            (
-                "ZeRO-1 begins with the largest part, the optimizer states, "
-                "not with the parameters.",
-                {"zero1": "p"},
-            ),
-            (
-                "ZeRO-2 leaves the parameters whole on every rank: splitting "
-                "them, too, is ZeRO-3.",
-                {"zero2": "pgo"},
-            ),
-            (
-                "ZeRO-2 splits the gradients as well as the optimizer states.",
-                {"zero2": "o"},
-            ),
-            (
-                "each stage splits what the one before it does, and one part "
-                "more: ZeRO-2 gradients and optimizer states.",
-                {"zero2": "g"},
-            ),
-            (
-                "ZeRO-3 splits all three parts: with the parameters the "
-                "gradients and the optimizer states.",
-                {"zero3": "p"},
-            ),
-            (
-                "ZeRO-3 splits the parameters, too.",
-                {"zero3": "go"},
-            ),
-            (
-                "each stage splits what the one before it does, and one part "
-                "more.",
-                {"zero2": "g", "zero3": "p"},
-            ),
-            (
-                "what is split is divided by the ranks, and not multiplied.",
-                {"power": 1},
-            ),
-            (
-                "every part is divided by the ranks in every stage, DDP "
-                "included: only what the stage splits is.",
-                {"ddp": "pgo", "zero1": "pgo", "zero2": "pgo"},
-            ),
-            (
-                "every part is divided by the ranks in every stage of ZeRO: "
-                "that is ZeRO-3 alone.",
-                {"zero1": "pgo", "zero2": "pgo"},
-            ),
-            (
-                "these are numbers of parameters, moments and so on; each "
-                "takes 2 or 4 bytes.",
-                {"each": (1, 1, 3)},
-            ),
-        ],
-    ),
+    mistakes=f"""
+        12 * numbers => 8 * numbers
+            8 bytes are counted for the optimizer: {FP32_COPY}.
+        12 * numbers => 4 * numbers
+            4 bytes are counted for the optimizer: {FP32_COPY}.
+        12 * numbers => 16 * numbers
+            16 bytes are counted for the optimizer: the gradients are kept in
+            16 bits only, so 12 are left, two moments and the fp32 copy.
+        2 * numbers, 2 * numbers => 4 * numbers, 4 * numbers
+        or
+        2 * numbers, 2 * numbers, 12 => 4 * numbers, 4 * numbers, 8
+            the parameters and gradients of the forward and backward passes
+            are in 16 bits: 2 bytes each. The fp32 copy belongs to the
+            optimizer.
+        return parameters, gradients, optimizer => \
+            n = ranks if stage == "ddp" else 1; \
+            return parameters // n, gradients // n, optimizer // n
+            DDP splits the batch, and no model state: every rank has all 16
+            bytes for each parameter.
+        ("zero-1", => (
+            ZeRO-1 is DDP here: it splits the optimizer states.
+        ("zero-2", => ("zero-1", "zero-2",
+            ZeRO-1 splits the optimizer states, and nothing else: splitting
+            the gradients, too, is ZeRO-2.
+        ("zero-1", => (
+        ("zero-2", => ("zero-1", "zero-2",
+            ZeRO-1 begins with the largest part, the optimizer states, not
+            with the gradients.
+        ("zero-1", => (
+        == "zero-3" => in ("zero-1", "zero-3")
+            ZeRO-1 begins with the largest part, the optimizer states, not
+            with the parameters.
+        == "zero-3" => in ("zero-2", "zero-3")
+            ZeRO-2 leaves the parameters whole on every rank: splitting them,
+            too, is ZeRO-3.
+        ("zero-2", => (
+            ZeRO-2 splits the gradients as well as the optimizer states.
+        "zero-1", "zero-2", => "zero-1",
+            each stage splits what the one before it does, and one part more:
+            ZeRO-2 gradients and optimizer states.
+        "zero-1", "zero-2", "zero-3" => "zero-1", "zero-2"
+        ("zero-2", "zero-3") => ("zero-2",)
+            ZeRO-3 splits all three parts: with the parameters the gradients
+            and the optimizer states.
+        stage == "zero-3" => False
+            ZeRO-3 splits the parameters, too.
+        "zero-1", "zero-2", "zero-3" => "zero-1",
+        ("zero-2", "zero-3") => ("zero-2",)
+            each stage splits what the one before it does, and one part more.
+        optimizer //= => optimizer *=
+        gradients //= => gradients *=
+        parameters //= => parameters *=
+            what is split is divided by the ranks, and not multiplied.
+        return parameters, gradients, optimizer => \
+            n = numbers // ranks; {SPLIT}
+            every part is divided by the ranks in every stage, DDP included:
+            only what the stage splits is.
+        return parameters, gradients, optimizer => \
+            n = numbers // (1 if stage == "ddp" else ranks); {SPLIT}
+            every part is divided by the ranks in every stage of ZeRO: that is
+            ZeRO-3 alone.
+        2 * numbers, 2 * numbers, 12 => 1 * numbers, 1 * numbers, 3
+            these are numbers of parameters, moments and so on; each takes 2
+            or 4 bytes.
+        """,
     shown=(
         "These are the paper's 16, 4 + 12/N, 2 + 14/N and 16/N bytes for "
         "each parameter. With 7.5 billion of them on 64 ranks that is 120, "
@@ -216,143 +131,78 @@ check_rank_bytes = Exercise(
     tolerance=EXACT,
 )
 
-
 # Rows of a shard
 
 
-def _stored_rows(
-    length: int,
-    ranks: int,
-    rank: int,
-    each: Callable[[int, int], int] = lambda n, ranks: -(-n // ranks),
-    least: float = 0,
-    own: Callable[[int, int, int], int] | None = None,
-    stored: Callable[[int, int], int] = lambda own, each: each,
-    first: int = 0,
-) -> tuple[float, ...]:
-    """Own and stored rows, with one thing or another wrong.
-
-    Args:
-        length, ranks, rank: of the exercise.
-        each: rows of a full shard, from rows and ranks.
-        least: a rank has no fewer rows.
-        own: rows of a rank, if others.
-        stored: rows that are stored, from those of the rank and of a full
-            shard.
-        first: number of the first rank.
-    """
-    n = each(length, ranks)
-    mine = max(min(n, length - (rank - first) * n), least)
-    if own:
-        mine = own(length, ranks, rank)
-    return mine, stored(mine, n)
+def stored_rows(rows, ranks, rank):
+    stored = -(-rows // ranks)  # rounded up, on all ranks alike
+    own = rows - rank * stored  # what is left for this rank
+    return max(min(own, stored), 0), stored
 
 
-def _right_rows(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    return rows(length, ranks, rank), rows(length, ranks, 0)
+def _rows_case(*sizes: tuple[int, int]) -> Case:
+    """All ranks of each number of rows and ranks."""
+    told = ", ".join(f"rows = {n} on {ranks} ranks" for n, ranks in sizes)
+    return Case(
+        f"all ranks with {told}",
+        lambda: tuple(
+            (n, ranks, rank) for n, ranks in sizes for rank in range(ranks)
+        ),
+    )
 
 
-def _last_has_the_rest(length: int, ranks: int, rank: int) -> int:
-    each = length // ranks
-    return each + (length % ranks if rank == ranks - 1 else 0)
-
-
-def _evenly(length: int, ranks: int, rank: int) -> int:
-    return length // ranks + (rank < length % ranks)
-
-
-EQUAL = (
-    "every rank stores as many rows as rank 0: the collectives move equal "
-    "parts, so what is missing is padding"
-)
+OWN = "max(min(own, stored), 0)"
+REST_LAST = "rows // ranks + (rows % ranks if rank == ranks - 1 else 0)"
+EVENLY = "rows // ranks + (rank < rows % ranks)"
 CHUNK = (
     "`torch.chunk` gives ⌈rows / ranks⌉ to each rank until none are left: "
     "the last ranks have fewer, or none"
 )
 
-
-def _rows_case(length: int, ranks: int) -> Case:
-    return _calls_case(
-        f"all ranks with rows = {length}, ranks = {ranks}",
-        *[(length, ranks, rank) for rank in range(ranks)],
-    )
-
-
 check_stored_rows = Exercise(
-    signature="stored_rows(rows, ranks, rank)",
+    stored_rows,
     cases=[
-        _calls_case(
-            "rows = 10 on 4 ranks, rows = 5 on 4 ranks, rows = 3 on 8 ranks",
-            *[(10, 4, rank) for rank in range(4)],
-            *[(5, 4, rank) for rank in range(4)],
-            *[(3, 8, rank) for rank in range(8)],
-        ),
-        _rows_case(8, 4),
-        _rows_case(50257, 64),
-        _rows_case(9, 8),
-        _rows_case(7, 1),
+        _rows_case((10, 4), (5, 4), (3, 8)),
+        _rows_case((8, 4)),
+        _rows_case((50257, 64)),
+        _rows_case((9, 8)),
+        _rows_case((7, 1)),
     ],
     observe=calls(
         lambda length, ranks, rank: (
             f"answer for {length} rows on rank {rank} of {ranks}"
         )
     ),
-    solution=_right_rows,
-    mistakes=[
-        (
-            f"the rank's own rows are stored and nothing more: {EQUAL}.",
-            partial(_stored_rows, stored=lambda own, each: own),
-        ),
-        (
-            "a rank without rows still stores a shard of padding: the "
-            "collectives move equal parts.",
-            partial(_stored_rows, stored=lambda own, each: each if own else 0),
-        ),
-        (
-            "a rank beyond the last row has 0 rows of its own, not fewer.",
-            partial(_stored_rows, least=-torch.inf),
-        ),
-        (
-            "every rank has a full shard here: the rows must add up to those "
-            f"of the parameter. {CHUNK}.",
-            partial(_stored_rows, own=lambda n, ranks, rank: -(-n // ranks)),
-        ),
-        (
-            f"here the last rank has the rest. {CHUNK}.",
-            partial(_stored_rows, own=_last_has_the_rest),
-        ),
-        (
-            f"here the last rank has the rest. {CHUNK}.",
-            partial(
-                _stored_rows,
-                own=_last_has_the_rest,
-                stored=lambda own, each: own,
-            ),
-        ),
-        (
-            "here the first ranks have one row more than the others, which "
-            f"would be fairer. {CHUNK}.",
-            partial(_stored_rows, own=_evenly),
-        ),
-        (
-            "here the first ranks have one row more than the others, which "
-            f"would be fairer. {CHUNK}.",
-            partial(_stored_rows, own=_evenly, stored=lambda own, each: own),
-        ),
-        (
-            "rows / ranks is rounded down, and rows are lost: round up.",
-            partial(_stored_rows, each=lambda n, ranks: n // ranks),
-        ),
-        (
-            "ranks are numbered from 0.",
-            partial(_stored_rows, first=1),
-        ),
-        (
-            "that is one row too many where the ranks divide the rows: round "
-            "up, with -(-rows // ranks).",
-            partial(_stored_rows, each=lambda n, ranks: n // ranks + 1),
-        ),
-    ],
+    mistakes=f"""
+        0), stored => 0), {OWN}
+            the rank's own rows are stored and nothing more: every rank stores
+            as many rows as rank 0: the collectives move equal parts, so what
+            is missing is padding.
+        0), stored => 0), stored * (own > 0)
+            a rank without rows still stores a shard of padding: the
+            collectives move equal parts.
+        {OWN} => min(own, stored)
+            a rank beyond the last row has 0 rows of its own, not fewer.
+        {OWN} => stored
+            every rank has a full shard here: the rows must add up to those of
+            the parameter. {CHUNK}.
+        {OWN} => {REST_LAST}
+        or
+        {OWN}, stored => {REST_LAST}, {REST_LAST}
+            here the last rank has the rest. {CHUNK}.
+        {OWN} => {EVENLY}
+        or
+        {OWN}, stored => {EVENLY}, {EVENLY}
+            here the first ranks have one row more than the others, which
+            would be fairer. {CHUNK}.
+        -(-rows // ranks) => rows // ranks
+            rows / ranks is rounded down, and rows are lost: round up.
+        rank * stored => (rank - 1) * stored
+            ranks are numbered from 0.
+        -(-rows // ranks) => rows // ranks + 1
+            that is one row too many where the ranks divide the rows: round
+            up, with -(-rows // ranks).
+        """,
     shown=(
         "That is what FSDP2 holds, to the row: all ranks store the same, and "
         "with more ranks than rows some store padding only."
@@ -360,65 +210,19 @@ check_stored_rows = Exercise(
     tolerance=EXACT,
 )
 
-
 # Bytes of shards (lab 4)
 
 
-def _right_shard_bytes(
-    shapes: Sequence[tuple[int, ...]], ranks: int, rank: int
-) -> tuple[int, int, int]:
-    held = rank_states([Unit("", tuple(shapes))], ranks, rank)
-    return held.parameters, held.gradients, held.optimizer
+def shard_bytes(shapes, ranks, rank):
+    from math import prod
 
-
-def _shard_bytes(
-    shapes: Sequence[tuple[int, ...]],
-    ranks: int,
-    rank: int,
-    padded: str = "pg",
-    moments: int = 2,
-    counter: int = 4,
-    size: int = 4,
-    uncut: str = "",
-    flat: bool = False,
-    mean: bool = False,
-    idle: bool = True,
-) -> tuple[float, float, float]:
-    """The bytes, with one thing or another wrong.
-
-    Args:
-        shapes, ranks, rank: of the exercise.
-        padded: which parts have padding, of ``"pgo"``.
-        moments, counter: numbers per parameter and bytes per tensor of Adam.
-        size: bytes of a number.
-        uncut: which parts are not cut.
-        flat: whether all numbers of a tensor are cut, instead of its rows.
-        mean: whether everything is divided by the ranks, without rounding.
-        idle: whether Adam has counters on a rank that owns no row.
-    """
-
-    def numbers(part: str) -> float:
-        total = 0.0
-        for shape in shapes:
-            length, each = (
-                (prod(shape), 1) if flat else (shape[0], prod(shape[1:]))
-            )
-            if part in uncut:
-                count: float = length
-            elif mean:
-                count = length / ranks
-            else:
-                first = 0 if part in padded else rank
-                count = rows(length, ranks, first)
-            total += count * each
-        return total
-
-    return (
-        size * numbers("p"),
-        size * numbers("g"),
-        moments * size * numbers("o")
-        + counter * len(shapes) * (idle or numbers("o") > 0),
-    )
+    stored = own = 0
+    for rows, *rest in shapes:
+        each = -(-rows // ranks)  # rounded up: what rank 0 has
+        mine = max(min(each, rows - rank * each), 0)
+        stored += each * prod(rest)
+        own += mine * prod(rest)
+    return 4 * stored, 4 * stored, 8 * own + 4 * len(shapes)
 
 
 def _shards_case(shapes: Sequence[tuple[int, ...]], ranks: int) -> Case:
@@ -428,8 +232,11 @@ def _shards_case(shapes: Sequence[tuple[int, ...]], ranks: int) -> Case:
     )
 
 
+BYTES = "4 * stored, 4 * stored, 8 * own"
+WHOLE = "4 * sum(map(prod, shapes))"
+
 check_shard_bytes = Exercise(
-    signature="shard_bytes(shapes, ranks, rank)",
+    shard_bytes,
     cases=[
         _shards_case([(10, 8), (10,), (3, 10), (3,)], 4),
         _shards_case([(16, 3, 3, 3), (16,), (1, 5)], 3),
@@ -441,88 +248,63 @@ check_shard_bytes = Exercise(
     observe=calls(
         lambda shapes, ranks, rank: f"answer for rank {rank} of {ranks}"
     ),
-    solution=_right_shard_bytes,
-    mistakes=variants(
-        _shard_bytes,
-        [
-            (
-                "only the rank's own rows are counted for parameters and "
-                "gradients: they are stored with padding, as many rows as "
-                "rank 0 has.",
-                {"padded": ""},
-            ),
-            (
-                "gradients are stored with padding, as the parameters are.",
-                {"padded": "p"},
-            ),
-            (
-                "Adam's moments have no padding: they have the rank's own "
-                "rows.",
-                {"padded": "pgo"},
-            ),
-            (
-                "padding and own rows are the wrong way round: parameters "
-                "and gradients are padded, Adam's moments are not.",
-                {"padded": "o"},
-            ),
-            (
-                "Adam also counts its steps: 4 bytes for each parameter "
-                "tensor, on every rank.",
-                {"counter": 0},
-            ),
-            (
-                "a rank that owns no row has Adam's counters all the same, "
-                "4 bytes for each tensor.",
-                {"idle": False},
-            ),
-            (
-                "the counter of steps has 4 bytes for each tensor, not 8.",
-                {"counter": 8},
-            ),
-            (
-                "Adam keeps two numbers for each parameter, here there is "
-                "one.",
-                {"moments": 1},
-            ),
-            (
-                "Adam keeps two numbers for each parameter; an fp32 copy is "
-                "there only if the parameters themselves have 16 bits.",
-                {"moments": 3},
-            ),
-            (
-                "these are numbers, not bytes: in fp32 each takes 4.",
-                {"size": 1},
-            ),
-            ("a number in fp32 takes 4 bytes, not 2.", {"size": 2}),
-            (
-                "parameters and gradients are cut, too: this is ZeRO-1.",
-                {"uncut": "pg"},
-            ),
-            (
-                "the parameters are cut, too, between the steps.",
-                {"uncut": "p"},
-            ),
-            (
-                "FSDP2 cuts along the first dimension: whole rows, not "
-                "single numbers.",
-                {"flat": True},
-            ),
-            (
-                "the whole is divided by the ranks: rows are not, they are "
-                "cut into whole ones, and rounded up.",
-                {"mean": True},
-            ),
-        ],
-    ),
+    mistakes=f"""
+        4 * stored, 4 * stored => 4 * own, 4 * own
+            only the rank's own rows are counted for parameters and gradients:
+            they are stored with padding, as many rows as rank 0 has.
+        4 * stored, 8 => 4 * own, 8
+            gradients are stored with padding, as the parameters are.
+        8 * own => 8 * stored
+            Adam's moments have no padding: they have the rank's own rows.
+        {BYTES} => 4 * own, 4 * own, 8 * stored
+            padding and own rows are the wrong way round: parameters and
+            gradients are padded, Adam's moments are not.
+        + 4 * len(shapes) =>
+            Adam also counts its steps: 4 bytes for each parameter tensor, on
+            every rank.
+        + 4 * len(shapes) => + 4 * len(shapes) * (own > 0)
+            a rank that owns no row has Adam's counters all the same, 4 bytes
+            for each tensor.
+        + 4 * len(shapes) => + 8 * len(shapes)
+            the counter of steps has 4 bytes for each tensor, not 8.
+        8 * own => 4 * own
+            Adam keeps two numbers for each parameter, here there is one.
+        8 * own => 12 * own
+            Adam keeps two numbers for each parameter; an fp32 copy is there
+            only if the parameters themselves have 16 bits.
+        {BYTES} => stored, stored, 2 * own
+            these are numbers, not bytes: in fp32 each takes 4.
+        {BYTES} => 2 * stored, 2 * stored, 4 * own
+            a number in fp32 takes 4 bytes, not 2.
+        4 * stored, 4 * stored => {WHOLE}, {WHOLE}
+            parameters and gradients are cut, too: this is ZeRO-1.
+        return 4 * stored => return {WHOLE}
+            the parameters are cut, too, between the steps.
+        *rest in shapes => *rest in [[prod(shape)] for shape in shapes]
+            FSDP2 cuts along the first dimension: whole rows, not single
+            numbers.
+        -(-rows // ranks) => rows / ranks
+        max(min(each, rows - rank * each), 0) => each
+            the whole is divided by the ranks: rows are not, they are cut into
+            whole ones, and rounded up.
+        """,
     shown=(
         "That is what rank_states computes and what a real rank holds. It "
         "says nothing of what is gathered, nor of activations."
     ),
-    tolerance=1e-12,
+    tolerance=EXACT,
 )
 
-
 # Gradients averaged by hand
+
+
+def average_gradients(model):
+    import torch.distributed as dist
+
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
 
 
 def _averaging(
@@ -538,7 +320,8 @@ def _averaging(
     """
     model, shares = _averaging_start(sizes, frozen)
     rank = dist.get_rank()
-    mean_loss(model, shares[rank]).backward()
+    x, y = shares[rank]
+    F.cross_entropy(model(x), y).backward()
     own, weights = _gradients(model), _weights(model)
     unused = [p for p in model.parameters() if p.grad is None]
     result = fn(model, sizes[rank]) if told else fn(model)
@@ -564,12 +347,8 @@ def _averaging_start(
 
 def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     """The gradient that each rank has at the end."""
-    sizes, frozen, _ = args
+    sizes, *_ = args
     names = [f"gradient on rank {rank}" for rank in range(len(sizes))]
-    if fn is alone:
-        model, shares = _averaging_start(sizes, frozen)
-        mean_loss(model, whole(shares)).backward()
-        return Seen(dict.fromkeys(names, _gradients(model)))
     reports = together(_averaging, fn, *args, ranks=len(sizes))
     if isinstance(reports, Seen):
         return reports
@@ -611,58 +390,6 @@ def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
-def _averages(
-    model: nn.Module,
-    count: int = 0,
-    weigh: str = "mean",
-    how: str = "all-reduce",
-    only: str = "",
-    reduction: str = "SUM",
-) -> None:
-    """All-reduce the gradients, with one thing or another wrong.
-
-    Args:
-        model: after its backward pass.
-        count: samples of this rank.
-        weigh: what each gradient is multiplied by before the sum, by name.
-        how: the collective.
-        only: which parameters take part: all, the ``"first"``, the
-            ``"last"``, or those that are a ``"matrix"``.
-        reduction: of :class:`torch.distributed.ReduceOp`.
-    """
-    ranks = dist.get_world_size()
-    total = torch.tensor(count)
-    dist.all_reduce(total)
-    weight = {
-        "mean": 1 / ranks,
-        "half": 1 / 2,
-        "sum": 1,
-        "twice": 1 / ranks**2,
-        "share": count / max(total.item(), 1),
-        "count": count,
-        "share of mean": count / max(total.item(), 1) / ranks,
-        "inverse": 1 - count / max(total.item(), 1),
-        "divided": 1 / max(count, 1),
-        "divided by all": 1 / max(total.item(), 1),
-        "count of mean": count / ranks,
-    }[weigh]
-    trained = [p for p in model.parameters() if p.grad is not None]
-    chosen = {
-        "": trained,
-        "first": trained[:1],
-        "last": trained[-1:],
-        "matrix": [p for p in trained if p.ndim > 1],
-    }[only]
-    for p in chosen:
-        p.grad *= weight
-        if how == "all-reduce":
-            dist.all_reduce(p.grad, getattr(dist.ReduceOp, reduction))
-        elif how == "broadcast":
-            dist.broadcast(p.grad, 0)
-        elif how == "reduce":
-            dist.reduce(p.grad, 0)
-
-
 def _averaging_case(
     sizes: tuple[int, ...], frozen: bool = False, told: bool = False
 ) -> Case:
@@ -674,154 +401,151 @@ def _averaging_case(
     return Case(words, lambda: (sizes, frozen, told))
 
 
+ALL_REDUCE = "dist.all_reduce(p.grad)"
+DIVIDE = "p.grad /= dist.get_world_size()"
+TRAINED = "[q for q in model.parameters() if q.grad is not None]"
 ALL_PARAMETERS = "every parameter of the model needs an all-reduce."
 
 check_average_gradients = Exercise(
-    signature="average_gradients(model)",
+    average_gradients,
     cases=[
         _averaging_case((3, 3)),
         _averaging_case((4, 4), frozen=True),
         _averaging_case((3,)),
     ],
     observe=_observe_averaging,
-    solution=alone,
-    mistakes=[
-        (
-            "the gradients are added up and not divided: the mean over all "
-            "samples is the mean of the ranks' means, so divide by the "
-            "number of ranks.",
-            partial(_averages, weigh="sum"),
-        ),
-        (
-            "the sum is divided by 2, however many ranks there are: "
-            "`dist.get_world_size()` is their number.",
-            partial(_averages, weigh="half"),
-        ),
-        (
-            "the gradients are divided by the number of ranks twice, before "
-            "and after the sum, or once more than `all_reduce` needs.",
-            partial(_averages, weigh="twice"),
-        ),
-        (
-            "each rank divides its own gradient, and nothing is added up: "
-            "`dist.all_reduce(p.grad)` makes the sum over the ranks.",
-            partial(_averages, how="none"),
-        ),
-        (
-            "both ranks have the gradient of rank 0: a broadcast copies it, "
-            "and the samples of the others are lost. `all_reduce` adds up.",
-            partial(_averages, weigh="sum", how="broadcast"),
-        ),
-        (
-            "both ranks have a part of rank 0's gradient: a broadcast copies "
-            "it, and the samples of the others are lost. `all_reduce` adds "
-            "up.",
-            partial(_averages, how="broadcast"),
-        ),
-        (
-            "only rank 0 has the result: `dist.reduce` gives it to one rank, "
-            "`dist.all_reduce` to all.",
-            partial(_averages, how="reduce"),
-        ),
-        (
-            "only rank 0 has a sum: `dist.reduce` gives it to one rank, "
-            "`dist.all_reduce` to all.",
-            partial(_averages, weigh="sum", how="reduce"),
-        ),
-        (
-            "this takes the larger of the ranks' numbers: `all_reduce` adds "
-            "up unless it is told otherwise.",
-            partial(_averages, weigh="sum", reduction="MAX"),
-        ),
-        *[
-            (f"{text}: {ALL_PARAMETERS}", partial(_averages, **change))
-            for text, only in (
-                ("only the first parameter is averaged", "first"),
-                ("only the last parameter is averaged", "last"),
-                ("the biases are left out", "matrix"),
-            )
-            for change in ({"only": only}, {"only": only, "weigh": "sum"})
-        ],
-    ],
+    mistakes=f"""
+        {DIVIDE} =>
+            the gradients are added up and not divided: the mean over all
+            samples is the mean of the ranks' means, so divide by the number
+            of ranks.
+        dist.get_world_size() => 2
+            the sum is divided by 2, however many ranks there are:
+            `dist.get_world_size()` is their number.
+        dist.get_world_size() => dist.get_world_size() ** 2
+            the gradients are divided by the number of ranks twice, before and
+            after the sum, or once more than `all_reduce` needs.
+        {ALL_REDUCE} =>
+            each rank divides its own gradient, and nothing is added up:
+            `dist.all_reduce(p.grad)` makes the sum over the ranks.
+        {ALL_REDUCE} => dist.broadcast(p.grad, 0)
+        {DIVIDE} =>
+            both ranks have the gradient of rank 0: a broadcast copies it, and
+            the samples of the others are lost. `all_reduce` adds up.
+        {ALL_REDUCE} => dist.broadcast(p.grad, 0)
+            both ranks have a part of rank 0's gradient: a broadcast copies
+            it, and the samples of the others are lost. `all_reduce` adds up.
+        {ALL_REDUCE} => dist.reduce(p.grad, 0)
+            only rank 0 has the result: `dist.reduce` gives it to one rank,
+            `dist.all_reduce` to all.
+        {ALL_REDUCE} => dist.reduce(p.grad, 0)
+        {DIVIDE} =>
+            only rank 0 has a sum: `dist.reduce` gives it to one rank,
+            `dist.all_reduce` to all.
+        {ALL_REDUCE} => dist.all_reduce(p.grad, dist.ReduceOp.MAX)
+        {DIVIDE} =>
+            this takes the larger of the ranks' numbers: `all_reduce` adds up
+            unless it is told otherwise.
+        model.parameters() => {TRAINED}[:1]
+        or
+        model.parameters() => {TRAINED}[:1]
+        {DIVIDE} =>
+            only the first parameter is averaged: {ALL_PARAMETERS}
+        model.parameters() => {TRAINED}[-1:]
+        or
+        model.parameters() => {TRAINED}[-1:]
+        {DIVIDE} =>
+            only the last parameter is averaged: {ALL_PARAMETERS}
+        not None => not None and p.ndim > 1
+        or
+        not None => not None and p.ndim > 1
+        {DIVIDE} =>
+            the biases are left out: {ALL_PARAMETERS}
+        """,
     shown=(
         "All ranks have the gradient that one process has on all samples. "
         "What is still needed for equal weights: the same start and the same "
         "optimizer."
     ),
     tolerance=BIT_CLOSE,
+    two=False,
 )
 
+
+def weighted_average(model, samples):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(samples)
+    dist.all_reduce(total)
+    for p in model.parameters():
+        p.grad *= samples / total.item()
+        dist.all_reduce(p.grad)
+
+
 check_weighted_average = Exercise(
-    signature="weighted_average(model, samples)",
+    weighted_average,
     cases=[
         _averaging_case((5, 2), told=True),
         _averaging_case((1, 6), told=True),
     ],
     observe=_observe_averaging,
-    solution=alone,
-    mistakes=[
-        (
-            "each rank weighs 1/N. That is right only for equal shares: a "
-            "mean over n of all samples weighs n / all.",
-            partial(_averages, weigh="mean"),
-        ),
-        (
-            "the gradients are added up as they are: a mean over n of all "
-            "samples weighs n / all.",
-            partial(_averages, weigh="sum"),
-        ),
-        (
-            "the gradients are weighted by n / all and divided by the number "
-            "of ranks as well: n / all alone is the weight.",
-            partial(_averages, weigh="share of mean"),
-        ),
-        (
-            "the gradients are multiplied by the samples of their rank, and "
-            "never divided by those of all ranks.",
-            partial(_averages, weigh="count"),
-        ),
-        (
-            "the gradients are multiplied by the samples of their rank and "
-            "divided by the number of ranks: divide by the samples of all "
-            "ranks instead.",
-            partial(_averages, weigh="count of mean"),
-        ),
-        (
-            "the smaller share has the larger weight here: it is n / all, "
-            "with n of the rank itself.",
-            partial(_averages, weigh="inverse"),
-        ),
-        (
-            "each gradient is divided by the samples of its rank: it is a "
-            "mean already, and counts n / all.",
-            partial(_averages, weigh="divided"),
-        ),
-        (
-            "the gradients are divided by all samples, and not multiplied by "
-            "those of their rank first: they are means, not sums.",
-            partial(_averages, weigh="divided by all"),
-        ),
-        (
-            "each rank weighs its gradient, and nothing is added up: "
-            "`dist.all_reduce(p.grad)` makes the sum over the ranks.",
-            partial(_averages, weigh="share", how="none"),
-        ),
-        (
-            "only rank 0 has the result: `dist.reduce` gives it to one rank, "
-            "`dist.all_reduce` to all.",
-            partial(_averages, weigh="share", how="reduce"),
-        ),
-    ],
+    mistakes=f"""
+        samples / total.item() => 1 / dist.get_world_size()
+            each rank weighs 1/N. That is right only for equal shares: a mean
+            over n of all samples weighs n / all.
+        samples / total.item() => 1
+            the gradients are added up as they are: a mean over n of all
+            samples weighs n / all.
+        total.item() => total.item() / dist.get_world_size()
+            the gradients are weighted by n / all and divided by the number of
+            ranks as well: n / all alone is the weight.
+        / total.item() =>
+            the gradients are multiplied by the samples of their rank, and
+            never divided by those of all ranks.
+        total.item() => dist.get_world_size()
+            the gradients are multiplied by the samples of their rank and
+            divided by the number of ranks: divide by the samples of all ranks
+            instead.
+        samples / total.item() => 1 - samples / total.item()
+            the smaller share has the larger weight here: it is n / all, with
+            n of the rank itself.
+        samples / total.item() => 1 / samples
+            each gradient is divided by the samples of its rank: it is a mean
+            already, and counts n / all.
+        samples / total.item() => 1 / total.item()
+            the gradients are divided by all samples, and not multiplied by
+            those of their rank first: they are means, not sums.
+        {ALL_REDUCE} =>
+            each rank weighs its gradient, and nothing is added up:
+            `dist.all_reduce(p.grad)` makes the sum over the ranks.
+        {ALL_REDUCE} => dist.reduce(p.grad, 0)
+            only rank 0 has the result: `dist.reduce` gives it to one rank,
+            `dist.all_reduce` to all.
+        """,
     shown=(
         "Every sample of the batch counts the same, whichever rank it is on. "
         "DDP and FSDP2 average over the ranks: with unequal shares they "
         "count the samples of the smaller one more."
     ),
     tolerance=BIT_CLOSE,
+    two=False,
 )
 
-
 # A step whose ranks drift apart
+
+
+def in_step(model, optimizer, x, y, average):
+    from torch.nn import functional, utils
+
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    for p in model.parameters():
+        average(p.grad)
+    norm = utils.clip_grad_norm_(model.parameters(), 1.0)
+    if norm.isfinite():  # the same number on all ranks
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 def _stepping(fn: Callable, steps: int, broken: int | None) -> dict:
@@ -878,12 +602,6 @@ def _stepping_start(
 def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     """What the steps add to the weights of each rank."""
     names = [f"update of the weights on rank {rank}" for rank in range(2)]
-    if fn is alone:
-        model, optimizer, windows = _stepping_start(*args)
-        start = _weights(model)
-        for shares in windows:
-            _in_step(model, optimizer, *whole(shares), lambda tensor: None)
-        return Seen(dict.fromkeys(names, _weights(model) - start))
     reports = together(_stepping, fn, *args)
     if isinstance(reports, Seen):
         return reports
@@ -912,48 +630,6 @@ def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
-def _in_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    average: Callable[[torch.Tensor], None],
-    order: str = "average clip",
-    decide: str = "gradient",
-) -> None:
-    """A step, with one thing or another wrong.
-
-    Args:
-        model, optimizer, x, y, average: of the exercise.
-        order: actions after the backward pass.
-        decide: what must be finite for a step: this rank's ``"loss"``, the
-            ``"gradient"`` at the end, or nothing.
-    """
-    loss = mean_loss(model, (x, y))
-    loss.backward()
-
-    def each(change: Callable[[nn.Parameter], object]) -> None:
-        with torch.no_grad():
-            for p in model.parameters():
-                change(p)
-
-    actions = {
-        "average": lambda: each(lambda p: average(p.grad)),
-        "clip": lambda: clip_grad_norm_(model.parameters(), 1.0),
-        "halve": lambda: each(lambda p: p.grad.div_(RANKS)),
-    }
-    for name in order.split():
-        actions[name]()
-    finite = {
-        "loss": loss.isfinite(),
-        "gradient": all(p.grad.isfinite().all() for p in model.parameters()),
-        "": True,
-    }[decide]
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 def _step_case(steps: int, broken: int | None = None) -> Case:
     words = f"{steps} steps on 2 ranks"
     if broken is not None:
@@ -961,61 +637,63 @@ def _step_case(steps: int, broken: int | None = None) -> Case:
     return Case(words, lambda: (steps, broken))
 
 
-LOCAL_CLIP = (
-    "the ranks agree with each other and not with one process. What changes "
-    "a gradient by the numbers of its own rank alone has no place before the "
-    "average."
-)
-OWN_LOSS = (
-    "each rank decides by its own loss whether it steps. With the average "
-    "the NaN of one rank reaches the gradients of all, and the rank whose "
-    "own loss is finite steps with it: decide by something that is equal on "
-    "all ranks."
-)
+CLIP = "utils.clip_grad_norm_(model.parameters(), 1.0)"
+NORM = "utils.get_total_norm([p.grad for p in model.parameters()])"
+
 check_in_step = Exercise(
-    signature="in_step(model, optimizer, x, y, average)",
+    in_step,
     cases=[_step_case(3), _step_case(3, 2), _step_case(3, 1)],
     observe=_observe_stepping,
-    solution=alone,
-    mistakes=[
-        (LOCAL_CLIP, partial(_in_step, order="clip average")),
-        (
-            "the gradients are not averaged: each rank trains a model of its "
-            "own.",
-            partial(_in_step, order="clip"),
-        ),
-        (
-            "the gradients are not averaged: each rank trains a model of its "
-            "own.",
-            partial(_in_step, order="clip", decide="loss"),
-        ),
-        (
-            "the gradient is not clipped: the norm may be 1.0 at most, after "
-            "the average.",
-            partial(_in_step, order="average"),
-        ),
-        (
-            "`average` divides by the number of ranks already: it makes the "
-            "mean.",
-            partial(_in_step, order="average halve clip"),
-        ),
-        (OWN_LOSS, partial(_in_step, decide="loss")),
-        (
-            "after the step with the NaN no weight of either rank is a number "
-            "any more: leave that step out, on both.",
-            partial(_in_step, decide=""),
-        ),
-    ],
+    mistakes=f"""
+        loss.backward() => loss.backward(); {CLIP}
+        norm = {CLIP} => norm = {NORM}
+            the ranks agree with each other and not with one process. What
+            changes a gradient by the numbers of its own rank alone has no
+            place before the average.
+        average(p.grad) =>
+        or
+        average(p.grad) =>
+        norm.isfinite() => loss.isfinite()
+            the gradients are not averaged: each rank trains a model of its
+            own.
+        norm = {CLIP} => norm = {NORM}
+            the gradient is not clipped: the norm may be 1.0 at most, after
+            the average.
+        average(p.grad) => average(p.grad); p.grad.div_(2)
+            `average` divides by the number of ranks already: it makes the
+            mean.
+        norm.isfinite() => loss.isfinite()
+            each rank decides by its own loss whether it steps. With the
+            average the NaN of one rank reaches the gradients of all, and the
+            rank whose own loss is finite steps with it: decide by something
+            that is equal on all ranks.
+        norm.isfinite() => True
+            after the step with the NaN no weight of either rank is a number
+            any more: leave that step out, on both.
+        """,
     shown=(
         "Both ranks have the weights of one process, after every step. What "
         "decides or changes something comes after the average, so that it is "
         "the same on all ranks."
     ),
     tolerance=BIT_CLOSE,
+    two=False,
 )
 
-
 # Accumulation with deferred synchronisation
+
+
+def accumulate_sharded(model, optimizer, micro_batches):
+    import torch.nn.functional as F
+
+    for i, (x, y) in enumerate(micro_batches):
+        last = i == len(micro_batches) - 1
+        model.set_requires_gradient_sync(last)
+        loss = F.cross_entropy(model(x), y)
+        (loss / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
 
 UNITS = 3
 """What ``fully_shard`` is called on: two layers and the model."""
@@ -1031,7 +709,7 @@ def _accumulating(fn: Callable, count: int) -> dict:
     """
     model, windows = _accumulating_start(count)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    shard(model, [model[0], model[2]], mesh=mesh)
+    sh.shard(model, [model[0], model[2]], mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     start, rank = _weights(model), dist.get_rank()
     scattered, returned, forward, backward = [], "", [], []
@@ -1043,7 +721,7 @@ def _accumulating(fn: Callable, count: int) -> dict:
 
     with model[-1].register_forward_hook(watch):
         for shares in windows:
-            with CommunicationCounter() as counter:
+            with sh.CommunicationCounter() as counter:
                 result = fn(model, optimizer, shares[rank])
             scattered.append(counter.traffic["reduce-scatter"].calls)
             returned = returned or _returned(result)
@@ -1069,15 +747,6 @@ def _accumulating_start(count: int) -> tuple[nn.Module, list]:
 def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     """What two steps add to the weights, and how often units are reduced."""
     name, (count,) = "update of the weights", args
-    if fn is alone:
-        model, windows = _accumulating_start(count)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        start = _weights(model)
-        for first, second in windows:
-            mean_loss(model, *first, *second).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return Seen({name: _weights(model) - start})
     reports = together(_accumulating, fn, *args)
     if isinstance(reports, Seen):
         if reports.hint and "'no_sync'" in reports.hint:
@@ -1116,69 +785,17 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
-def _accumulate(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    sync: str = "last",
-    weigh: str = "mean",
-    each: str = "",
-    end: str = "step wipe",
-) -> None:
-    """Accumulate and step, with one thing or another wrong.
-
-    Args:
-        model, optimizer, micro_batches: of the exercise.
-        sync: which micro-batches reduce the gradients.
-        weigh: what each loss is multiplied by, by name.
-        each: actions after each micro-batch.
-        end: actions after the last one.
-    """
-    count = len(micro_batches)
-    actions = {"step": optimizer.step, "wipe": optimizer.zero_grad}
-    for i, (x, y) in enumerate(micro_batches):
-        model.set_requires_gradient_sync(
-            {
-                "last": i == count - 1,
-                "first": i == 0,
-                "not last": i < count - 1,
-                "all": True,
-            }[sync]
-        )
-        weight = {
-            "mean": 1 / count,
-            "sum": 1,
-            "ranks": 1 / RANKS,
-            "both": 1 / count / RANKS,
-            "times ranks": RANKS / count,
-        }[weigh]
-        (mean_loss(model, (x, y)) * weight).backward()
-        for name in each.split():
-            actions[name]()
-    for name in end.split():
-        actions[name]()
-
-
 NEVER = (
     "there is no reduce-scatter: the gradients of all micro-batches wait, "
     "whole on each rank, and the optimizer has none. Turn the "
     "synchronisation on again for the last one, before its backward pass."
 )
-ADDED_UP = (
-    "the losses are not divided by the number of micro-batches: the "
-    "gradients of all are added up."
-)
-RANKS_TWICE = (
-    "FSDP2 divides by the number of ranks already, when it reduces: your "
-    "loss is divided by it as well. The number of micro-batches alone is "
-    "left."
-)
-STEP_EACH = (
-    "the optimizer steps after every micro-batch: step once, after the last."
-)
+WEIGHTED = "loss / len(micro_batches)"
+EACH = "gradient_sync(last) => gradient_sync(True)"
+STEP = ".backward() => .backward(); optimizer.step(); model.zero_grad()"
 
 check_accumulate_sharded = Exercise(
-    signature="accumulate_sharded(model, optimizer, micro_batches)",
+    accumulate_sharded,
     cases=[
         Case(
             f"{STEPS} steps with {count} micro-batch{'es' * (count > 1)} on "
@@ -1188,59 +805,64 @@ check_accumulate_sharded = Exercise(
         for count in (3, 1)
     ],
     observe=_observe_accumulating,
-    solution=alone,
-    mistakes=[
-        (
-            "only the last micro-batch is not synchronised: what waits is "
-            "reduced with the next backward pass that synchronises, so the "
-            "last one must.",
-            partial(_accumulate, sync="not last"),
-        ),
-        (
-            "the first micro-batch is synchronised, and the others wait for "
-            "one that never comes in this step: the last one must be it.",
-            partial(_accumulate, sync="first"),
-        ),
-        (ADDED_UP, partial(_accumulate, weigh="sum")),
-        (ADDED_UP, partial(_accumulate, weigh="sum", sync="all")),
-        (RANKS_TWICE, partial(_accumulate, weigh="both")),
-        (RANKS_TWICE, partial(_accumulate, weigh="both", sync="all")),
-        (
-            "the losses are divided by the number of ranks, which FSDP2 does "
-            "itself: divide by the number of micro-batches.",
-            partial(_accumulate, weigh="ranks"),
-        ),
-        (
-            "the losses are multiplied by the number of ranks: what FSDP2 "
-            "divides by it are the sums over the ranks, which is right.",
-            partial(_accumulate, weigh="times ranks"),
-        ),
-        (
-            STEP_EACH,
-            partial(_accumulate, sync="all", each="step wipe", end=""),
-        ),
-        (
-            STEP_EACH,
-            partial(
-                _accumulate, sync="all", weigh="sum", each="step wipe", end=""
-            ),
-        ),
-        (
-            "the gradients are not wiped after the step, and the next step "
-            "adds to them.",
-            partial(_accumulate, end="step"),
-        ),
-    ],
+    mistakes=f"""
+        gradient_sync(last) => gradient_sync(not last)
+            only the last micro-batch is not synchronised: what waits is
+            reduced with the next backward pass that synchronises, so the last
+            one must.
+        gradient_sync(last) => gradient_sync(i == 0)
+            the first micro-batch is synchronised, and the others wait for one
+            that never comes in this step: the last one must be it.
+        {WEIGHTED} => loss
+        or
+        {WEIGHTED} => loss
+        {EACH}
+            the losses are not divided by the number of micro-batches: the
+            gradients of all are added up.
+        {WEIGHTED} => {WEIGHTED} / 2
+        or
+        {WEIGHTED} => {WEIGHTED} / 2
+        {EACH}
+            FSDP2 divides by the number of ranks already, when it reduces:
+            your loss is divided by it as well. The number of micro-batches
+            alone is left.
+        {WEIGHTED} => loss / 2
+            the losses are divided by the number of ranks, which FSDP2 does
+            itself: divide by the number of micro-batches.
+        {WEIGHTED} => 2 * {WEIGHTED}
+            the losses are multiplied by the number of ranks: what FSDP2
+            divides by it are the sums over the ranks, which is right.
+        {STEP}
+        {EACH}
+        or
+        {STEP}
+        {EACH}
+        {WEIGHTED} => loss
+            the optimizer steps after every micro-batch: step once, after the
+            last.
+        optimizer.zero_grad() =>
+            the gradients are not wiped after the step, and the next step adds
+            to them.
+        """,
     shown=(
         "The weights are those of one process on all samples, and each unit "
         "was reduced once in each step. The price: until then every rank "
         "holds whole gradients."
     ),
     tolerance=BIT_CLOSE,
+    two=False,
 )
 
-
 # The fewest ranks
+
+
+def fewest_ranks(numbers, stage, card, rest):
+    for power in range(11):
+        states = sh.zero_states(numbers, 2**power, stage)
+        if states.total + rest <= card:
+            return 2**power
+    return None
+
 
 NONE = 0.5
 """Stands for None among numbers of ranks."""
@@ -1279,49 +901,6 @@ def _fewest(fn: Callable, args: tuple) -> Seen:
     )
 
 
-def _fewest_ranks(
-    count: int,
-    stage: str,
-    card: float,
-    rest: float,
-    each: Sequence[float] = EACH,
-    share: Callable[[float, int], float] = lambda rest, ranks: rest,
-    fits: Callable[[float, float], bool] = lambda need, card: need <= card,
-    powers: Sequence[int] = range(11),
-    as_stage: Callable[[str], str] = lambda stage: stage,
-    none: int | None = None,
-    result: Callable[[int], int] = lambda power: 2**power,
-) -> int | None:
-    """The fewest ranks, with one thing or another wrong.
-
-    Args:
-        count, stage, card, rest: of the exercise.
-        each: bytes of parameter, gradient and optimizer states.
-        share: a rank's part of the rest.
-        fits: whether so many bytes fit into a card.
-        powers: of two that are tried.
-        as_stage: what is computed for a stage.
-        none: the answer if nothing fits.
-        result: the answer, from the power.
-    """
-    for power in powers:
-        ranks = 2**power
-        need = sum(_rank_bytes(count, ranks, as_stage(stage), each))
-        if fits(need + share(rest, ranks), card):
-            return result(power)
-    return none
-
-
-def _right_ranks(
-    count: int, stage: str, card: float, rest: float
-) -> int | None:
-    for power in range(11):
-        states = zero_states(count, 2**power, stage)
-        if states.total + rest <= card:
-            return 2**power
-    return None
-
-
 def _cards(*rows: tuple[float, str, float, float]) -> Case:
     """Billions of parameters, stage, GB of a card and of the rest."""
     told = "; ".join(
@@ -1337,7 +916,7 @@ def _cards(*rows: tuple[float, str, float, float]) -> Case:
 
 
 check_fewest_ranks = Exercise(
-    signature="fewest_ranks(numbers, stage, card, rest)",
+    fewest_ranks,
     cases=[
         _cards(
             (7.5, "zero-3", 80, 21),
@@ -1360,74 +939,43 @@ check_fewest_ranks = Exercise(
         ),
     ],
     observe=_fewest,
-    solution=_right_ranks,
-    mistakes=[
-        (
-            "the rest is left out: activations, gathered blocks and work "
-            "memory need room beside the model states.",
-            partial(_fewest_ranks, share=lambda rest, ranks: 0),
-        ),
-        (
-            "the rest is divided by the ranks: `rest` is what every rank "
-            "needs beside its model states, and sharding does not shrink it.",
-            partial(_fewest_ranks, share=lambda rest, ranks: rest / ranks),
-        ),
-        (
-            f"8 bytes are counted for the optimizer: {FP32_COPY}.",
-            partial(_fewest_ranks, each=(2, 2, 8)),
-        ),
-        (
-            "the optimizer states are left out: 12 bytes for each parameter.",
-            partial(_fewest_ranks, each=(2, 2, 0)),
-        ),
-        (
-            "only the parameters are counted: model states are parameters, "
-            "gradients and optimizer states, 2 + 2 + 12 bytes.",
-            partial(_fewest_ranks, each=(2, 0, 0)),
-        ),
-        (
-            "all 16 bytes are divided by the ranks in every stage: that is "
-            "ZeRO-3 alone.",
-            partial(_fewest_ranks, as_stage=lambda stage: "zero-3"),
-        ),
-        (
-            "what fills the card to the last byte fits: need <= card.",
-            partial(_fewest_ranks, fits=lambda need, card: need < card),
-        ),
-        (
-            "1024 ranks are allowed, too.",
-            partial(_fewest_ranks, powers=range(10)),
-        ),
-        (
-            "one rank may be enough: begin with 1.",
-            partial(_fewest_ranks, powers=range(1, 11)),
-        ),
-        (
-            "1024 ranks are the most: where these are not enough, the answer "
-            "is None.",
-            partial(_fewest_ranks, powers=range(40)),
-        ),
-        (
-            "where 1024 ranks are not enough, the answer is None.",
-            partial(_fewest_ranks, none=1024),
-        ),
-        (
-            "where 1024 ranks are not enough, the answer is None.",
-            partial(_fewest_ranks, none=2048),
-        ),
-        (
-            "where 1024 ranks are not enough, the answer is None.",
-            partial(_fewest_ranks, none=0),
-        ),
-        (
-            "this is the largest number of ranks, and the fewest are asked.",
-            partial(_fewest_ranks, powers=range(10, -1, -1)),
-        ),
-        (
-            "this is the exponent: the number of ranks is 2 to its power.",
-            partial(_fewest_ranks, result=lambda power: power),
-        ),
-    ],
+    mistakes=f"""
+        + rest =>
+            the rest is left out: activations, gathered blocks and work memory
+            need room beside the model states.
+        + rest => + rest / 2**power
+            the rest is divided by the ranks: `rest` is what every rank needs
+            beside its model states, and sharding does not shrink it.
+        states.total => states.total - states.optimizer / 3
+            8 bytes are counted for the optimizer: {FP32_COPY}.
+        states.total => states.total - states.optimizer
+            the optimizer states are left out: 12 bytes for each parameter.
+        states.total => states.parameters
+            only the parameters are counted: model states are parameters,
+            gradients and optimizer states, 2 + 2 + 12 bytes.
+        2**power, stage => 2**power, "zero-3"
+            all 16 bytes are divided by the ranks in every stage: that is
+            ZeRO-3 alone.
+        <= => <
+            what fills the card to the last byte fits: need <= card.
+        range(11) => range(10)
+            1024 ranks are allowed, too.
+        range(11) => range(1, 11)
+            one rank may be enough: begin with 1.
+        range(11) => range(40)
+            1024 ranks are the most: where these are not enough, the answer is
+            None.
+        return None => return 1024
+        or
+        return None => return 2048
+        or
+        return None => return 0
+            where 1024 ranks are not enough, the answer is None.
+        range(11) => range(10, -1, -1)
+            this is the largest number of ranks, and the fewest are asked.
+        return 2**power => return power
+            this is the exponent: the number of ranks is 2 to its power.
+        """,
     shown=(
         "A stage that leaves a part whole has an end that no number of ranks "
         "moves: 16, 4 and 2 bytes for each parameter. ZeRO-3 alone goes on, "
@@ -1435,7 +983,6 @@ check_fewest_ranks = Exercise(
     ),
     tolerance=EXACT,
 )
-
 
 # What is read off a model
 
