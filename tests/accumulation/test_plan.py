@@ -19,9 +19,8 @@ from membudget.accumulation import (
     partition,
     peak_at,
     sample_weights,
-    states,
 )
-from membudget.measuring import PeakTracker
+from membudget.measuring import PeakTracker, optimizer_tensors
 from membudget.models import GPT, mlp
 
 # Footprints --------------------------------------------------------------
@@ -202,7 +201,8 @@ def test_what_lies_in_the_footprint(name):
         pass
     assert found.parameters == tracker.start + copies(model)
     assert found.gradients == sum(p.nbytes for p in trained)
-    assert found.optimizer == sum(t.nbytes for t in states(optimizer))
+    kept = optimizer_tensors(optimizer)
+    assert found.optimizer == sum(t.nbytes for t in kept)
     # Whatever the size, these are there at the peak.
     least = found.parameters + found.optimizer + found.gradients
     assert min(peak_at(found.alone, 1), peak_at(found.later, 1)) >= least
@@ -217,11 +217,12 @@ def test_states_of_the_optimizers():
     for name in optimizers():
         build, loss = dense(name)
         model, optimizer = build()
-        assert states(optimizer) == []
+        assert optimizer_tensors(optimizer) == []
         loss(model, 2).backward()
         optimizer.step()
         weights = sum(p.nbytes for p in model.parameters())
-        sizes[name] = sum(t.nbytes for t in states(optimizer)) / weights
+        kept = optimizer_tensors(optimizer)
+        sizes[name] = sum(t.nbytes for t in kept) / weights
     assert sizes["SGD"] == 0
     assert sizes["momentum"] == 1
     assert sizes["Adam"] == pytest.approx(2, rel=0.02)  # and its step counts

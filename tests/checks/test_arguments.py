@@ -33,8 +33,10 @@ PACKAGE = str(Path(membudget.__file__).parent)
 
 MADE_BY_THE_PACKAGE = {
     "accumulation": "Footprint GradientNoise PeakLine Report Window",
-    "checkpointing": "Action Chain ImpossibleAction Moment Run Segments",
-    "ledger": "Account Moment Optimizer PeakLine Prediction Recipe States",
+    "checkpointing": "Action ImpossibleAction Moment Run Segments Stages",
+    "ledger": (
+        "Account Optimizer PaperMoment PeakLine Prediction Recipe States"
+    ),
     "measuring": (
         "Allocation Fit MemoryReading Operator OutOfMemoryReport Reading "
         "SnapshotSummary Status Timing"
@@ -42,7 +44,7 @@ MADE_BY_THE_PACKAGE = {
     "precision": "Lost ScaledStep",
     "sharding": (
         "CheckpointError DeadlineError Finished Held Loaded Moments "
-        "RankError Simulation Stage Traffic"
+        "RankError Simulation Traffic ZeroStage"
     ),
     "widgets": "Whole Widget format_bytes",
 }

@@ -222,10 +222,6 @@ ROWS = {
         accumulation.sample_weights,
         dict(counts=[1, 2], normalisation="window"),
     ),
-    "accumulation.states": lambda: (
-        accumulation.states,
-        dict(optimizer=optimizer()),
-    ),
     "accumulation.sum_gradients": lambda: (
         accumulation.sum_gradients,
         dict(
@@ -564,6 +560,10 @@ ROWS = {
             "resolve_device",
         )
     },
+    "measuring.optimizer_tensors": lambda: (
+        measuring.optimizer_tensors,
+        dict(optimizer=optimizer()),
+    ),
     "measuring.replay": lambda: (
         measuring.replay,
         dict(

@@ -424,7 +424,7 @@ def test_attention(s, dropout, b, h, t, d):
 
     def write(paper, qkv):
         q, k, v = op.split(paper, qkv, (n, n, n))
-        y = op.attention(
+        y = op.unfused_attention(
             paper,
             q,
             k,
@@ -451,7 +451,7 @@ def test_rotary_positions(s, b, h, t, d):
 
     def write(paper, x):
         turns = op.constant(paper, t * d // 2, 8)
-        return op.rotate(paper, x, turns, fused=False)
+        return op.rotate_pairs(paper, x, turns, fused=False)
 
     saved = alone(run, write, (b, h, t, d), itemsize=s)
     assert saved == 8 * t * d // 2

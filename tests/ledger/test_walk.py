@@ -8,8 +8,8 @@ from torch import nn
 
 from membudget import ledger
 from membudget.ledger import (
-    Moment,
     Paper,
+    PaperMoment,
     PaperTensor,
     Row,
     Segment,
@@ -94,7 +94,7 @@ def test_the_same_step_under_a_checkpoint():
 
 
 def test_categories_and_phases_are_the_trackers():
-    moment = Moment("x", "forward", (1, 2, 3, 4, 5, 6))
+    moment = PaperMoment("x", "forward", (1, 2, 3, 4, 5, 6))
     assert moment.live == 21
     assert list(moment.split) == list(CATEGORIES)
     assert list(moment.split.values()) == [1, 2, 3, 4, 5, 6]

@@ -16,7 +16,6 @@ from membudget.accumulation.plan import (
     Footprint,
     Plan,
     footprint,
-    states,
 )
 from membudget.accumulation.strategies import (
     in_place,
@@ -46,7 +45,6 @@ __all__ = [
     "peak_at",
     "peak_lines",
     "sample_weights",
-    "states",
     "sum_gradients",
     "token_counts",
     "weights",

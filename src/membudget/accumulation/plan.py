@@ -24,7 +24,7 @@ from membudget.checks import (
     whole,
 )
 from membudget.ledger import PeakLine, peak_at, peak_lines
-from membudget.measuring import PeakTracker
+from membudget.measuring import PeakTracker, optimizer_tensors
 
 
 @dataclass(frozen=True)
@@ -116,25 +116,10 @@ def footprint(
     return Footprint(
         parameters=sum(p.nbytes for p in model.parameters()) + kept.peak,
         gradients=sum(p.grad.nbytes for p in trained),
-        optimizer=sum(t.nbytes for t in states(optimizer)),
+        optimizer=sum(t.nbytes for t in optimizer_tensors(optimizer)),
         alone=alone,
         later=later,
     )
-
-
-def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors an optimizer holds.
-
-    Raises:
-        TypeError: it is none.
-    """
-    stepper(optimizer)
-    return [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from membudget.checkpointing.segments import (
 )
 from membudget.checkpointing.tape import (
     PARTS,
-    Chain,
     Moment,
     Run,
     Stage,
+    Stages,
     simulate,
 )
 
@@ -33,13 +33,13 @@ __all__ = [
     "MATMULS",
     "PARTS",
     "Action",
-    "Chain",
     "Checkpointed",
     "ImpossibleAction",
     "Moment",
     "Run",
     "Segments",
     "Stage",
+    "Stages",
     "actions",
     "checkpoint_by_hand",
     "equal_segments",

@@ -125,7 +125,7 @@ _SIZES = {
 """The least of each; some runs end before their output is there."""
 
 
-Chain = Sequence[Stage]
+Stages = Sequence[Stage]
 """Stages, the first of which reads the input."""
 
 
@@ -197,7 +197,7 @@ class Run:
 
 
 def simulate(
-    chain: Chain | int, schedule: Sequence, loss_gradient: int = 0
+    chain: Stages | int, schedule: Sequence, loss_gradient: int = 0
 ) -> Run:
     """Run a schedule on the tape machine.
 
@@ -223,7 +223,7 @@ def simulate(
     return machine.run(as_actions(schedule, len(stages)))
 
 
-def as_chain(chain: Chain | int) -> tuple[Stage, ...]:
+def as_chain(chain: Stages | int) -> tuple[Stage, ...]:
     """The stages; a number stands for so many ``Stage()``."""
     if isinstance(chain, int) and not isinstance(chain, bool):
         chain = [Stage()] * whole(chain, "the number of stages", 0, MOST)

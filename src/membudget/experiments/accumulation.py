@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from membudget.accumulation import footprint, states
+from membudget.accumulation import footprint
 from membudget.experiments.definition import experiment
 from membudget.experiments.workload import (
     META,
@@ -15,6 +15,7 @@ from membudget.experiments.workload import (
     seconds,
     workspace,
 )
+from membudget.measuring import optimizer_tensors as states
 
 
 @experiment(

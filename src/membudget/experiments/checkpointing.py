@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import models
-from membudget.accumulation import peak_at, peak_lines, states
+from membudget.accumulation import peak_at, peak_lines
 from membudget.checkpointing import (
     Checkpointed,
     equal_segments,
@@ -37,6 +37,7 @@ from membudget.measuring import (
     PeakTracker,
     replay,
 )
+from membudget.measuring import optimizer_tensors as states
 from membudget.measuring.device import read_memory
 
 

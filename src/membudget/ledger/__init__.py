@@ -37,7 +37,7 @@ from membudget.ledger.recipes import (
     states,
     update_workspace,
 )
-from membudget.ledger.walk import Moment, Prediction, walk
+from membudget.ledger.walk import PaperMoment, Prediction, walk
 
 __all__ = [
     "FAMILIES",
@@ -48,9 +48,9 @@ __all__ = [
     "RECIPES",
     "Account",
     "Chain",
-    "Moment",
     "Optimizer",
     "Paper",
+    "PaperMoment",
     "PaperTensor",
     "PeakLine",
     "Prediction",

@@ -279,7 +279,7 @@ class _Written:
         rows = self.batch * shape.heads * self.tokens
         if shape.fused:
             return op.fused_attention(self.paper, q, k, v, rows)
-        y = op.attention(
+        y = op.unfused_attention(
             self.paper,
             q,
             k,
@@ -332,7 +332,7 @@ class _Written:
         )
         given = q, k
         q, k = (
-            op.rotate(
+            op.rotate_pairs(
                 paper, op.heads_of(paper, part), self.turns, fused, given
             )
             for part in given

@@ -346,7 +346,7 @@ def split(
     return views
 
 
-def rotate(
+def rotate_pairs(
     paper: Paper,
     x: PaperTensor,
     turns: PaperTensor,
@@ -493,7 +493,7 @@ def softmax(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
-def attention(
+def unfused_attention(
     paper: Paper,
     q: PaperTensor,
     k: PaperTensor,

@@ -10,7 +10,7 @@ from membudget.measuring import CATEGORIES, PHASES
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PaperMoment:
     """What is alive while one row is at work, at its worst.
 
     Attributes:
@@ -45,12 +45,12 @@ class Prediction:
             included; of the first micro-batch where there are several.
     """
 
-    moments: tuple[Moment, ...]
+    moments: tuple[PaperMoment, ...]
     start: int
     saved: int
 
     @property
-    def at_peak(self) -> Moment:
+    def at_peak(self) -> PaperMoment:
         """The first moment with the most bytes."""
         return max(self.moments, key=lambda moment: moment.live)
 
@@ -138,7 +138,7 @@ class _Walk:
     def __init__(self) -> None:
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.total = 0  # of what is alive
-        self.moments: list[Moment] = []
+        self.moments: list[PaperMoment] = []
         self.saved = -1
         self.begun: set[int] = set()  # parameters with a gradient
         self.worst, self.parts = -1, ()  # since the last moment
@@ -164,7 +164,7 @@ class _Walk:
         """Note the worst since the last moment."""
         if self.worst < 0:
             self.parts = tuple(self.live.values())
-        self.moments.append(Moment(name, phase, self.parts))
+        self.moments.append(PaperMoment(name, phase, self.parts))
         self.worst = -1
 
     # One micro-batch

@@ -33,6 +33,7 @@ from membudget.measuring.snapshot import (
     trace_events,
 )
 from membudget.measuring.step import trace_step
+from membudget.measuring.storages import optimizer_tensors
 from membudget.measuring.timing import Timing, time_calls
 from membudget.measuring.tracker import (
     CATEGORIES,
@@ -66,6 +67,7 @@ __all__ = [
     "Timing",
     "dry_run",
     "format_bytes",
+    "optimizer_tensors",
     "process_limit",
     "read_memory",
     "replay",

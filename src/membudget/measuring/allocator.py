@@ -72,7 +72,7 @@ def segment_size(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class PoolBlock:
     """A piece of a segment.
 
     Attributes:
@@ -94,7 +94,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Segment:
+class PoolSegment:
     """What the driver gave in one piece, tiled by its blocks.
 
     Attributes:
@@ -107,7 +107,7 @@ class Segment:
     address: int
     size: int
     pool: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[PoolBlock, ...]
 
 
 class Usage(NamedTuple):
@@ -235,18 +235,18 @@ class CachingAllocator:
         self.peak_reserved = self.reserved
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[PoolSegment, ...]:
         """The segments of the moment, in the order of their addresses.
 
         An expandable segment appears as the pieces in which it is mapped.
         """
         return tuple(
-            Segment(
+            PoolSegment(
                 blocks[0].address,
                 sum(block.size for block in blocks),
                 segment.pool.name,
                 tuple(
-                    Block(b.address, b.size, b.requested, b.handle)
+                    PoolBlock(b.address, b.size, b.requested, b.handle)
                     for b in blocks
                 ),
             )
@@ -272,7 +272,7 @@ class CachingAllocator:
         self._record("snapshot", 0, self.allocated)
         return result
 
-    def _segment_entry(self, segment: Segment) -> dict:
+    def _segment_entry(self, segment: PoolSegment) -> dict:
         used = [block for block in segment.blocks if not block.free]
         return {
             "device": 0,

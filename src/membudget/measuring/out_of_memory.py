@@ -19,6 +19,7 @@ from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
 from membudget.measuring.step import LOSS, Loss
+from membudget.measuring.storages import optimizer_tensors
 from membudget.measuring.tracker import (
     CATEGORIES,
     Allocation,
@@ -571,15 +572,11 @@ class _Step:
             id(p): set(state) for p, state in optimizer.state.items()
         }
         self.parameters = _Marks(self._parameters())
-        self.states = _Marks(self._states())
+        self.states = _Marks(optimizer_tensors(optimizer))
 
     def _parameters(self) -> list[torch.Tensor]:
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"]]
-
-    def _states(self) -> list[torch.Tensor]:
-        states = self.optimizer.state.values()
-        return [t for s in states for t in s.values() if torch.is_tensor(t)]
 
     def undo(self) -> str:
         """Remove states that were made since; say what was updated."""
@@ -589,7 +586,8 @@ class _Step:
                 del state[p][key]
             if id(p) not in self.known:
                 del state[p]
-        parameters, states = self._parameters(), self._states()
+        parameters = self._parameters()
+        states = optimizer_tensors(self.optimizer)
         return (
             "The optimizer's step failed halfway, with "
             f"{self.parameters.changed(parameters)} of {len(parameters)} "

@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 
+from membudget.checks import stepper
 from membudget.internals import without_modes
 
 _ROWS = ("crow_indices", "col_indices", "values")
@@ -29,6 +30,15 @@ def tensors(tree: object) -> list[torch.Tensor]:
     for item in tree:
         found += tensors(item)
     return found
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors that an optimizer holds: its states.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
+    return tensors(list(stepper(optimizer).state.values()))
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:

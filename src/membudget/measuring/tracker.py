@@ -27,7 +27,12 @@ from membudget.internals import (
     transformed,
 )
 from membudget.measuring.modules import OUTSIDE, ModuleStack
-from membudget.measuring.storages import is_wrapper, storages, tensors
+from membudget.measuring.storages import (
+    is_wrapper,
+    optimizer_tensors,
+    storages,
+    tensors,
+)
 from membudget.measuring.units import format_bytes
 
 CATEGORIES = (
@@ -420,7 +425,7 @@ class PeakTracker(TorchDispatchMode):
         self._step_in = current_node()
 
     def _step_ends(self, optimizer, args, kwargs) -> None:
-        for tensor in _states(optimizer):
+        for tensor in optimizer_tensors(optimizer):
             self._label(tensor, "optimizer")
         self._stepping, self._step_in = False, None
 
@@ -633,7 +638,7 @@ def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
                 if tensor.grad is not None:
                     yield tensor.grad, "gradients"
         elif isinstance(thing, torch.optim.Optimizer):
-            for tensor in _states(thing):
+            for tensor in optimizer_tensors(thing):
                 yield tensor, "optimizer"
         elif isinstance(thing, nn.Parameter):
             yield thing, "parameters"
@@ -644,12 +649,6 @@ def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
                 f"cannot count {type(thing).__name__}: hand over modules, "
                 "optimizers and tensors (unpack lists with *)"
             )
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors an optimizer holds."""
-    for state in optimizer.state.values():
-        yield from tensors(state)
 
 
 def _last_node() -> int:

@@ -35,7 +35,12 @@ from membudget.sharding.shards import (
     units_of,
 )
 from membudget.sharding.simulating import Simulation, simulate_rank
-from membudget.sharding.states import STAGES, Stage, zero_states, zero_traffic
+from membudget.sharding.states import (
+    STAGES,
+    ZeroStage,
+    zero_states,
+    zero_traffic,
+)
 
 __all__ = [
     "COLLECTIVES",
@@ -50,9 +55,9 @@ __all__ = [
     "RankError",
     "Ranks",
     "Simulation",
-    "Stage",
     "Traffic",
     "Unit",
+    "ZeroStage",
     "first_rank",
     "free_port",
     "fsdp_traffic",

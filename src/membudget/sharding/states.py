@@ -7,7 +7,7 @@ from membudget.ledger import RECIPES, States, bytes_per_parameter
 
 
 @dataclass(frozen=True)
-class Stage:
+class ZeroStage:
     """What is split among the ranks.
 
     Attributes:
@@ -24,10 +24,10 @@ class Stage:
 
 
 STAGES = {
-    "ddp": Stage(False, False, False, 0, "everything on every rank"),
-    "zero-1": Stage(False, False, True, 0, "optimizer states are split"),
-    "zero-2": Stage(False, True, True, 0, "gradients are split, too"),
-    "zero-3": Stage(True, True, True, 2, "parameters are split, too"),
+    "ddp": ZeroStage(False, False, False, 0, "everything on every rank"),
+    "zero-1": ZeroStage(False, False, True, 0, "optimizer states are split"),
+    "zero-2": ZeroStage(False, True, True, 0, "gradients are split, too"),
+    "zero-3": ZeroStage(True, True, True, 2, "parameters are split, too"),
 }
 """The stages by name (Rajbhandari et al. 2020, arXiv 1910.02054, fig. 1)."""
 

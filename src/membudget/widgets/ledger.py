@@ -13,7 +13,7 @@ from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
     RECIPES,
-    Moment,
+    PaperMoment,
     Prediction,
     Transformer,
     predict,
@@ -454,7 +454,7 @@ def _largest(setting: tuple, budget: int) -> int:
     return low
 
 
-def _moment(moment: Moment) -> dict[str, Any]:
+def _moment(moment: PaperMoment) -> dict[str, Any]:
     return {
         "row": moment.row,
         "phase": moment.phase,

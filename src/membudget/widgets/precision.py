@@ -17,7 +17,7 @@ from membudget.ledger import (
     PRESETS,
     RECIPES,
     Chain,
-    Moment,
+    PaperMoment,
     Transformer,
     bytes_per_parameter,
     predict,
@@ -557,7 +557,7 @@ def _account(
             "Chain of membudget.ledger"
         )
 
-    def at_peak(recipe: str, batch: int, checkpointed: bool) -> Moment:
+    def at_peak(recipe: str, batch: int, checkpointed: bool) -> PaperMoment:
         step = predict(
             network,
             batch,
