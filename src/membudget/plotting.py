@@ -160,7 +160,7 @@ def _in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
+def plot_run(axes: "Axes", run: "Run") -> None:
     """Draw what the tape machine counted, action by action.
 
     Stacked steps from below: checkpoints, tapes, recomputed tapes, the value
@@ -171,7 +171,6 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     Args:
         axes: matplotlib's, to draw on.
         run: from :func:`membudget.checkpointing.simulate`.
-        unit: bytes (or units) in one unit of the vertical axis.
     """
     colour = palette()
     looks = {
@@ -185,7 +184,7 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
     count = len(run.moments)
     floor = [0.0] * count
     for part, (label, face, hatch) in looks.items():
-        sizes = [_shown(moment, part) / unit for moment in run.moments]
+        sizes = [_shown(moment, part) for moment in run.moments]
         top = [low + size for low, size in zip(floor, sizes, strict=True)]
         if any(sizes):
             axes.fill_between(
@@ -207,7 +206,7 @@ def plot_run(axes: "Axes", run: "Run", unit: int = 1) -> None:
             look = {"color": colour["recomputation"], "alpha": 0.2, "lw": 0}
             axes.axvspan(start, end, zorder=0, label=label, **look)
             label = ""
-    axes.plot(run.peak_moment + 0.5, run.peak / unit, "ko", markersize=4)
+    axes.plot(run.peak_moment + 0.5, run.peak, "ko", markersize=4)
     axes.set(xlabel="action", xlim=(0, count), ylim=(0, None))
 
 

@@ -118,6 +118,25 @@ def check_fsdp_gradient(rank):
     gradient_of_the_union("fsdp", rank)
 
 
+def check_fsdp_on_some_of_the_ranks(rank):
+    """Each rank has a model of its own, and counts its own samples."""
+    names = ("model", "shard")
+    mesh = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=names)["shard"]
+    _, _, parts = share(rank, ALIKE)
+    own = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+    expected = whole_gradient(classifier(), *own)
+    model = fully_shard(classifier(), mesh=mesh)
+    group = mesh.get_group()
+    accumulator = Accumulator(model, sgd(model), process_group=group)
+    with accumulator.window() as window:
+        run(window, model, parts)
+        window.finish()
+        error = relative(gradients(model), expected)
+        report = window.step()
+    assert error <= 1e-12
+    assert report.count == sum(ALIKE[rank])
+
+
 def train(kind, rank):
     """Three clipped windows end where a single process ends."""
     single, model = classifier(), WRAP[kind](classifier())

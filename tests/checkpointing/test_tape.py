@@ -90,13 +90,13 @@ def test_sizes_and_times_of_each_kind_of_run():
         recompute_time=10,
         backward_time=100,
     )
-    run = simulate([stage] * 2, [[0, 1]], loss_gradient=100_000)
+    run = simulate([stage] * 2, [[0, 1]])
     assert [m.parts for m in run.moments] == [
         (0, 1, 0, 0, 1_000),
         (0, 2, 0, 0, 1_000),
         (0, 1, 10, 0, 2_000),  # is followed by another run
         (0, 2, 20, 0, 3_000),  # is the last of the recomputation
-        (0, 0, 20, 100_000, 5_000),
+        (0, 0, 20, 0, 5_000),
         (0, 0, 10, 10_100, 5_000),
     ]
     assert run.time == 1 + 1 + 1 + 10 + 100 + 100
@@ -269,8 +269,8 @@ class Second:
     boundaries and ("inner", i); what has a holder is alive.
     """
 
-    def __init__(self, chain, loss_gradient):
-        self.chain, self.loss_gradient = chain, loss_gradient
+    def __init__(self, chain):
+        self.chain = chain
         self.storage = [0]
         for i, stage in enumerate(chain):
             self.storage.append(i + 1 if stage.output else self.storage[i])
@@ -321,7 +321,6 @@ class Second:
                 if self.runs[i] > 1
                 else stage.backward_workspace
             )
-            worst += self.loss_gradient * (i == len(self.chain) - 1)
             del self.holders["tape", i]
             self.done, self.left = i, self.left + stage.gradients
             self.time += stage.backward_time
@@ -343,9 +342,9 @@ class Second:
         return worst
 
 
-def second(chain, schedule, loss_gradient=0):
+def second(chain, schedule):
     """Peak, runs and time; or the index of what cannot be done."""
-    machine, peak = Second(chain, loss_gradient), 0
+    machine, peak = Second(chain), 0
     for index, (kind, stage) in enumerate(schedule):
         if not machine.can(kind, stage):
             return index
@@ -357,10 +356,10 @@ def second(chain, schedule, loss_gradient=0):
     return peak, tuple(machine.runs), machine.time
 
 
-def first(chain, schedule, loss_gradient=0):
+def first(chain, schedule):
     """The same of the machine under test."""
     try:
-        run = simulate(chain, schedule, loss_gradient)
+        run = simulate(chain, schedule)
     except ImpossibleAction as error:
         return error.index
     return run.peak, run.runs, run.time
@@ -416,9 +415,8 @@ def test_random_schedules_cost_the_same_in_a_second_machine():
         length = rng.randint(1, 6)
         chain = random_stages(rng, length)
         schedule = random_schedule(rng, length)
-        gradient = rng.choice([0, 5])
-        expected = second(chain, schedule, gradient)
-        assert first(chain, schedule, gradient) == expected, schedule
+        expected = second(chain, schedule)
+        assert first(chain, schedule) == expected, schedule
         possible += not isinstance(expected, int)
         refused += isinstance(expected, int)
     assert possible > 300

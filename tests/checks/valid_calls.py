@@ -280,10 +280,6 @@ ROWS = {
         checkpointing.actions,
         dict(segments=[[0, 1], 2], length=3),
     ),
-    "checkpointing.checkpoint_by_hand": lambda: (
-        checkpointing.checkpoint_by_hand,
-        dict(segment=model(), x=torch.ones(2, 4)),
-    ),
     "checkpointing.equal_segments": lambda: (
         checkpointing.equal_segments,
         dict(length=4, count=2),
@@ -314,7 +310,7 @@ ROWS = {
     ),
     "checkpointing.simulate": lambda: (
         checkpointing.simulate,
-        dict(chain=2, schedule=[0, 1], loss_gradient=0),
+        dict(chain=2, schedule=[0, 1]),
     ),
     # data
     "data.digits": lambda: (data.digits, dict(dtype=torch.float32)),
@@ -510,7 +506,6 @@ ROWS = {
             window=3,
             warning=0.5,
             critical=0.9,
-            on_change=None,
         ),
     ),
     "measuring.MemoryMonitor.__call__": lambda: (
@@ -566,10 +561,7 @@ ROWS = {
     ),
     "measuring.replay": lambda: (
         measuring.replay,
-        dict(
-            events=[("allocate", 1, 5), ("free", 1, 5)],
-            allocator=measuring.CachingAllocator(),
-        ),
+        dict(events=[("allocate", 1, 5), ("free", 1, 5)]),
     ),
     "measuring.round_size": lambda: (measuring.round_size, dict(size=1000)),
     "measuring.segment_size": lambda: (
@@ -673,7 +665,7 @@ ROWS = {
     # precision
     "precision.Autocast": lambda: (
         precision.Autocast,
-        dict(device="cuda", dtype=torch.bfloat16, cache=True),
+        dict(device="cuda", dtype=torch.bfloat16),
     ),
     "precision.DynamicScale": lambda: (
         precision.DynamicScale,

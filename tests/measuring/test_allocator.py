@@ -589,20 +589,11 @@ def test_replay():
     assert replay(iter([])).timeline == []
 
 
-def test_replay_on_an_allocator_at_hand():
-    allocator = CachingAllocator(capacity=30 * MIB)
+def test_replay_until_it_is_out_of_memory():
     events = [("allocate", n, 10 * MIB) for n in range(4)]
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        replay(events, allocator)
+        replay(events, capacity=30 * MIB)
     assert caught.value.__notes__ == ["at event 3: ('allocate', 3, 10485760)"]
-    assert [usage.reserved // MIB for usage in allocator.timeline] == [
-        10,
-        20,
-        30,
-        30,
-    ]
-    with pytest.raises(TypeError, match="capacity would be ignored: give"):
-        replay([], allocator, capacity=1)
 
 
 @pytest.mark.parametrize(

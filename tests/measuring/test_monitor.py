@@ -100,41 +100,6 @@ def test_before_the_first_reading():
         m.line()
 
 
-def test_changes_are_announced_once_and_after_the_reading_is_kept():
-    seen = []
-
-    def on_change(old, new, which):
-        assert which is m and m.status is new
-        seen.append((old.name, new.name, m.readings[-1].bytes))
-
-    m = reading(
-        [50, 85, 86, 95, 50, 50, 81, 10, 10],
-        budget=100,
-        window=2,
-        on_change=on_change,
-    )
-    for _ in range(9):
-        m()
-    assert seen == [
-        ("NORMAL", "WARNING", 85),
-        ("WARNING", "CRITICAL", 95),
-        ("CRITICAL", "NORMAL", 50),
-        ("NORMAL", "WARNING", 81),
-        ("WARNING", "NORMAL", 10),
-    ]
-
-
-def test_a_callback_that_raises_loses_no_reading():
-    def on_change(*args):
-        raise KeyError("stop")
-
-    m = reading([95], budget=100, on_change=on_change)
-    with pytest.raises(KeyError, match="stop"):
-        m(7)
-    assert m.readings == [Reading(7, 95)]
-    assert m.status is Status.CRITICAL
-
-
 # Steps, values and the line ----------------------------------------------
 
 

@@ -28,15 +28,14 @@ def heights(axes):
     return tops
 
 
-@pytest.mark.parametrize("unit", [1, 4])
-def test_the_bands_reach_what_is_alive(axes, unit):
+def test_the_bands_reach_what_is_alive(axes):
     run = simulate(9, equal_segments(9, 3))
-    plot_run(axes, run, unit)
+    plot_run(axes, run)
     tops = heights(axes)
     for index, moment in enumerate(run.moments):
         # at its left edge a step has the height of both neighbours
         before = run.moments[index - 1].live if index else 0
-        assert tops[index] == max(moment.live, before) / unit
+        assert tops[index] == max(moment.live, before)
 
 
 def test_the_dot_is_the_peak(axes):

@@ -65,8 +65,9 @@ class Accumulator:
         max_norm: clip the window's gradient to this norm.
         reduction: whether the losses are a ``"mean"`` or a ``"sum"`` over
             the samples or tokens of their micro-batch.
-        process_group: the ranks that hold different data; by default the
-            model's, or all.
+        process_group: the ranks that hold different data; by default that
+            of ``DistributedDataParallel``, or all. A model that
+            ``fully_shard`` laid on some of the ranks does not name its own.
 
     Raises:
         TypeError: an argument of a wrong kind.

@@ -10,7 +10,6 @@ from membudget.accumulation.partition import (
     NORMALISATIONS,
     partition,
     sample_weight,
-    sample_weights,
 )
 from membudget.accumulation.snapshot import buffer_copies
 from membudget.checks import (
@@ -171,11 +170,6 @@ class Plan:
         """Samples in each micro-batch, the remainder last."""
         parts = partition(self.global_batch, self.micro_batch)
         return [part.stop - part.start for part in parts]
-
-    @property
-    def sample_weights(self) -> list[float]:
-        """Weight of one sample of each micro-batch in the gradient."""
-        return sample_weights(self.sizes, self.normalisation)
 
     def sample_weight(self, size: int) -> float:
         """Weight of one sample of a micro-batch of this size.

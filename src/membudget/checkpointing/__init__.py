@@ -1,6 +1,5 @@
 """Checkpointing: forget activations and get them back."""
 
-from membudget.checkpointing.by_hand import checkpoint_by_hand
 from membudget.checkpointing.profiling import profile
 from membudget.checkpointing.running import ATTENTION, MATMULS, Checkpointed
 from membudget.checkpointing.schedule import (
@@ -41,7 +40,6 @@ __all__ = [
     "Stage",
     "Stages",
     "actions",
-    "checkpoint_by_hand",
     "equal_segments",
     "least_peak",
     "no_segments",

@@ -196,17 +196,15 @@ class Run:
         return sum(self.runs) - len(self.runs)
 
 
-def simulate(
-    chain: Stages | int, schedule: Sequence, loss_gradient: int = 0
-) -> Run:
+def simulate(chain: Stages | int, schedule: Sequence) -> Run:
     """Run a schedule on the tape machine.
 
     Args:
         chain: the stages; a number stands for so many ``Stage()``.
         schedule: actions, as :class:`Action` or as text (``"forward 3"``),
             or segments as :func:`membudget.checkpointing.actions` takes them.
-        loss_gradient: bytes of the gradient that the last stage receives;
-            0 for the loss ``sum()``, whose gradient is a single number.
+
+    The loss is ``sum()``: its gradient is a single number and takes nothing.
 
     Raises:
         ImpossibleAction: an action that needs what is not there, that does
@@ -218,9 +216,7 @@ def simulate(
             another argument of a wrong kind.
     """
     stages = as_chain(chain)
-    loss_gradient = whole(loss_gradient, "loss_gradient", 0)
-    machine = _Machine(stages, loss_gradient)
-    return machine.run(as_actions(schedule, len(stages)))
+    return _Machine(stages).run(as_actions(schedule, len(stages)))
 
 
 def as_chain(chain: Stages | int) -> tuple[Stage, ...]:
@@ -246,7 +242,6 @@ def as_chain(chain: Stages | int) -> tuple[Stage, ...]:
 @dataclass
 class _Machine:
     chain: tuple[Stage, ...]
-    loss_gradient: int
     value: int | None = 0  # the boundary at work
     kept: set[int] = field(default_factory=set)
     tapes: set[int] = field(default_factory=set)
@@ -424,8 +419,6 @@ class _Machine:
         item = self.chain[stage]
         self.value = None
         *parts, _ = self._alive()
-        if stage == len(self.chain) - 1:
-            parts[3] += self.loss_gradient
         self.tapes.remove(stage)
         workspace = item.backward_workspace
         if self.runs[stage] > 1:

@@ -202,19 +202,10 @@ def multiply(paper: Paper, x: PaperTensor, y: PaperTensor) -> PaperTensor:
     return out
 
 
-def scale(
-    paper: Paper, x: PaperTensor, watches: tuple[PaperTensor, ...] = ()
-) -> PaperTensor:
+def scale(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x times or divided by a number: saves nothing."""
     y = _new(x)
-    paper.write(
-        "scale",
-        (x,),
-        (y,),
-        needs=False,
-        **_each(x=x),
-        watches=watches,
-    )
+    paper.write("scale", (x,), (y,), needs=False, **_each(x=x))
     return y
 
 

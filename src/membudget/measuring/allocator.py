@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 import torch
 
-from membudget.checks import flag, instance, iterable, shown, whole
+from membudget.checks import flag, iterable, shown, whole
 from membudget.measuring.units import format_bytes
 
 MIB = 1 << 20
@@ -511,9 +511,7 @@ class CachingAllocator:
 
 
 def replay(
-    events: Iterable[tuple[str, Hashable, int]],
-    allocator: CachingAllocator | None = None,
-    **kwargs,
+    events: Iterable[tuple[str, Hashable, int]], **kwargs
 ) -> CachingAllocator:
     """Run a sequence of allocations and frees.
 
@@ -524,15 +522,13 @@ def replay(
             ``events`` of a ``PeakTracker`` are such a sequence, and so is
             what :func:`~membudget.measuring.trace_events` reads from a
             snapshot of a GPU.
-        allocator: to run them on, so that it is at hand after an error.
-        **kwargs: what to make a new :class:`CachingAllocator` of, otherwise.
+        **kwargs: of the new :class:`CachingAllocator`.
 
     Returns:
         The allocator as it is at the end, with its peaks and timeline.
 
     Raises:
-        TypeError: both an allocator and arguments for a new one, or
-            something else in their place.
+        TypeError: events that are no list, or arguments of a wrong kind.
         ValueError: an event that is not of this form, of an unknown kind, or
             with a key that is allocated twice or freed without being live.
         torch.OutOfMemoryError: of the allocator. A note names the event.
@@ -541,14 +537,7 @@ def replay(
         >>> allocator = replay(tracker.events, capacity=15 << 30)
         >>> allocator.peak_allocated, allocator.peak_reserved
     """
-    if allocator is None:
-        allocator = CachingAllocator(**kwargs)
-    elif kwargs:
-        raise TypeError(
-            f"{', '.join(kwargs)} would be ignored: give an allocator or the "
-            "arguments of a new one, not both"
-        )
-    instance(allocator, CachingAllocator, "allocator", "a CachingAllocator")
+    allocator = CachingAllocator(**kwargs)
     handles: dict[Hashable, int] = {}
     for index, event in enumerate(iterable(events, "events", "events")):
         try:

@@ -57,13 +57,11 @@ class MemoryMonitor:
         window: readings that the status looks at.
         warning: share of the budget from which the status is WARNING.
         critical: share of the budget from which the status is CRITICAL.
-        on_change: called as ``on_change(old, new, monitor)`` when the status
-            changes, after the reading was kept. It is NORMAL at first.
 
     Attributes:
         budget: bytes.
         readings: all of them, in order.
-        status: the :class:`Status` after the last reading.
+        status: the :class:`Status` after the last reading, NORMAL at first.
 
     Raises:
         TypeError: a budget or a window that is no whole number, a threshold
@@ -92,9 +90,6 @@ class MemoryMonitor:
         window: int = 20,
         warning: float = 0.8,
         critical: float = 0.9,
-        on_change: (
-            Callable[[Status, Status, "MemoryMonitor"], object] | None
-        ) = None,
     ) -> None:
         warning = number(warning, "warning", above=0, most=1)
         critical = number(critical, "critical", above=0, most=1)
@@ -103,8 +98,6 @@ class MemoryMonitor:
                 f"warning is {warning} and critical {critical}: use shares "
                 "of the budget with 0 < warning < critical <= 1"
             )
-        if on_change is not None:
-            function(on_change, "on_change")
         if read is None:
             self.device = resolve_device(device)
             read = _reader(self.device)
@@ -126,7 +119,6 @@ class MemoryMonitor:
         self.readings: list[Reading] = []
         self.status = Status.NORMAL
         self._read = read
-        self._on_change = on_change
         self._last: deque[int] = deque(maxlen=self.window)
         self._values: dict[str, object] = {}
 
@@ -147,9 +139,7 @@ class MemoryMonitor:
         self.readings.append(Reading(step, count))
         self._last.append(count)
         self._values = values
-        old, self.status = self.status, self._judge()
-        if self.status is not old and self._on_change is not None:
-            self._on_change(old, self.status, self)
+        self.status = self._judge()
         return self.status
 
     def _judge(self) -> Status:

@@ -6,7 +6,7 @@ from types import TracebackType
 import torch
 from torch.overrides import TorchFunctionMode
 
-from membudget.checks import flag, instance, one_of
+from membudget.checks import instance, one_of
 from membudget.internals import has_kernel_for, tree_map
 
 
@@ -136,7 +136,6 @@ class Autocast(TorchFunctionMode):
     Args:
         device: whose lists, ``"cpu"`` or ``"cuda"``.
         dtype: the 16-bit format.
-        cache: whether a weight that is used twice is cast once.
 
     Raises:
         ValueError: an unknown device, or a dtype that is none of the two.
@@ -151,7 +150,6 @@ class Autocast(TorchFunctionMode):
         self,
         device: str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
-        cache: bool = True,
     ) -> None:
         super().__init__()
         self.device = one_of(device, LISTS, "list of operators for")
@@ -160,7 +158,7 @@ class Autocast(TorchFunctionMode):
             raise ValueError(
                 f"dtype is {dtype}: use torch.bfloat16 or torch.float16"
             )
-        self.dtype, self.cache = dtype, flag(cache, "cache")
+        self.dtype = dtype
         self._copies: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> "Autocast":
@@ -217,7 +215,7 @@ class Autocast(TorchFunctionMode):
     def _cast(self, item: object, target: torch.dtype) -> object:
         if not _floats(item) or item.dtype == target:
             return item
-        if not (self.cache and _weight(item) and target != torch.float32):
+        if not (_weight(item) and target != torch.float32):
             return item.to(target)
         key = id(item), target
         if key not in self._copies:
