@@ -48,8 +48,8 @@ def test_an_optimizer_without_parameters():
 def test_an_optimizer_that_needs_a_closure():
     model = classifier()
     message = (
-        "LBFGS evaluates the loss again inside its step and cannot use an "
-        "accumulated gradient: use another optimizer"
+        "LBFGS evaluates the loss again inside its step and cannot use a "
+        "gradient that is there already: use another optimizer"
     )
     with pytest.raises(ValueError, match=says(message)):
         Accumulator(model, optim.LBFGS(model.parameters()))
@@ -324,8 +324,9 @@ WEIGHT_ADVICE = (
     "only)"
 )
 FINITE = (
-    ": a finite one is needed. Look for a micro-batch of padding only, a too "
-    "high learning rate, or fp16 overflow in the forward pass"
+    ": a finite one is needed, and no loss scale makes it one. Look for an "
+    "overflow in the forward pass, a too high learning rate, or a "
+    "micro-batch of padding only"
 )
 SCALAR = ": backward needs a tensor with one element"
 NOT_OPEN = (

@@ -483,7 +483,7 @@ def test_an_optimizer_without_parameters():
 def test_an_optimizer_that_needs_a_closure():
     message = (
         "LBFGS evaluates the loss again inside its step and cannot use a "
-        "scaled gradient: use another optimizer"
+        "gradient that is there already: use another optimizer"
     )
     optimizer = torch.optim.LBFGS(classifier().parameters())
     with pytest.raises(ValueError, match=says(message)):
@@ -655,9 +655,9 @@ GRAPH = (
     "torch.no_grad() and without detach() or item()"
 )
 FINITE = (
-    ": a loss scale cannot mend that, because it is applied later. Look for "
-    "an overflow in the forward pass, a too high learning rate, or a batch "
-    "of padding only"
+    ": a finite one is needed, and no loss scale makes it one. Look for an "
+    "overflow in the forward pass, a too high learning rate, or a "
+    "micro-batch of padding only"
 )
 UNDER = (
     "backward runs under autocast: leave the block after the loss. The "

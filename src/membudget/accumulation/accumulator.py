@@ -14,14 +14,8 @@ from torch import nn
 from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot
-from membudget.checks import (
-    instance,
-    module,
-    number,
-    one_of,
-    scalar_loss,
-    stepper,
-)
+from membudget.checks import instance, module, one_of
+from membudget.stepping import Stepping, finite_loss, full
 
 Item = TypeVar("Item")
 
@@ -47,7 +41,7 @@ class Report:
     stepped: bool
 
 
-class Accumulator:
+class Accumulator(Stepping):
     """Take optimizer steps with the gradient of several micro-batches.
 
     The gradient is Σ_k (n_k / N) ∇L_k with n_k the count of micro-batch k and
@@ -93,31 +87,14 @@ class Accumulator:
         reduction: str = "mean",
         process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        module(model), stepper(optimizer)
-        if scaler is not None:
-            kind = torch.amp.GradScaler
-            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
+        module(model)
+        super().__init__(optimizer, scaler, max_norm)
         if process_group is not None:
             kind = dist.ProcessGroup
             use = "a group of torch.distributed or None"
             instance(process_group, kind, "process_group", use)
-        if not any(group["params"] for group in optimizer.param_groups):
-            raise ValueError(
-                "the optimizer has no parameters: "
-                "give it those of the model that are to be trained"
-            )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the loss again inside its step and cannot "
-                "use an accumulated gradient: use another optimizer"
-            )
-        if max_norm is not None:
-            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
         one_of(reduction, ("mean", "sum"), "reduction")
         self.model = model
-        self.optimizer = optimizer
-        self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self.max_norm = max_norm
         self.reduction = reduction
         distributed = hasattr(model, "no_sync") or hasattr(
             model, "set_requires_gradient_sync"
@@ -142,12 +119,6 @@ class Accumulator:
         if total is not None:
             total = check_count(total, "total", "in the window")
         return Window(self, total)
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer trains."""
-        return [
-            p for group in self.optimizer.param_groups for p in group["params"]
-        ]
 
     def _over_ranks(self, value: float, op: "dist.ReduceOp") -> float:
         if not self.distributed:
@@ -289,7 +260,7 @@ class Window:
             )
         owner = self.owner
         count = check_count(count)
-        value = _loss_value(loss)
+        value = finite_loss(loss)
         if self.total is not None and self.count + count > self.total:
             raise ValueError(
                 f"{self.count + count} samples or tokens came, but "
@@ -298,10 +269,8 @@ class Window:
             )
         self._use_unit(self.total or 2.0 ** ceil(log2(count)))
         mean = owner.reduction == "mean"
-        scaled = loss * ((count if mean else 1) / self._unit)
-        if owner.scaler:
-            scaled = owner.scaler.scale(scaled)
-        scaled.backward()
+        loss = loss * ((count if mean else 1) / self._unit)
+        owner._scaled(loss).backward()
         self.micro_batches += 1
         self.count += count
         self._loss_sum += value * (count if mean else 1)
@@ -348,31 +317,22 @@ class Window:
                 "the gradients of the ranks were not synchronised: let "
                 "the loop over window.over(...) run to its end"
             )
-        parameters = [p for p in owner.parameters() if p.grad is not None]
-        if not parameters:
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient: give the "
-                "optimizer the parameters of the model that made the loss"
-            )
+        parameters = owner._with_gradients()
         total = owner._over_ranks(self.count, dist.ReduceOp.SUM)
         ranks = owner._over_ranks(1, dist.ReduceOp.SUM)
-        if owner.scaler:
-            owner.scaler.unscale_(owner.optimizer)
+        owner._unscale()
         factor = self._unit * ranks / total
         if factor != 1:
             for parameter in parameters:
                 parameter.grad.mul_(factor)
-        norm = _full(
-            nn.utils.get_total_norm([_values(p.grad) for p in parameters])
-        )
+        norm = owner._norm()
         value = norm.item()
         if not isfinite(value) and not owner.scaler:
             raise RuntimeError(
                 f"the window's gradient has norm {value}: lower the "
                 "learning rate, or use a scaler if this is fp16"
             )
-        if owner.max_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, owner.max_norm, norm)
+        owner._clip(norm)
         self._count_of_ranks = total
         self._norm = value
         return value
@@ -385,15 +345,8 @@ class Window:
             RuntimeError: as :meth:`finish`.
         """
         norm = self.finish()
-        owner, scaler = self.owner, self.owner.scaler
-        if scaler:
-            before = scaler.get_scale()
-            scaler.step(owner.optimizer)
-            scaler.update()
-            stepped = scaler.get_scale() >= before > 0
-        else:
-            owner.optimizer.step()
-            stepped = True
+        owner = self.owner
+        stepped = owner._step()
         owner.optimizer.zero_grad()
         self._snapshot = None
         return Report(
@@ -420,29 +373,8 @@ class Window:
             snapshot.restore()
 
 
-def _loss_value(loss: torch.Tensor) -> float:
-    value = scalar_loss(loss).item()
-    if not isfinite(value):
-        raise ValueError(
-            f"the loss is {value}: a finite one is needed. Look for a "
-            "micro-batch of padding only, a too high learning rate, or fp16 "
-            "overflow in the forward pass"
-        )
-    return value
-
-
 def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(_full(parameter.grad.any()))
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    """The value that all ranks share, where a tensor is sharded."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers in a gradient, which may be a sparse tensor."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    return parameter.grad is not None and bool(full(parameter.grad.any()))
 
 
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:

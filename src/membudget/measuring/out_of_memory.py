@@ -27,6 +27,7 @@ from membudget.measuring.tracker import (
     PeakTracker,
 )
 from membudget.measuring.units import format_bytes
+from membudget.stepping import parameters_of
 
 UNCHANGED = "as it is"
 """The name of the step without a change, in :attr:`Fit.change`."""
@@ -340,9 +341,8 @@ class CatchOutOfMemory:
         return True
 
     def _parameters(self) -> list[nn.Parameter]:
-        found = {id(p): p for p in self.model.parameters()}
-        for group in self.optimizer.param_groups if self.optimizer else ():
-            found.update((id(p), p) for p in group["params"])
+        others = parameters_of(self.optimizer) if self.optimizer else []
+        found = {id(p): p for p in [*self.model.parameters(), *others]}
         return list(found.values())
 
     # After a failed step
@@ -571,12 +571,8 @@ class _Step:
         self.known = {
             id(p): set(state) for p, state in optimizer.state.items()
         }
-        self.parameters = _Marks(self._parameters())
+        self.parameters = _Marks(parameters_of(optimizer))
         self.states = _Marks(optimizer_tensors(optimizer))
-
-    def _parameters(self) -> list[torch.Tensor]:
-        groups = self.optimizer.param_groups
-        return [p for group in groups for p in group["params"]]
 
     def undo(self) -> str:
         """Remove states that were made since; say what was updated."""
@@ -586,7 +582,7 @@ class _Step:
                 del state[p][key]
             if id(p) not in self.known:
                 del state[p]
-        parameters = self._parameters()
+        parameters = parameters_of(self.optimizer)
         states = optimizer_tensors(self.optimizer)
         return (
             "The optimizer's step failed halfway, with "

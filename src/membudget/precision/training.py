@@ -11,7 +11,6 @@ from torch import nn
 from membudget.checks import (
     flag,
     function,
-    instance,
     module,
     number,
     scalar_loss,
@@ -19,6 +18,7 @@ from membudget.checks import (
 )
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
+from membudget.stepping import Stepping, finite_loss
 
 TRAINED = ("fp32", "bf16", "fp16")
 """The formats that autocast takes (fp32: it does nothing)."""
@@ -42,7 +42,7 @@ class ScaledStep:
     stepped: bool
 
 
-class MixedPrecision:
+class MixedPrecision(Stepping):
     """Autocast and the loss scale of a training loop.
 
     The order is: forward under :meth:`autocast`, :meth:`backward` (scales
@@ -90,29 +90,13 @@ class MixedPrecision:
         scaler: torch.amp.GradScaler | None = None,
         emulated: bool = False,
     ) -> None:
-        self.optimizer = stepper(optimizer)
+        super().__init__(optimizer, scaler, max_norm)
         flag(emulated, "emulated")
-        if scaler is not None:
-            kind = torch.amp.GradScaler
-            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
         parameters = self.parameters()
-        if not parameters:
-            raise ValueError(
-                "the optimizer has no parameters: "
-                "give it those of the model that are to be trained"
-            )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the loss again inside its step and cannot "
-                "use a scaled gradient: use another optimizer"
-            )
         self.format = _trainable(format)
         self.device = parameters[0].device
         _fp32(parameters)
         _allowed(self.format, self.device, emulated)
-        if max_norm is not None:
-            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
-        self.max_norm = max_norm
         if scaler is not None and self.format != "fp16":
             raise ValueError(
                 f"a scaler is for fp16: {self.format} has the exponents of "
@@ -120,14 +104,8 @@ class MixedPrecision:
                 "scaler out"
             )
         if self.format == "fp16" and scaler is None:
-            scaler = torch.amp.GradScaler(self.device.type)
-        self.scaler = scaler if scaler and scaler.is_enabled() else None
+            self.scaler = torch.amp.GradScaler(self.device.type)
         self._begun = self._unscaled = False
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer trains."""
-        groups = self.optimizer.param_groups
-        return [p for group in groups for p in group["params"]]
 
     def autocast(self) -> AbstractContextManager:
         """``torch.autocast`` in the format, for the forward pass."""
@@ -167,11 +145,8 @@ class MixedPrecision:
             )
         _checked(loss)
         share = number(share, "share, n_k / N,", above=0, most=1)
-        loss = loss * share
-        if self.scaler:
-            loss = self.scaler.scale(loss)
         try:
-            loss.backward()
+            self._scaled(loss * share).backward()
         except BaseException:
             self._clear()
             raise
@@ -192,11 +167,8 @@ class MixedPrecision:
                 "the gradient is unscaled already, and would be too small by "
                 "the loss scale: call unscale() once, before step()"
             )
-        self._gradients()
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        self._unscaled = True
-        return self._norm()
+        self._unscale()
+        return self._norm().item()
 
     def step(self) -> ScaledStep:
         """Unscale, clip, step, update the scale, clear the gradients.
@@ -209,21 +181,16 @@ class MixedPrecision:
             RuntimeError: no backward pass came before, or the gradient is
                 not finite and there is no scaler.
         """
-        norm = self._norm() if self._unscaled else self.unscale()
-        limit = self.max_norm or inf
-        scale, stepped = 1.0, isfinite(norm)
+        if not self._unscaled:
+            self._unscale()
+        norm = self._norm()
+        value, limit = norm.item(), self.max_norm or inf
+        scale = self.scaler.get_scale() if self.scaler else 1.0
+        stepped = False
         try:
-            if norm > limit:
-                nn.utils.clip_grads_with_norm_(
-                    self.parameters(), limit, torch.tensor(norm)
-                )
-            if self.scaler:
-                scale = self.scaler.get_scale()
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                stepped = self.scaler.get_scale() >= scale > 0
-            elif stepped:
-                self.optimizer.step()
+            if self.scaler or isfinite(value):
+                self._clip(norm)
+                stepped = self._step()
         except BaseException:
             if self.scaler:  # it counts the gradient as unscaled still
                 self.scaler.update(self.scaler.get_scale())
@@ -232,37 +199,26 @@ class MixedPrecision:
             self._clear()
         if not stepped and not self.scaler:
             raise RuntimeError(
-                f"the gradient has norm {norm}, and without a scaler no step "
+                f"the gradient has norm {value}, and without a scaler no step "
                 "is skipped for it: the gradient is cleared, the parameters "
                 "are as before. Lower the learning rate, or look for the "
                 "operator that overflows"
             )
-        return ScaledStep(norm, scale, stepped and norm > limit, stepped)
+        return ScaledStep(value, scale, stepped and value > limit, stepped)
 
-    def _clear(self) -> None:
-        self._begun = self._unscaled = False
-        self.optimizer.zero_grad()
-
-    def _norm(self) -> float:
-        numbers = [
-            gradient.coalesce().values() if gradient.is_sparse else gradient
-            for gradient in self._gradients()
-        ]
-        return nn.utils.get_total_norm(numbers).item()
-
-    def _gradients(self) -> list[torch.Tensor]:
+    def _unscale(self) -> None:
         if not self._begun:
             raise RuntimeError(
                 "there is no gradient: run backward(loss) before, for every "
                 "micro-batch of the step"
             )
-        found = [p.grad for p in self.parameters() if p.grad is not None]
-        if not found:
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient: give the "
-                "optimizer the parameters of the model that made the loss"
-            )
-        return found
+        self._with_gradients()
+        super()._unscale()
+        self._unscaled = True
+
+    def _clear(self) -> None:
+        self._begun = self._unscaled = False
+        self.optimizer.zero_grad()
 
 
 class MasterWeights:
@@ -372,10 +328,4 @@ def _checked(loss: torch.Tensor) -> None:
             "fp16 the gradient that enters it, a loss scale of 65 536, is "
             "infinite. Compute it in fp32, from output.float()"
         )
-    value = loss.item()
-    if not isfinite(value):
-        raise ValueError(
-            f"the loss is {value}: a loss scale cannot mend that, because "
-            "it is applied later. Look for an overflow in the forward pass, "
-            "a too high learning rate, or a batch of padding only"
-        )
+    finite_loss(loss)
