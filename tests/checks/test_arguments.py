@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import inspect
 import linecache
-import os
 import signal
 import types
 import typing
@@ -26,8 +25,8 @@ from valid_calls import ROOMS, ROWS, own
 
 import membudget
 from membudget.checkpointing import ImpossibleAction
+from tests.soak import SOAK
 
-SOAK = bool(os.environ.get("SOAK"))
 SECONDS = 2
 PACKAGE = str(Path(membudget.__file__).parent)
 

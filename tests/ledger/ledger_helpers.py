@@ -1,6 +1,5 @@
 """What the tests of the ledger share: the same step, traced and on paper."""
 
-import os
 from itertools import pairwise
 
 import torch
@@ -11,9 +10,6 @@ from torch.utils.checkpoint import checkpoint
 from membudget import ledger
 from membudget.ledger import operators as op
 from membudget.measuring import PeakTracker, trace_step
-
-SOAK = bool(os.environ.get("SOAK"))
-"""Whether the whole grids run, and not a seeded part of them."""
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
@@ -26,12 +22,6 @@ MAKE = {
     None: lambda p, foreach: None,
 }
 """PyTorch's optimizers by the ledger's names."""
-
-
-def part_of(grid, rng, count):
-    """Some of the grid; all of it in a soak."""
-    grid = list(grid)
-    return grid if SOAK else rng.sample(grid, min(count, len(grid)))
 
 
 # Losses ------------------------------------------------------------------

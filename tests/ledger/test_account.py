@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import MAKE, SOAK, classify, next_token
+from ledger_helpers import MAKE, classify, next_token
 from torch import nn
 
 from membudget.ledger import (
@@ -26,6 +26,7 @@ from membudget.ledger import (
 )
 from membudget.measuring import PeakTracker, format_bytes, trace_step
 from membudget.models import convnet, mlp
+from tests.soak import examples
 
 SHAPE = Transformer(40, 16, 2, 4, context=16)
 
@@ -342,7 +343,7 @@ def test_steps_that_differ_from_size_to_size():
     assert largest_batch(model, uneven, x, y, limit=limit) == 20
 
 
-@pytest.mark.parametrize("seed", range(300 if SOAK else 25))
+@pytest.mark.parametrize("seed", range(examples(25)))
 def test_no_answer_is_above_its_limit(seed):
     """Random networks, losses and limits; and one sample more is too much."""
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import DTYPES, next_token, part_of
+from ledger_helpers import DTYPES, next_token
 from torch import nn
 
 from membudget.ledger import (
@@ -22,6 +22,7 @@ from membudget.ledger import (
 )
 from membudget.measuring import SavedBytes, trace_step
 from membudget.models import rotary
+from tests.soak import part_of
 
 RNG = random.Random(0)
 

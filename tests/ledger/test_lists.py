@@ -14,7 +14,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
-from ledger_helpers import MAKE, agree, part_of
+from ledger_helpers import MAKE, agree
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +22,7 @@ from membudget.ledger import Chain, Paper, Transformer, predict
 from membudget.measuring import SavedBytes, trace_step
 from membudget.models import mlp_blocks
 from membudget.precision import Autocast
+from tests.soak import part_of
 
 RNG = random.Random(6)
 DEVICES = ("cpu", "cuda")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import SOAK, both, master_step, part_of, same
+from ledger_helpers import both, master_step, same
 from torch import nn
 
 from membudget.ledger import (
@@ -25,6 +25,7 @@ from membudget.ledger import (
     states,
 )
 from membudget.models import convnet, mlp
+from tests.soak import examples, part_of
 
 RNG = random.Random(0)
 
@@ -174,16 +175,13 @@ def transformers(draw):
     )
 
 
-EXAMPLES = 2000 if SOAK else 70
-
-
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(70))
 @given(transformers(), st.integers(1, 5), st.sampled_from([2, 7, 20]), steps())
 def test_any_transformer(shape, batch, tokens, options):
     same(shape, batch, tokens, **options)
 
 
-@settings(max_examples=EXAMPLES // 3)
+@settings(max_examples=examples(23))
 @given(transformers(), st.integers(1, 5), steps())
 def test_one_token(shape, batch, options):
     """Where transposes are views."""
@@ -233,7 +231,7 @@ def chains(draw):
     return Chain(nn.Sequential(*layers), sample, tuple(segments))
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(70))
 @given(chains(), st.integers(2, 5), steps())
 def test_any_chain(chain, batch, options):
     same(chain, batch, **options)
