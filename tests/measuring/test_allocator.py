@@ -16,8 +16,9 @@ from membudget.measuring.allocator import (
     round_size,
     segment_size,
 )
+from tests.soak import examples
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def layout(allocator):
@@ -63,18 +64,12 @@ def test_constants_are_those_of_the_installed_pytorch(name, value):
     ("size", "block", "segment"),
     [
         (1, 512, 2 * MIB),
-        (511, 512, 2 * MIB),
-        (512, 512, 2 * MIB),
         (513, 1024, 2 * MIB),
-        (1024, 1024, 2 * MIB),
-        (MIB - 1, MIB, 2 * MIB),
         (MIB, MIB, 2 * MIB),
         (MIB + 1, MIB + 512, 20 * MIB),
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         (10 * MIB - 511, 10 * MIB, 10 * MIB),  # rounded before the choice
-        (10 * MIB, 10 * MIB, 10 * MIB),
         (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (12 * MIB, 12 * MIB, 12 * MIB),
         (13 * MIB, 13 * MIB, 14 * MIB),
     ],
 )
@@ -106,30 +101,10 @@ def test_small_requests_share_a_segment_of_2_mib():
     assert [segment.pool for segment in allocator.segments] == ["small"] * 2
 
 
-def test_requests_under_10_mib_share_a_segment_of_20_mib():
-    allocator = CachingAllocator()
-    for _ in range(3):
-        allocator.allocate(9 * MIB)
-    assert in_mib(allocator) == [[9, 9, -2], [9, -11]]
-    assert [segment.pool for segment in allocator.segments] == ["large"] * 2
-
-
-def test_the_pools_are_apart():
-    allocator = CachingAllocator()
-    allocator.allocate(2 * MIB)
-    allocator.allocate(MIB)
-    assert in_mib(allocator) == [[2, -18], [1, -1]]
-    allocator = CachingAllocator()
-    allocator.allocate(512)
-    allocator.allocate(MIB + 512)  # 2 MiB − 512 are free in the small pool
-    assert len(allocator.segments) == 2
-
-
 @pytest.mark.parametrize(
     ("second", "blocks"),
     [
         (MIB - 512, [MIB, MIB - 512, -512]),
-        (MIB - 513, [MIB, MIB - 512, -512]),
         (MIB, [MIB, MIB]),
     ],
 )
@@ -145,8 +120,6 @@ def test_small_rests_split_from_512_bytes(second, blocks):
     [
         (19 * MIB - 512, [19 * MIB - 512, -(MIB + 512)]),
         (19 * MIB, [20 * MIB]),
-        (19 * MIB + 1, [20 * MIB]),
-        (20 * MIB, [20 * MIB]),
     ],
 )
 def test_large_rests_split_above_1_mib(size, blocks):
@@ -155,15 +128,6 @@ def test_large_rests_split_above_1_mib(size, blocks):
     allocator.allocate(size)
     assert layout(allocator) == [blocks]
     assert bytes_of(allocator) == (size, blocks[0], 20 * MIB)
-
-
-def test_an_unsplit_rest_returns_with_its_block():
-    allocator = CachingAllocator()
-    handle = allocator.allocate(13 * MIB)
-    assert in_mib(allocator) == [[14]]
-    allocator.free(handle)
-    allocator.allocate(14 * MIB)
-    assert in_mib(allocator) == [[14]]
 
 
 # Best fit and joining ----------------------------------------------------
@@ -211,14 +175,6 @@ def test_free_neighbours_join(order, steps):
     assert bytes_of(allocator) == (0, 0, 20 * MIB)
     allocator.allocate(20 * MIB)
     assert in_mib(allocator) == [[20]]
-
-
-def test_blocks_of_different_segments_do_not_join():
-    allocator = CachingAllocator()
-    for handle in [allocator.allocate(10 * MIB) for _ in range(2)]:
-        allocator.free(handle)
-    allocator.allocate(20 * MIB)
-    assert in_mib(allocator) == [[-10], [-10], [20]]
 
 
 def test_empty_cache_keeps_segments_in_use():
@@ -288,20 +244,15 @@ def test_fragmentation_is_blamed():
 def test_the_pool_is_named_where_the_free_piece_is_in_the_other():
     allocator = CachingAllocator(capacity=20 * MIB)
     allocator.allocate(4 * MIB)
-    with pytest.raises(
-        torch.OutOfMemoryError,
-        match=r"piece that a small request can use has 0 B\.",
-    ):
+    message = r"piece that a small request can use has 0 B\."
+    with pytest.raises(torch.OutOfMemoryError, match=message):
         allocator.allocate(512)
 
 
 def test_the_segment_is_blamed_where_the_tensor_would_fit():
     allocator = CachingAllocator(capacity=19 * MIB)
-    with pytest.raises(
-        torch.OutOfMemoryError,
-        match=r"outside would hold the tensor, but the driver is asked for "
-        r"20\.0 MiB\.$",
-    ):
+    message = "would hold the tensor, but the driver is asked for 20.0 MiB."
+    with pytest.raises(torch.OutOfMemoryError, match=f"{message}$"):
         allocator.allocate(19 * MIB - 511)
     allocator.allocate(10 * MIB)
 
@@ -331,23 +282,12 @@ def test_pages_are_mapped_as_needed():
     assert in_mib(allocator) == [[30, 5, -5]]
     allocator.allocate(26 * MIB)  # 5 are there, 21 more take two pages
     assert in_mib(allocator) == [[30, 5, 26, -19]]
-    allocator.allocate(512)
-    allocator.allocate(3 * MIB // 4)
-    allocator.allocate(MIB)
-    allocator.allocate(MIB)
-    assert in_mib(allocator)[0] == [30, 5, 26, -19]
-    assert layout(allocator)[1] == [
-        512,
-        3 * MIB // 4,
-        MIB,
-        MIB,
-        -(5 * MIB // 4 - 512),
-    ]
+    for size in (MIB // 2, 3 * MIB // 4, MIB, MIB):
+        allocator.allocate(size)
+    small = [0.5, 0.75, 1, 1, -0.75]
+    assert in_mib(allocator) == [[30, 5, 26, -19], small]
     assert allocator.reserved == 84 * MIB
-    assert [segment.pool for segment in allocator.segments] == [
-        "large",
-        "small",
-    ]
+    assert [s.pool for s in allocator.segments] == ["large", "small"]
 
 
 def test_expandable_rests_split_from_512_bytes():
@@ -447,19 +387,16 @@ def test_pages_unmapped_under_pressure_serve_elsewhere():
 
 def test_partly_used_pages_are_blamed():
     allocator = CachingAllocator(50 * MIB, expandable_segments=True)
+
+    def refused(size, message):
+        with pytest.raises(torch.OutOfMemoryError, match=f"{message}$"):
+            allocator.allocate(size)
+
     allocator.allocate(25 * MIB)
-    with pytest.raises(
-        torch.OutOfMemoryError,
-        match=r"not in whole pages of 20\.0 MiB: fragmentation\.$",
-    ):
-        allocator.allocate(24 * MIB)
-    with pytest.raises(torch.OutOfMemoryError, match=r"10\.0 MiB outside\.$"):
-        allocator.allocate(26 * MIB)
+    refused(24 * MIB, r"not in whole pages of 20\.0 MiB: fragmentation\.")
+    refused(26 * MIB, r"10\.0 MiB outside\.")
     allocator.allocate(15 * MIB)
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"the driver is asked for 20\.0 MiB\.$"
-    ):
-        allocator.allocate(9 * MIB)
+    refused(9 * MIB, r"the driver is asked for 20\.0 MiB\.")
     assert in_mib(allocator) == [[25, 15]]
 
 
@@ -479,32 +416,29 @@ def test_more_than_the_addresses_is_out_of_memory():
 @pytest.mark.parametrize("expandable", [False, True])
 def test_peaks_and_timeline(expandable):
     allocator = CachingAllocator(expandable_segments=expandable)
+
+    def peaks():
+        names = ("peak_requested", "peak_allocated", "peak_reserved")
+        return tuple(getattr(allocator, name) for name in names)
+
     a = allocator.allocate(3 * MIB + 1)
     b = allocator.allocate(700)
     allocator.free(a)
     allocator.empty_cache()
     whole = (3 * MIB + 701, 3 * MIB + 512 + 1024, 22 * MIB)
+    end = (700, 1024, 2 * MIB)
     assert allocator.timeline == [
         (3 * MIB + 1, 3 * MIB + 512, 20 * MIB),
         whole,
         (700, 1024, 22 * MIB),
-        (700, 1024, 2 * MIB),
+        end,
     ]
     assert allocator.timeline[1].reserved == 22 * MIB
-    peaks = ("peak_requested", "peak_allocated", "peak_reserved")
-    assert tuple(getattr(allocator, name) for name in peaks) == whole
+    assert peaks() == whole
     allocator.reset_peak()
-    assert tuple(getattr(allocator, name) for name in peaks) == (
-        700,
-        1024,
-        2 * MIB,
-    )
+    assert peaks() == end
     allocator.free(b)
-    assert tuple(getattr(allocator, name) for name in peaks) == (
-        700,
-        1024,
-        2 * MIB,
-    )
+    assert peaks() == end
 
 
 def test_segments_say_who_uses_what():
@@ -541,27 +475,19 @@ def test_runs_are_the_same_and_addresses_not_used_twice(expandable):
     assert len(set(run())) == 2
 
 
-def test_no_bytes_take_no_block():
+def test_handles_are_freed_once():
+    """Also one of no bytes, which take no block."""
     allocator = CachingAllocator()
-    handle = allocator.allocate(0)
-    assert bytes_of(allocator) == (0, 0, 0)
-    assert allocator.segments == ()
-    allocator.free(handle)
-    with pytest.raises(ValueError, match="freed already"):
+    for size in (100, 0):
+        handle = allocator.allocate(size)
         allocator.free(handle)
-    assert allocator.timeline == [(0, 0, 0)] * 2
-
-
-def test_bad_handles():
-    allocator = CachingAllocator()
-    handle = allocator.allocate(100)
-    allocator.free(handle)
-    with pytest.raises(ValueError, match=f"{handle} was freed already"):
-        allocator.free(handle)
-    for unknown in (handle + 1, 0, -1):
+        with pytest.raises(ValueError, match=f"{handle} was freed already"):
+            allocator.free(handle)
+    for unknown in (handle + 1, -1):
         with pytest.raises(ValueError, match=f"unknown handle {unknown!r}"):
             allocator.free(unknown)
     assert bytes_of(allocator) == (0, 0, 2 * MIB)
+    assert allocator.timeline[2:] == [(0, 0, 2 * MIB)] * 2
 
 
 # Replay ------------------------------------------------------------------
@@ -603,10 +529,7 @@ def test_replay_until_it_is_out_of_memory():
         ([("free", 1, 5)], ValueError, "1 is freed, but not allocated"),
         ([("alloc", 1, 5)], ValueError, "'alloc': use 'allocate' or 'free'"),
         ([("allocate", 1)], ValueError, "three parts"),
-        (["abc"], ValueError, "three parts"),
-        ([5], ValueError, "three parts"),
         ([("allocate", 1, -5)], ValueError, "is -5"),
-        ([("allocate", 1, 0.5)], TypeError, "is 0.5"),
     ],
 )
 def test_bad_events(events, kind, message):
@@ -642,13 +565,6 @@ def test_growing_lengths_fit_longest_first_or_expandable():
     allocator = CachingAllocator(16 * GIB, expandable_segments=True)
     growing(allocator, range(64, 129))
     assert allocator.peak_reserved == 15840 * MIB
-
-
-def test_ten_thousand_tensors_of_513_bytes():
-    allocator = CachingAllocator()
-    for _ in range(10_000):
-        allocator.allocate(513)
-    assert bytes_of(allocator) == (5_130_000, 10_240_000, 10 * MIB)
 
 
 # Any sequence ------------------------------------------------------------
@@ -691,51 +607,46 @@ def run(allocator, steps):
         yield kind, value, live
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50))
 @given(STEPS, CAPACITIES, st.booleans())
 def test_invariants(steps, capacity, expandable):
     allocator = CachingAllocator(capacity, expandable)
     live, peak = {}, (0, 0, 0)
     for kind, _, live in run(allocator, steps):
-        segments = allocator.segments
         end = 0
-        for segment in segments:
+        for segment in allocator.segments:
             assert segment.address >= end
             end = segment.address
             for block in segment.blocks:
                 assert block.address == end
-                assert block.size > 0
-                assert block.size % 512 == 0
+                assert block.size > 0 == block.size % 512
                 end += block.size
             assert end == segment.address + segment.size
             assert segment.size % (2 * MIB) == 0
             free = [block.free for block in segment.blocks]
             assert (True, True) not in set(pairwise(free))
-        used = [b for s in segments for b in s.blocks if not b.free]
+            assert kind != "empty" or expandable or not all(free)
+        used = [b for s in allocator.segments for b in s.blocks if not b.free]
         assert {b.handle: b.requested for b in used} == {
             h: size for h, size in live.items() if size
         }
-        assert allocator.requested == sum(live.values())
-        assert allocator.allocated == sum(b.size for b in used)
-        assert allocator.reserved == sum(s.size for s in segments)
+        assert bytes_of(allocator) == (
+            sum(live.values()),
+            sum(b.size for b in used),
+            sum(s.size for s in allocator.segments),
+        )
         assert allocator.reserved <= (capacity or 1 << 60)
         for block in used:
             rest = block.size - round_size(block.requested)
             assert 0 <= rest <= (0 if expandable else MIB)
-        before, peak = (
-            peak,
-            (
-                allocator.peak_requested,
-                allocator.peak_allocated,
-                allocator.peak_reserved,
-            ),
-        )
-        assert all(a <= b for a, b in zip(before, peak, strict=True))
         now = allocator.timeline[-1] if allocator.timeline else (0, 0, 0)
         assert now == bytes_of(allocator)
-        assert all(a <= b for a, b in zip(now, peak, strict=True))
-        if kind == "empty" and not expandable:
-            assert all(any(not b.free for b in s.blocks) for s in segments)
+        peak = tuple(map(max, peak, now))
+        assert peak == (
+            allocator.peak_requested,
+            allocator.peak_allocated,
+            allocator.peak_reserved,
+        )
     for handle in list(live):
         allocator.free(handle)
     allocator.empty_cache()
@@ -796,7 +707,7 @@ class Plain:
                     blocks[index - 1][0] += blocks.pop(index)[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60))
 @given(STEPS, CAPACITIES)
 def test_every_layout_is_that_of_the_plain_model(steps, capacity):
     allocator, plain = CachingAllocator(capacity), Plain(capacity)

@@ -2,12 +2,14 @@
 
 import gc
 import weakref
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from measuring_helpers import KEPT, chain
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -16,16 +18,7 @@ from membudget.measuring import PeakTracker
 from membudget.measuring.flops import MISSING, FlopCounter
 from membudget.models import GPT, Block, mlp
 
-torch.set_num_threads(1)
-
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
-
-
-def chain(depth, width):
-    layers = []
-    for _ in range(depth):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*layers)
 
 
 def both_counters(function):
@@ -54,19 +47,12 @@ def test_a_matrix_product_is_two_operations_a_multiplication():
     assert flops.total == 5 * 60
 
 
-def test_nothing_is_nothing():
-    with FlopCounter() as flops:
-        torch.ones(2).exp()
-    assert flops.total == 0
-    assert flops.by_operator == {}
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 5])
 def test_a_step_is_three_forward_passes_less_one_input_gradient(depth):
     """Setting S: the first layer needs no gradient of its input."""
     batch, width = 4, 8
     layer = 2 * batch * width**2
-    model, x = chain(depth, width), torch.randn(batch, width)
+    model, x = chain(depth, width=width), torch.randn(batch, width)
     with FlopCounter() as flops:
         loss = model(x).sum()
         assert flops.total == depth * layer
@@ -79,11 +65,11 @@ def test_a_step_is_three_forward_passes_less_one_input_gradient(depth):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(("depth", "segments"), [(4, 2), (9, 3), (6, 6)])
+@pytest.mark.parametrize(("depth", "segments"), [(4, 2), (6, 6)])
 def test_checkpointing_counts_the_recomputation(depth, segments, reentrant):
     """(4L - 1) / (3L - 1) of a plain step, whatever the segments."""
     batch, width = 4, 8
-    model = chain(depth, width)
+    model = chain(depth, width=width)
     x = torch.randn(batch, width, requires_grad=reentrant)
     size = 2 * depth // segments
     with FlopCounter() as flops:
@@ -119,9 +105,8 @@ def test_fused_attention_is_two_products_and_five_backward():
 @pytest.mark.parametrize(
     "shapes",
     [
-        ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
         ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)),
-        ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1)),
+        ((1, 1, 2, 1), (1, 1, 1, 1), (1, 1, 1, 1)),
     ],
 )
 def test_the_formulas_added_are_those_of_the_other_fused_kernels(shapes):
@@ -136,11 +121,6 @@ def test_the_formulas_added_are_those_of_the_other_fused_kernels(shapes):
         theirs = flop_registry[getattr(packet, name + ending)]
         ours = MISSING[getattr(packet, f"{FUSED}{ending}")]
         assert ours(*tensors, 0.0, out_val=None) == theirs(*tensors)
-
-
-def perceptron():
-    model, x = mlp(8, 16, 4), torch.randn(6, 8)
-    return lambda: F.cross_entropy(model(x), torch.arange(6)).backward()
 
 
 def convolutions():
@@ -192,29 +172,6 @@ def encoder():
     return run
 
 
-def autocast():
-    model, x = mlp(8, 16, 3), torch.randn(6, 8)
-
-    def run():
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().sum()
-        loss.backward()
-
-    return run
-
-
-def checkpointed():
-    model, x = chain(6, 8), torch.randn(4, 8)
-
-    def run():
-        y = x
-        for i in range(0, 12, 4):
-            y = checkpoint(model[i : i + 4], y, use_reentrant=False)
-        y.sum().backward()
-
-    return run
-
-
 def training_step():
     model, x = mlp(8, 16, 3), torch.randn(6, 8)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -227,16 +184,6 @@ def training_step():
     return run
 
 
-def no_gradient():
-    model, x = mlp(8, 16, 3), torch.randn(6, 8)
-    return torch.no_grad()(lambda: model(x))
-
-
-def inference():
-    model, x = mlp(8, 16, 3), torch.randn(6, 8)
-    return torch.inference_mode()(lambda: model(x))
-
-
 def on_meta():
     with torch.device("meta"):
         model, x = mlp(8, 16, 3), torch.empty(6, 8)
@@ -246,16 +193,11 @@ def on_meta():
 @pytest.mark.parametrize(
     "setting",
     [
-        perceptron,
         convolutions,
         plain_attention,
         einsum_and_friends,
         encoder,
-        autocast,
-        checkpointed,
         training_step,
-        no_gradient,
-        inference,
         on_meta,
     ],
 )
@@ -266,23 +208,16 @@ def test_the_same_operations_as_pytorchs_counter(setting):
     assert ours.total > 0
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_gpt_counts_more_than_pytorchs_counter_by_its_attention(trained):
+def test_a_gpt_counts_more_than_pytorchs_counter_by_its_attention():
     batch, context, width, depth, heads = 2, 6, 8, 3, 2
     model = GPT(11, context, width, depth, heads)
     x = torch.randint(11, (batch, context))
-
-    def run():
-        logits = model(x)
-        if trained:
-            logits.sum().backward()
-
-    ours, expected = both_counters(run)
+    ours, expected = both_counters(lambda: model(x).sum().backward())
     product = 2 * batch * context**2 * width
-    attention = {FUSED: 2 * depth * product}
-    if trained:
-        attention[f"{FUSED}_backward"] = 5 * depth * product
-    assert ours.by_operator == expected | attention
+    assert ours.by_operator == expected | {
+        FUSED: 2 * depth * product,
+        f"{FUSED}_backward": 5 * depth * product,
+    }
 
 
 def test_inference_mode_hides_nothing():
@@ -304,9 +239,8 @@ def test_inference_mode_hides_nothing():
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_fake_tensors_count_as_real_ones(mode):
-    fake = pytest.importorskip("torch._subclasses.fake_tensor")
     counts = []
-    for tensors in (nullcontext(), fake.FakeTensorMode()):
+    for tensors in (nullcontext(), FakeTensorMode()):
         with tensors:
             model = GPT(11, 6, 8, 2, 2)
             x = torch.zeros(2, 6, dtype=torch.int64)
@@ -344,77 +278,60 @@ def test_formulas_that_are_registered_are_used(monkeypatch):
 # It changes and keeps nothing --------------------------------------------
 
 
-def step_of(kind):
+def a_gpt():
     torch.manual_seed(0)
-    if kind == "plain":
-        model, x = chain(16, 8), torch.randn(64, 8)
-        return model, x, lambda: model(x).sum().backward()
-    if kind == "checkpointed":
-        model, x = chain(16, 8), torch.randn(64, 8)
-
-        def forward():
-            y = x
-            for i in range(0, 32, 8):
-                y = checkpoint(
-                    model[i : i + 8],
-                    y,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-            return y
-
-        return model, x, lambda: forward().sum().backward()
     model = GPT(11, 6, 8, 2, 2)
     x = torch.randint(11, (4, 6))
     return model, x, lambda: model(x).square().mean().backward()
 
 
-@pytest.mark.parametrize("kind", ["plain", "checkpointed", "gpt"])
-def test_the_peak_trackers_account_is_the_same_in_either_order(kind):
+def segments():
+    """4 of 4 layers, checkpointed."""
+    model, x = chain(16), torch.randn(64, 8)
+
+    def forward():
+        y = x
+        for i in range(0, 32, 8):
+            y = checkpoint(model[i : i + 8], y, **KEPT)
+        return y
+
+    return model, x, lambda: forward().sum().backward()
+
+
+@pytest.mark.parametrize("build", [segments, a_gpt])
+def test_the_peak_trackers_account_is_the_same_in_either_order(build):
+    """That of checkpointing, too, which PyTorch's counter makes larger."""
     readings, totals = [], []
     for order in ("alone", "outside", "inside"):
-        model, x, run = step_of(kind)
+        model, x, run = build()
         run()
-        model.zero_grad()
-        flops, tracker = FlopCounter(), PeakTracker(x, *model.parameters())
-        if order == "alone":
-            with tracker:
-                run()
-        elif order == "outside":
-            with flops, tracker:
-                run()
-        else:
-            with tracker, flops:
-                run()
+        gradients = [p.grad for p in model.parameters()]
+        tracker = PeakTracker(x, *model.parameters(), *gradients)
+        with ExitStack() as stack:
+            if order == "inside":
+                stack.enter_context(tracker)
+            flops = FlopCounter()
+            if order != "alone":
+                stack.enter_context(flops)
+            if order != "inside":
+                stack.enter_context(tracker)
+            run()
         readings.append((tracker.peak, tracker.live, tracker.timeline))
         totals.append(flops.total)
     assert readings[0] == readings[1] == readings[2]
-    model, x, run = step_of(kind)
     with FlopCounter() as flops:
         run()
     assert totals == [0, flops.total, flops.total]
     assert flops.total > 0
-
-
-@pytest.mark.parametrize("order", ["outside", "inside"])
-def test_the_peak_of_checkpointing_is_still_that_of_its_segments(order):
-    """4 segments of 4 layers: 8 units, which PyTorch's counter makes 18."""
-    model, x, run = step_of("checkpointed")
-    run()
-    gradients = [p.grad for p in model.parameters()]
-    tracker = PeakTracker(x, *model.parameters(), *gradients)
-    start = tracker.live
-    modes = [FlopCounter(), tracker]
-    with modes[order == "inside"], modes[order == "outside"]:
-        run()
-    new = model[0].weight.nbytes + model[0].bias.nbytes
-    assert tracker.peak - start == 8 * x.nbytes + new + 8
+    if build is segments:
+        new = model[0].weight.nbytes + model[0].bias.nbytes
+        assert tracker.peak - tracker.start == 8 * x.nbytes + new + 8
 
 
 def test_results_and_gradients_are_bitwise_the_same():
     results = []
     for counting in (False, True):
-        model, _, run = step_of("gpt")
+        model, _, run = a_gpt()
         with FlopCounter() if counting else nullcontext():
             run()
         results.append([p.grad for p in model.parameters()])

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget.measuring import (
@@ -19,6 +19,7 @@ from membudget.measuring import (
     process_limit,
 )
 from membudget.measuring.device import MemoryReading
+from tests.soak import examples
 
 MIB = 2**20
 
@@ -31,38 +32,25 @@ def reading(values, **options):
 # The status --------------------------------------------------------------
 
 
-def test_a_later_status_is_fuller():
-    assert Status.NORMAL < Status.WARNING < Status.CRITICAL
-    assert list(Status) == sorted(Status)
+def statuses(m, count):
+    """The first letters of the statuses of the next readings."""
+    return "".join(m().name[0] for _ in range(count))
 
 
 def test_the_thresholds_belong_to_the_fuller_status():
     m = reading([0, 79, 80, 89, 90, 100, 130], budget=100, window=1)
-    assert [m().name for _ in range(7)] == [
-        "NORMAL",
-        "NORMAL",
-        "WARNING",
-        "WARNING",
-        "CRITICAL",
-        "CRITICAL",
-        "CRITICAL",
-    ]
+    assert statuses(m, 7) == "NNWWCCC"
+    m = reading([99, 100], budget=100, warning=0.99, critical=1, window=1)
+    assert statuses(m, 2) == "WC"
+    assert list(Status) == sorted(Status)
 
 
 def test_a_dip_does_not_hide_a_peak():
     m = reading([95, 10, 10, 10, 85, 10, 10, 10], budget=100, window=3)
-    assert [m().name for _ in range(8)] == [
-        "CRITICAL",
-        "CRITICAL",
-        "CRITICAL",
-        "NORMAL",
-        "WARNING",
-        "WARNING",
-        "WARNING",
-        "NORMAL",
-    ]
+    assert statuses(m, 8) == "CCCNWWWN"
 
 
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.integers(0, 1200), min_size=1, max_size=30),
     st.integers(1, 1000),
@@ -114,32 +102,30 @@ def test_steps_are_counted_on_from_the_last():
 
 
 def test_the_line_of_a_log():
-    m = reading([int(3.61 * MIB), int(3.2 * MIB) + 1], budget=4 * MIB)
+    m = reading(
+        [int(3.61 * MIB), int(3.2 * MIB) + 1, int(3.5999 * MIB)],
+        budget=4 * MIB,
+        window=2,
+    )
     m(11)
     m(12, loss=2.3012)
     assert m.line() == (
-        "step 12 | 3.20 MiB of 4.00 MiB (80.0 %) | peak of the last 20: "
+        "step 12 | 3.20 MiB of 4.00 MiB (80.0 %) | peak of the last 2: "
         "3.61 MiB | CRITICAL | loss 2.301"
     )
-
-
-def test_a_share_is_not_rounded_up_to_the_threshold():
-    m = reading([8999], budget=10_000)
-    m()
+    m(13)  # its share is not rounded up to the threshold
     assert "(89.9 %)" in m.line() and "WARNING" in m.line()
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (3, "3"),
         (1.23456789, "1.235"),
         (0.000123456, "0.0001235"),
         (float("nan"), "nan"),
         ("cosine", "cosine"),
         (torch.tensor(1.23456789), "1.235"),
         (torch.tensor([[7]]), "7"),
-        (np.float64(1.23456789), "1.235"),
         (np.float32(1.23456789), "1.235"),
         (np.int64(12), "12"),
     ],
@@ -183,22 +169,13 @@ def test_several_values_in_one_are_refused_before_a_reading_is_taken():
 # Bad input ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(0.9, 0.8), (0.8, 0.8)],
-)
-def test_thresholds_in_the_wrong_order(low, high):
+def test_thresholds_in_the_wrong_order():
     message = (
-        f"warning is {low} and critical {high}: use shares of the budget with "
+        "warning is 0.8 and critical 0.8: use shares of the budget with "
         "0 < warning < critical <= 1"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        reading([], budget=10, warning=low, critical=high)
-
-
-def test_thresholds_up_to_the_whole_budget():
-    m = reading([99, 100], budget=100, warning=0.99, critical=1, window=1)
-    assert [m(), m()] == [Status.WARNING, Status.CRITICAL]
+        reading([], budget=10, warning=0.8, critical=0.8)
 
 
 def test_a_reading_needs_to_know_of_how_much_it_is_a_part():
@@ -206,7 +183,7 @@ def test_a_reading_needs_to_know_of_how_much_it_is_a_part():
         reading([])
 
 
-@pytest.mark.parametrize("value", [None, 1.0, "1", True])
+@pytest.mark.parametrize("value", [1.0, True])
 def test_a_reading_that_is_no_whole_number(value):
     message = (
         f"a reading of memory is {value!r}: use a whole number of at least 0"
@@ -221,11 +198,6 @@ def test_whole_numbers_of_numpy_are_bytes_too():
     m = reading([np.int64(9)], budget=np.int64(10), window=np.int64(2))
     assert m() is Status.CRITICAL
     assert type(m.readings[0].bytes) is int
-
-
-def test_a_device_that_is_not_there():
-    with pytest.raises(ValueError, match="cuda:99"):
-        MemoryMonitor("cuda:99")
 
 
 # The CPU -----------------------------------------------------------------

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from measuring_helpers import classify as loss
+from measuring_helpers import hooked
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -31,25 +33,11 @@ from membudget.measuring import (
 )
 from membudget.measuring.device import MemoryReading
 from membudget.models import GPT, mlp
-
-torch.set_num_threads(1)
+from tests.soak import examples
 
 KIB = 1024
 SAMPLES = 64
 PLENTY = 10**9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def frozen():
-    """Each failure collects garbage: let it look at new objects only."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-def loss(model, x, y):
-    return F.cross_entropy(model(x), y)
 
 
 def checkpointed(model, x, y):
@@ -121,7 +109,6 @@ def test_other_exceptions_are_passed_on_and_nothing_is_undone():
     "error",
     [
         RuntimeError("out of memory"),
-        MemoryError("Tried to allocate 5 bytes"),
         ValueError("DefaultCPUAllocator: tried to allocate 5 bytes"),
         KeyboardInterrupt(),
     ],
@@ -135,25 +122,11 @@ def test_what_only_sounds_alike_is_passed_on(error):
 
 
 def test_no_hook_stays_behind():
-    from torch.nn.modules import module
-    from torch.optim import optimizer as optimizers
-
-    def hooks():
-        return [
-            len(module._global_forward_hooks),
-            len(module._global_forward_pre_hooks),
-            len(optimizers._global_optimizer_pre_hooks),
-            len(optimizers._global_optimizer_post_hooks),
-        ]
-
-    before = hooks()
+    before = hooked()
     guard, (model, *_) = attempt(130_000)
     assert guard.report
-    assert hooks() == before
+    assert hooked() == before
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    count = len(guard.tracker.timeline)
-    torch.ones(3)
-    assert len(guard.tracker.timeline) == count
 
 
 def test_the_guard_can_be_used_again_and_forgets_the_report():
@@ -191,47 +164,30 @@ def fail(phase, **options):
     return attempt(start + above, fn, warm, **options)
 
 
-def first_above(tracker, budget):
-    """Index of the first operator after which more is alive."""
-    return next(i for i, n in enumerate(tracker.timeline) if n > budget)
-
-
 @pytest.mark.parametrize("phase", PHASES)
-def test_operator_phase_and_bytes_are_those_of_the_failure(phase):
+def test_the_report_tells_what_the_full_step_does(phase):
+    """Except what a full step would have settled later."""
     guard, _ = fail(phase)
     report, (fn, warm, operator, above) = guard.report, PHASES[phase]
     assert report.operator.name == operator
     assert report.operator.phase == phase.replace("loss", "forward")
-    # The same step with enough memory tells the truth.
     full = attempt(PLENTY, fn, warm)[0].tracker
-    moment = first_above(full, report.budget)
-    assert full.timeline[:moment] == guard.tracker.timeline[:moment]
+    timeline = full.timeline
+    moment = next(i for i, n in enumerate(timeline) if n > report.budget)
+    assert timeline[:moment] == guard.tracker.timeline[:moment]
     assert full.operators[moment] == report.operator
-    alive = [
-        a.bytes
-        for a in full.allocations
-        if a.birth < moment and (a.death is None or a.death > moment)
-    ]
-    assert report.in_use == sum(alive)
     made = [a.bytes for a in full.allocations if a.birth == moment]
     assert report.asked == sum(made) > 0
     assert report.exact
     assert report.budget == full.start + above
     assert report.in_use <= report.budget < report.in_use + report.asked
 
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_what_was_alive_is_split_as_in_the_full_step(phase):
-    """Except what a full step would have settled later."""
-    guard, _ = fail(phase)
-    fn, warm, *_ = PHASES[phase]
-    full = attempt(PLENTY, fn, warm)[0].tracker
-    moment = first_above(full, guard.report.budget)
     split = dict.fromkeys(CATEGORIES, 0)
     for a in full.allocations:
         if a.birth < moment and (a.death is None or a.death > moment):
             split[a.category] += a.bytes
-    live = dict(guard.report.live)
+    assert report.in_use == sum(split.values())
+    live = dict(report.live)
     assert live.keys() == split.keys()
     for account in (split, live):
         account["made"] = account.pop("activations")
@@ -239,14 +195,6 @@ def test_what_was_alive_is_split_as_in_the_full_step(phase):
         if phase == "optimizer":  # states of half a step
             account["made"] += account.pop("optimizer")
     assert live == split
-
-
-def test_activations_are_told_from_temporaries_in_backward():
-    guard, _ = fail("backward")
-    losses = 2 * 4  # the loss, and the weight of its mean
-    assert guard.report.live["activations"] == 3 * SAMPLES * 64 * 4 + losses
-    assert guard.report.live["temporaries"] == SAMPLES * 64 * 4
-    assert guard.report.live["gradients"] == (64 * 10 + 10) * 4
 
 
 def test_the_largest_are_grouped_by_layer_and_sorted():
@@ -281,28 +229,24 @@ def test_the_largest_are_grouped_by_layer_and_sorted():
     assert str(weights).endswith("× parameters, there before")
 
 
-def test_only_whole_parts_of_a_path_are_numbers():
-    def groups(*paths):
-        operators = [
-            out_of_memory.Operator("aten.mm", path, "forward")
-            for path in paths
-        ]
-        found = [
-            out_of_memory.Allocation(8, 0, "activations", operator)
-            for operator in operators
-        ]
-        return [(g.module, g.count) for g in out_of_memory._groups(found)]
-
-    assert groups("blocks.10.mlp.2", "blocks.1.mlp.2") == [
-        ("blocks.*.mlp.2", 2)
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        ("blocks.10.mlp.2 blocks.1.mlp.2", [("blocks.*.mlp.2", 2)]),
+        ("3 0 3", [("*", 3)]),
+        ("norm1 norm2", [("norm1", 1), ("norm2", 1)]),
+        ("3 3", [("3", 2)]),  # one layer goes by its name
+    ],
+)
+def test_only_whole_parts_of_a_path_are_numbers(paths, found):
+    operators = [
+        out_of_memory.Operator("aten.mm", path, "forward")
+        for path in paths.split()
     ]
-    assert groups("3", "0", "3") == [("*", 3)]
-    assert groups("norm1", "norm2") == [("norm1", 1), ("norm2", 1)]
-    assert groups("layer4.0.conv1", "layer4.2.conv1") == [
-        ("layer4.*.conv1", 2)
-    ]
-    assert groups("3", "3") == [("3", 2)]  # one layer goes by its name
-    assert groups("") == [("", 1)]
+    groups = out_of_memory._groups(
+        [out_of_memory.Allocation(8, 0, "activations", o) for o in operators]
+    )
+    assert [(g.module, g.count) for g in groups] == found
 
 
 def test_the_printed_report():
@@ -352,7 +296,7 @@ def test_no_line_of_a_report_is_too_long():
 # Recovery ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", range(126_000, 210_000, 12_000))
+@pytest.mark.parametrize("budget", range(126_000, 210_000, 36_000))
 @pytest.mark.parametrize("fn", [loss, checkpointed])
 def test_nothing_of_a_failed_step_stays_wherever_it_fails(fn, budget):
     guard, (model, *_) = attempt(budget, fn)
@@ -372,11 +316,9 @@ def test_every_tensor_of_the_failed_step_is_gone(phase):
             result = func(*args, **(kwargs or {}))
             for t in result if isinstance(result, list | tuple) else [result]:
                 if isinstance(t, torch.Tensor):
-                    refs.append((weakref.ref(t), storage_of(t)))
+                    refs.append(weakref.ref(t))
+                    refs.append(weakref.ref(t.untyped_storage()))
             return result
-
-    def storage_of(tensor):
-        return weakref.ref(tensor.untyped_storage())
 
     fn, warm, _, above = PHASES[phase]
     model, x, y, optimizer = setting(warm)
@@ -390,12 +332,10 @@ def test_every_tensor_of_the_failed_step_is_gone(phase):
             fn(model, x, y).backward()
             optimizer.step()
     assert guard.report.operator.phase == phase.replace("loss", "forward")
-    assert len(refs) > 2
-    held = [s() for _, s in refs if s() is not None]
-    assert all(s._cdata in kept for s in held)
-    assert all(
-        t() is None or t().untyped_storage()._cdata in kept for t, _ in refs
-    )
+    assert len(refs) > 4
+    held = [ref() for ref in refs if ref() is not None]
+    held = [t.untyped_storage() if torch.is_tensor(t) else t for t in held]
+    assert all(storage._cdata in kept for storage in held)
 
 
 def test_variables_of_functions_that_ended_are_let_go():
@@ -561,36 +501,41 @@ def test_running_statistics_that_have_moved_are_reported():
     assert guard.report.notes == ()
 
 
-def test_the_optimizer_is_as_it_was_if_the_failure_came_before():
-    for phase in ("forward", "backward"):
-        _, (model, _, _, optimizer) = fail(phase)
-        other, _, _, expected = setting()
-        for p, q in zip(model.parameters(), other.parameters(), strict=True):
-            assert torch.equal(p, q)
-            a, b = optimizer.state[p], expected.state[q]
-            assert a.keys() == b.keys()
-            assert all(torch.equal(a[k], b[k]) for k in a)
+@pytest.mark.parametrize(
+    ("phase", "options"), [("forward", {}), ("backward", {"loss": loss})]
+)
+def test_model_and_optimizer_are_as_they_were(phase, options):
+    """Also after a prediction."""
+    guard, (model, _, _, optimizer) = fail(phase, **options)
+    assert bool(guard.report.micro_batch) == bool(options)
+    other, _, _, expected = setting()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert p.grad is None
+        assert torch.equal(p, q)
+        a, b = optimizer.state[p], expected.state[q]
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize(
-    "kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop]
+    ("kind", "foreach"),
+    [
+        (torch.optim.Adam, False),
+        (torch.optim.Adam, True),
+        (torch.optim.Adagrad, True),  # has its states from the first
+    ],
 )
-@pytest.mark.parametrize("foreach", [False, True])
 def test_half_made_states_are_removed_so_that_the_next_step_works(
     kind, foreach
 ):
-    def build(lr, **options):
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
-        optimizer = kind(model.parameters(), lr=0.1, foreach=foreach)
-        for p in model.parameters():
-            p.grad = torch.ones_like(p)
-        return model, optimizer
-
-    model, optimizer = build(0.1)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    optimizer = kind(model.parameters(), lr=0.1, foreach=foreach)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
     states = {p: set(s) for p, s in optimizer.state.items()}
     start = PeakTracker(model, optimizer).start
     peaks = []
-    for above in range(1000, 200_000, 16_000):
+    for above in range(1000, 200_000, 32_000):
         guard = CatchOutOfMemory(
             model, optimizer=optimizer, budget=start + above
         )
@@ -758,10 +703,7 @@ def larger(size):
 @pytest.mark.parametrize(
     ("fn", "kind", "share"),
     [
-        (loss, torch.optim.Adam, 0.3),
-        (loss, torch.optim.SGD, 0.7),
-        (checkpointed, torch.optim.Adam, 0.95),
-        (wide, torch.optim.SGD, 0.5),
+        (checkpointed, torch.optim.Adam, 0.3),
         (wide, torch.optim.SGD, 0.9),  # 58 would fit, too
     ],
 )
@@ -793,7 +735,7 @@ def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(
     assert not runs(model, fn, x, y, size=larger(size), **options)
 
 
-@pytest.mark.parametrize("samples", [2, 3, 7, 24, 1024])
+@pytest.mark.parametrize("samples", [2, 7, 24])
 def test_a_size_that_divides_the_batch_is_preferred(samples):
     for most in range(1, samples):
         count = -(-samples // most)  # the fewest of at most this size
@@ -807,7 +749,7 @@ def test_two_micro_batches_tell_the_peak_of_many():
     model, x, y, optimizer = setting()
     x, y = x[:9].clone(), y[:9].clone()
     guard = CatchOutOfMemory(model, x, y, optimizer=optimizer, budget=PLENTY)
-    for size in (1, 2, 4, 5, 8, 9):
+    for size in (1, 4, 9):
         whole = dry_run(
             model, loss, x, y, optimizer=optimizer, micro_batch=size
         )
@@ -815,21 +757,17 @@ def test_two_micro_batches_tell_the_peak_of_many():
 
 
 def test_a_batch_that_is_part_of_a_larger_tensor_counts_with_all_of_it():
-    model, x, y, optimizer = setting()
+    model, _, y, optimizer = setting()
     data = torch.randn(1000, 16)
     x = data[:SAMPLES]
-    budget = 265_000
-    guard = CatchOutOfMemory(
-        model, x, y, loss=loss, optimizer=optimizer, budget=budget
-    )
+    options = {"optimizer": optimizer, "budget": 265_000}
+    guard = CatchOutOfMemory(model, x, y, loss=loss, **options)
     assert guard.tracker.start > data.nbytes
     with guard:
         loss(model, x, y).backward()
         optimizer.step()
     (fit,) = guard.report.fits
-    real = trace_step(model, loss, x, y, optimizer=optimizer)
-    assert fit.full == real.peak > budget >= fit.peak
-    options = {"optimizer": optimizer, "budget": budget}
+    assert fit.full > 265_000 >= fit.peak
     assert runs(model, loss, x, y, size=fit.micro_batch, **options)
     size = larger(fit.micro_batch)
     assert not runs(model, loss, x, y, size=size, **options)
@@ -882,17 +820,13 @@ def test_a_change_that_fits_and_one_that_does_not():
     assert str(segments).endswith(" KiB, fits")
 
 
-def test_changes_are_predicted_without_the_loss_as_it_is():
-    guard, _ = fail("backward", changes={"in segments": checkpointed})
-    assert [f.change for f in guard.report.fits] == ["in segments"]
-    assert guard.report.micro_batch is None
-
-
-def test_nothing_is_predicted_without_a_loss():
-    guard, _ = fail("backward")
-    assert guard.report.fits == ()
-    assert "predicted" not in str(guard.report)
-    assert guard.report.notes == ()
+def test_only_what_is_handed_over_is_predicted():
+    report = fail("backward", changes={"in segments": checkpointed})[0].report
+    assert [f.change for f in report.fits] == ["in segments"]
+    assert report.micro_batch is None
+    report = fail("backward")[0].report
+    assert report.fits == report.notes == ()
+    assert "predicted" not in str(report)
 
 
 def test_nothing_fits():
@@ -989,17 +923,6 @@ def test_what_is_not_known_is_not_said_not_to_fit():
     assert guard.report.notes == ("Nothing of this fits.",)
 
 
-def test_a_prediction_leaves_model_and_optimizer_alone():
-    guard, (model, _, _, optimizer) = fail("backward", loss=loss)
-    assert guard.report.micro_batch
-    other, _, _, expected = setting()
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert p.grad is None
-        assert torch.equal(p, q)
-        for key, value in optimizer.state[p].items():
-            assert torch.equal(value, expected.state[q][key])
-
-
 def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
     """On ``meta`` all of it works alike; the batch waits on the CPU."""
     with torch.device("meta"):
@@ -1036,7 +959,7 @@ def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
 # The search --------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.integers(0, 10_000), min_size=2, max_size=200),
     st.integers(0, 10_000),
@@ -1104,31 +1027,18 @@ def test_the_cpus_own_error_is_caught(monkeypatch):
     assert "of 64 samples, without the others:" in str(report)
 
 
-@pytest.mark.parametrize(
-    ("message", "asked", "exact"),
-    [
-        (
-            "DefaultCPUAllocator: can't allocate memory: you tried to "
-            "allocate 12345 bytes. Error code 12",
-            12345,
-            True,
-        ),
-        (
-            "DefaultCPUAllocator: not enough memory: you tried to allocate 7 "
-            "bytes.",
-            7,
-            True,
-        ),
-    ],
-)
-def test_messages_of_the_cpus_allocator(message, asked, exact):
-    error = RuntimeError(f"[enforce fail at alloc_cpu.cpp:127] . {message}")
+@pytest.mark.parametrize("before", ["can't allocate", "not enough"])
+def test_messages_of_the_cpus_allocator(before):
+    error = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: "
+        f"{before} memory: you tried to allocate 12345 bytes. Error code 12"
+    )
     model, x, y, _ = setting()
     guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
     with guard:
         model(x)
         raise error
-    assert (guard.report.asked, guard.report.exact) == (asked, exact)
+    assert (guard.report.asked, guard.report.exact) == (12345, True)
     assert guard.report.operator.name == "aten.addmm"  # the last that ran
     assert alive(guard) == 0
 
@@ -1144,7 +1054,6 @@ CUDA = (
 @pytest.mark.parametrize(
     ("message", "asked", "exact"),
     [
-        (CUDA.format("20.00 MiB"), 20 * 2**20, False),
         (CUDA.format("2.50 GiB"), int(2.5 * 2**30), False),
         (CUDA.format("1.50 KiB"), 1536, False),
         (CUDA.format("512 bytes"), 512, True),
@@ -1255,8 +1164,7 @@ def fail_on(cuda, **options):
 
 
 def test_cudas_error_inside_an_operator(cuda):
-    guard = fail_on(cuda)
-    report = guard.report
+    report = fail_on(cuda).report
     assert report.operator == ("aten.threshold_backward", "5", "backward")
     assert (report.asked, report.exact) == (20 * 2**20, False)
     losses = 2 * 4
@@ -1265,12 +1173,8 @@ def test_cudas_error_inside_an_operator(cuda):
     assert report.in_use > 10**6
     said = "asked for a segment of about 20.0 MiB"
     assert str(report).splitlines()[1].startswith(said)
-
-
-def test_the_cache_is_emptied_when_the_tensors_are_gone(cuda):
-    fail_on(cuda)
-    assert cuda.emptied == 1
-    assert cuda.alive == 0
+    # The cache is emptied when the tensors are gone.
+    assert (cuda.emptied, cuda.alive) == (1, 0)
 
 
 def test_without_a_failure_the_cache_stays(cuda):
@@ -1305,57 +1209,54 @@ def test_cudas_budget_is_what_the_process_can_have(cuda):
     )
 
 
-def test_the_per_process_fraction_limits_the_budget(cuda):
+def test_the_fraction_limits_the_budget_and_one_of_its_own_goes_before(cuda):
     cuda.fraction = 0.0531
     assert fail_on(cuda).report.budget == int(20_000_000 * 0.0531)
-
-
-def test_a_budget_of_its_own_goes_before(cuda):
     report = fail_on(cuda, budget=400_000).report
-    assert report.budget == 400_000
-    assert report.others == 0
+    assert (report.budget, report.others) == (400_000, 0)
 
 
 # Bad input ---------------------------------------------------------------
 
 
-def test_a_model_without_trained_parameters():
-    model = nn.Linear(2, 2).requires_grad_(False)
-    for untrained in (model, nn.ReLU()):
-        with pytest.raises(ValueError, match="has no parameters that are"):
-            CatchOutOfMemory(untrained, torch.ones(2))
-
-
-def test_a_batch_of_other_things():
-    message = "the batch holds a list: hand over tensors (unpack lists with *)"
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        CatchOutOfMemory(nn.Linear(2, 2), [torch.ones(2)])
-
-
 @pytest.mark.parametrize(
-    ("shapes", "lengths"),
-    [([(4, 2), (3,)], "[3, 4]"), ([(0, 2)], "[0]"), ([()], "[0]")],
+    ("batch", "options", "kind", "message"),
+    [
+        (
+            [[torch.ones(2)]],
+            {},
+            TypeError,
+            "the batch holds a list: hand over tensors (unpack lists with *)",
+        ),
+        *(
+            (
+                list(map(torch.ones, shapes)),
+                {},
+                ValueError,
+                f"the batch has tensors of {lengths} samples: each has the "
+                "same samples, one or more, along its first dimension",
+            )
+            for shapes, lengths in (
+                ([(4, 2), (3,)], "[3, 4]"),
+                ([(0, 2)], "[0]"),
+                ([()], "[0]"),
+            )
+        ),
+        (
+            [torch.ones(2)],
+            {"loss": loss, "changes": {"as it is": checkpointed}},
+            ValueError,
+            "a change is called 'as it is': ",
+        ),
+        ([torch.ones(2)], {"budget": 8}, ValueError, "the budget is 8 B, and"),
+    ],
 )
-def test_a_batch_without_the_same_samples(shapes, lengths):
-    message = (
-        f"the batch has tensors of {lengths} samples: each has the same "
-        "samples, one or more, along its first dimension"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        CatchOutOfMemory(nn.Linear(2, 2), *map(torch.ones, shapes))
-
-
-def test_a_change_with_the_name_of_none():
-    model, x, y, _ = setting()
-    changes = {"as it is": checkpointed}
-    with pytest.raises(ValueError, match=r"^a change is called 'as it is': "):
-        CatchOutOfMemory(model, x, y, loss=loss, changes=changes)
-
-
-def test_a_budget_that_cannot_be():
-    model, x, y, _ = setting()
-    with pytest.raises(ValueError, match="budget"):
-        CatchOutOfMemory(model, x, y, budget=1000)
+def test_bad_input(batch, options, kind, message):
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
+        CatchOutOfMemory(nn.Linear(2, 2), *batch, **options)
+    untrained = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="has no parameters that are"):
+        CatchOutOfMemory(untrained, torch.ones(2))
 
 
 def test_gradients_can_make_what_exists_too_large_for_the_budget():

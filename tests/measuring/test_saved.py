@@ -4,86 +4,66 @@ import gc
 import sys
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measuring_helpers import WIDTH, chain, hooked
 from torch import nn
-from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules import module as module_hooks
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from membudget.measuring import SavedBytes
 from membudget.models import GPT, Block
+from tests.soak import examples
 
-torch.set_num_threads(1)
-
-BATCH, WIDTH = 32, 8
+BATCH = 32
 UNIT = 4 * BATCH * WIDTH
 
 
-def chain(depth, activation):
-    layers = []
-    for _ in range(depth):
-        layers += [nn.Linear(WIDTH, WIDTH), activation()]
-    return nn.Sequential(*layers)
+def counted(function, *exclude):
+    """Run it; both accounts add up to the total."""
+    with SavedBytes(*exclude) as saved:
+        out = function()
+    assert sum(saved.by_module.values()) == saved.total
+    assert sum(saved.by_operator.values()) == saved.total
+    assert all(saved.by_module.values()) and all(saved.by_operator.values())
+    return saved, out
 
 
-def saved_by(model, x, *exclude):
-    with SavedBytes(*model.parameters(), *exclude) as saved:
-        y = model(x)
-    y.sum().backward()
-    return saved.total
-
-
-@pytest.mark.parametrize("depth", [1, 2, 4, 9])
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
 def test_activations_known_by_their_output_save_one_unit_a_layer(
     depth, activation
 ):
-    """The input, and each layer's output: L + 1 units."""
-    x = torch.randn(BATCH, WIDTH)
-    model = chain(depth, activation)
-    assert saved_by(model, x) == (depth + 1) * UNIT
-    assert saved_by(model, x, x) == depth * UNIT
+    """The input, and each layer's output: L + 1 units.
+
+    The activation saves its output first; the next Linear finds it saved.
+    """
+    model, x = chain(depth, activation), torch.randn(BATCH, WIDTH)
+    name = activation.__name__.lower()
+    outputs = {str(2 * i + 1): UNIT for i in range(depth)}
+    saved, _ = counted(lambda: model(x), model)
+    assert saved.by_operator == {"linear": UNIT, name: depth * UNIT}
+    assert saved.by_module == {"0": UNIT, **outputs}
+    saved, _ = counted(lambda: model(x), model, x)
+    assert saved.by_operator == {name: depth * UNIT}
+    assert saved.by_module == outputs
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 9])
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU])
 def test_activations_known_by_their_input_save_two(depth, activation):
     """Each layer's input, and the input of its activation: 2L units."""
-    x = torch.randn(BATCH, WIDTH)
-    assert saved_by(chain(depth, activation), x) == 2 * depth * UNIT
-
-
-def test_a_transformer_block_saves_sixteen_units_and_its_statistics():
-    """1 and 1 (norm's in and out), 3 (q, k, v), 1 (attended), 1 and 1
-    (second norm), 4 and 4 (GELU's in and out); mean and deviation of two
-    norms; the attention's log-sum-exp for each head."""
-    batch, tokens, width, heads = 3, 5, 16, 2
-    x = torch.randn(batch, tokens, width, requires_grad=True)
-    unit, statistic = 4 * x.numel(), 4 * batch * tokens
-    total = saved_by(Block(width, heads), x)
-    assert total == 16 * unit + 4 * statistic + heads * statistic
-
-
-def test_the_blocks_of_a_gpt_share_nothing_but_what_lies_between_them():
-    """Each block adds the same bytes: its input is another's output."""
-    batch, tokens, width = 2, 4, 8
-
-    def total(depth):
-        model = GPT(
-            vocabulary=5, context=tokens, width=width, depth=depth, heads=2
-        )
-        return saved_by(model, torch.zeros(batch, tokens, dtype=torch.int64))
-
-    unit, statistic = 4 * batch * tokens * width, 4 * batch * tokens
-    assert total(2) - total(1) == 16 * unit + 6 * statistic
-    assert total(3) - total(2) == 16 * unit + 6 * statistic
+    model, x = chain(depth, activation), torch.randn(BATCH, WIDTH)
+    name = activation.__name__.lower()
+    saved, _ = counted(lambda: model(x), model)
+    assert saved.by_operator == {"linear": depth * UNIT, name: depth * UNIT}
+    assert saved.by_module == {str(i): UNIT for i in range(2 * depth)}
 
 
 def test_a_storage_counts_once():
@@ -125,125 +105,20 @@ def test_nothing_is_saved_without_a_graph():
     assert saved.total == 0
 
 
-def test_counting_does_not_change_the_gradient():
-    model, x = chain(3, nn.GELU), torch.randn(BATCH, WIDTH)
-    model(x).square().mean().backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    with SavedBytes(*model.parameters()):
-        loss = model(x).square().mean()
-    loss.backward()
-    for p, gradient in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(p.grad, gradient)
-
-
-def test_what_is_saved_outside_the_block_is_not_counted():
-    x = torch.randn(10, requires_grad=True)
-    before = x.exp()
-    with SavedBytes() as saved:
-        pass
-    after = x.exp()
-    assert saved.total == 0
-    (before + after).sum().backward()
-
-
-def test_total_grows_while_the_block_runs():
-    x = torch.randn(10, requires_grad=True)
-    with SavedBytes() as saved:
-        totals = []
-        for _ in range(3):
-            x = x.exp()
-            totals.append(saved.total)
-    assert totals == [40, 80, 120]
-
-
-@pytest.mark.parametrize("batch", [4, 64])
-def test_autocast_halves_activations_and_adds_copies_of_the_weights(batch):
+def test_autocast_halves_activations_and_adds_copies_of_the_weights():
     """A Linear under bf16 keeps input and weight in 16 bits."""
-    model, x = nn.Linear(WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    model, x = nn.Linear(WIDTH, WIDTH), torch.randn(BATCH, WIDTH)
     x.requires_grad_()
     with (
         SavedBytes(*model.parameters()) as saved,
         torch.autocast("cpu", torch.bfloat16),
     ):
         y = model(x)
-    assert saved.total == 2 * batch * WIDTH + 2 * WIDTH * WIDTH
+    assert saved.total == UNIT / 2 + 2 * WIDTH * WIDTH
     y.sum().backward()
-
-
-def test_outside_a_checkpoint_only_its_inputs_are_seen():
-    model, x = chain(4, nn.ReLU), torch.randn(BATCH, WIDTH)
-    x.requires_grad_()
-    with SavedBytes(*model.parameters()) as saved:
-        y = checkpoint(model, x, use_reentrant=False)
-    y.sum().backward()
-    assert saved.total == UNIT
-    assert saved_by(model, x) == 5 * UNIT
-
-
-def test_attention_without_fusion_saves_the_square_of_the_tokens():
-    """What fused attention spares: the tokens × tokens matrix."""
-
-    def attend(q):
-        return (q @ q.transpose(1, 2)).softmax(-1) @ q
-
-    def total(tokens, function):
-        q = torch.randn(1, tokens, 4, requires_grad=True)
-        with SavedBytes() as saved:
-            y = function(q)
-        y.sum().backward()
-        return saved.total
-
-    def fused(q):
-        q = q[:, None]
-        return F.scaled_dot_product_attention(q, q, q)
-
-    assert total(64, attend) == 64 * 4 * 4 + 64 * 64 * 4
-    assert total(64, fused) == 64 * 4 * 4 * 2 + 64 * 4
-
-
-def test_leaves_no_graph_behind():
-    """An output that its own operator saves must not keep the graph alive."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with SavedBytes():
-        kept = weakref.ref(model(torch.ones(2, 4)).untyped_storage())
-    gc.collect()
-    assert kept() is None
 
 
 # By module and by operator -----------------------------------------------
-
-
-def counted(function, *exclude):
-    """Run it; both accounts add up to the total."""
-    with SavedBytes(*exclude) as saved:
-        out = function()
-    assert sum(saved.by_module.values()) == saved.total
-    assert sum(saved.by_operator.values()) == saved.total
-    assert all(saved.by_module.values()) and all(saved.by_operator.values())
-    return saved, out
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_who_saved_what_in_a_chain(depth):
-    """ReLU saves its output first; the next Linear finds it saved."""
-    model, x = chain(depth, nn.ReLU), torch.randn(BATCH, WIDTH)
-    saved, _ = counted(lambda: model(x), model)
-    assert saved.by_operator == {"linear": UNIT, "relu": depth * UNIT}
-    relus = {str(2 * i + 1): UNIT for i in range(depth)}
-    assert saved.by_module == {"0": UNIT, **relus}
-    saved, _ = counted(lambda: model(x), model, x)
-    assert saved.by_operator == {"relu": depth * UNIT}
-    assert saved.by_module == relus
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_who_saved_what_in_a_chain_of_gelus(depth):
-    model, x = chain(depth, nn.GELU), torch.randn(BATCH, WIDTH)
-    saved, _ = counted(lambda: model(x), model)
-    half = depth * UNIT
-    assert saved.by_operator == {"linear": half, "gelu": half}
-    assert saved.by_module == {str(i): UNIT for i in range(2 * depth)}
 
 
 def test_who_saved_what_in_a_transformer_block():
@@ -367,14 +242,10 @@ class Twice(torch.autograd.Function):
         (lambda x: x * (x + 1), "mul"),
         (lambda x: x @ x, "matmul"),
         (lambda x: 1 / x, "rdiv"),
-        (lambda x: x / (x + 1), "div"),
-        (lambda x: x**3, "pow"),
         (lambda x: x[torch.tensor([1, 0])], "getitem"),
         (lambda x: (x + 1).exp_(), "exp"),
         (lambda x: F.relu(x + 1, inplace=True), "relu"),
-        (lambda x: torch.nn.functional.silu(x), "silu"),
         (lambda x: F.max_pool2d(x[None], 2), "max_pool2d"),
-        (lambda x: nn.Softmax(-1)(x), "softmax"),
         (lambda x: torch.linalg.det(x), "linalg_det"),
         (lambda x: Twice.apply(x), "Twice"),
         (lambda x: torch.ops.aten.exp(x), "exp"),
@@ -436,7 +307,7 @@ def test_the_first_who_saves_a_storage_answers_for_it():
     assert second.by_operator == {"sin": 40}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     st.lists(
         st.sampled_from([nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Softplus]),
@@ -482,28 +353,20 @@ def test_a_module_stands_for_its_parameters_and_buffers():
     assert all_of_it.total - with_buffers.total == 4 * 4
 
 
-@pytest.mark.parametrize("bad", [None, 3, "x", [torch.ones(2)]])
-def test_something_else_cannot_be_excluded(bad):
-    kind = type(bad).__name__
-    message = f"^{kind} cannot be excluded: give tensors or modules$"
+def test_something_else_cannot_be_excluded():
+    message = "^list cannot be excluded: give tensors or modules$"
     with pytest.raises(TypeError, match=message):
-        SavedBytes(torch.ones(1), bad)
+        SavedBytes(torch.ones(1), [torch.ones(2)])
 
 
 def test_a_freed_storage_does_not_hide_the_next():
+    """Neither one that was saved nor one that was excluded."""
     x = torch.randn(100, requires_grad=True)
-    with SavedBytes() as saved:
+    with SavedBytes(*(torch.empty(100) for _ in range(20))) as saved:
         for _ in range(20):
             x.exp()
-    assert saved.total == 20 * 400
-
-
-def test_a_freed_excluded_storage_does_not_hide_the_next():
-    x = torch.randn(100, requires_grad=True)
-    saved = SavedBytes(*(torch.empty(100) for _ in range(20)))
-    with saved:
         kept = [x.exp() for _ in range(20)]
-    assert saved.total == len(kept) * 400
+    assert saved.total == (20 + len(kept)) * 400
 
 
 def test_sparse_and_nested_tensors_count_with_their_parts():
@@ -514,12 +377,8 @@ def test_sparse_and_nested_tensors_count_with_their_parts():
         saved, y = counted(lambda matrix=matrix: torch.sparse.mm(matrix, x))
         assert saved.by_operator == {"sparse_mm": size}
         y.sum().backward()
-        assert (
-            counted(lambda m=matrix: torch.sparse.mm(m, x), matrix)[
-                0
-            ].by_operator
-            == {}
-        )
+        saved, _ = counted(lambda m=matrix: torch.sparse.mm(m, x), matrix)
+        assert saved.total == 0
     nested = torch.nested.nested_tensor(
         [torch.ones(2, 3), torch.ones(4, 3)],
         layout=torch.jagged,
@@ -532,42 +391,20 @@ def test_sparse_and_nested_tensors_count_with_their_parts():
 # It changes nothing ------------------------------------------------------
 
 
-def hooks():
-    """Everything a SavedBytes hooks into, as it is now."""
-    return (
-        dict(module_hooks._global_forward_pre_hooks),
-        dict(module_hooks._global_forward_hooks),
-        dict(module_hooks._global_forward_hooks_always_called),
-        _get_current_function_mode_stack(),
-        torch._C._autograd._top_saved_tensors_default_hooks(True),
-    )
-
-
 def test_all_gradients_are_bitwise_the_same():
-    torch.manual_seed(0)
     model = GPT(vocabulary=11, context=6, width=8, depth=2, heads=2)
     x = torch.randint(11, (3, 6))
-
-    def step(counting):
+    found = []
+    for counting in (SavedBytes(model), nullcontext()):
         model.zero_grad()
         torch.manual_seed(1)
-        saved = SavedBytes(model)
-        if counting:
-            saved.__enter__()
-        logits = model(x)
-        loss = F.cross_entropy(
-            F.dropout(logits, 0.3).flatten(0, 1), x.flatten()
-        )
-        if counting:
-            saved.__exit__(None, None, None)
-            assert saved.total > 0
+        with counting:
+            logits = F.dropout(model(x), 0.3).flatten(0, 1)
+            loss = F.cross_entropy(logits, x.flatten())
         loss.backward(retain_graph=True)
         loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters())]
-
-    plain, counted_ = step(False), step(True)
-    for a, b in zip(plain, counted_, strict=True):
-        assert torch.equal(a, b)
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *found))
 
 
 def test_second_derivatives_are_the_same():
@@ -604,12 +441,9 @@ def test_a_tensor_changed_in_place_is_still_an_error():
 @pytest.mark.parametrize(
     "in_place",
     [
-        lambda x: (x + 1).relu_(),
         lambda x: (x * x).mul_(2).add_(1).sigmoid_(),
         lambda x: (x + 1).view(2, 2)[0].exp_(),
-        lambda x: (x + 3).div_(x + 4),
         lambda x: F.silu(x + 1, inplace=True),
-        lambda x: F.elu_(x + 1),
         lambda x: (x + 2).addcmul_(x, x),
     ],
 )
@@ -659,15 +493,13 @@ def test_the_account_holds_neither_model_nor_graph():
 
 
 def test_no_hook_is_left_behind():
-    before = hooks()
+    before = hooked()
     with SavedBytes() as saved:
-        assert len(hooks()[0]) == len(before[0]) + 1
-        assert len(hooks()[3]) == len(before[3]) + 1
-        assert hooks()[4] is not None
-    assert hooks() == before
+        assert hooked() != before
+    assert hooked() == before
     with pytest.raises(KeyError), saved:
         {}["x"]
-    assert hooks() == before
+    assert hooked() == before
 
 
 class Failing(nn.Module):
@@ -676,12 +508,12 @@ class Failing(nn.Module):
 
 
 def test_no_hook_is_left_behind_by_an_error_of_the_model():
-    before = hooks()
+    before = hooked()
     model = nn.Sequential(nn.Tanh(), nn.Sequential(Failing()))
     x = torch.randn(10, requires_grad=True)
     with pytest.raises(ArithmeticError), SavedBytes() as saved:
         model(x)
-    assert hooks() == before
+    assert hooked() == before
     assert saved.by_module == {"0": 40}
     with saved:  # nothing is left of where it was
         x.sin()
@@ -721,7 +553,7 @@ def test_a_failing_hook_before_its_own_does_not_confuse_the_names():
 
 
 def test_where_hooks_are_forbidden_nothing_is_left_behind():
-    before = hooks()
+    before = hooked()
     saved = SavedBytes()
     with (
         disable_saved_tensors_hooks("no hooks here"),
@@ -729,7 +561,7 @@ def test_where_hooks_are_forbidden_nothing_is_left_behind():
         saved,
     ):
         pass
-    assert hooks() == before
+    assert hooked() == before
     with saved:  # it can still be used
         torch.ones(2, requires_grad=True).exp()
     assert saved.total == 8
@@ -748,7 +580,7 @@ def test_it_counts_on_when_it_is_entered_again():
 
 
 def test_it_cannot_be_entered_twice_at_once():
-    before = hooks()
+    before = hooked()
     message = "^this SavedBytes is counting already: use another one inside$"
     x = torch.randn(10, requires_grad=True)
     with SavedBytes() as saved:
@@ -756,7 +588,7 @@ def test_it_cannot_be_entered_twice_at_once():
             pass
         x.exp()
     assert saved.total == 40
-    assert hooks() == before
+    assert hooked() == before
 
 
 class Applies:
@@ -804,11 +636,9 @@ keeps = Keeps.apply
     ],
 )
 def test_a_function_inside_another_saves_nothing(function, name):
-    before = FunctionCtx.save_for_backward
     x = torch.ones(4, requires_grad=True)
     saved, _ = counted(lambda: function(x))
     assert saved.by_operator == {name: 16}
-    assert FunctionCtx.save_for_backward is before
 
 
 # Checkpoints -------------------------------------------------------------
@@ -836,22 +666,6 @@ def test_from_outside_a_checkpoint_saves_its_inputs(reentrant):
     assert saved.by_module == {"": 2 * UNIT}
     z.sum().backward()
     assert x.grad.any()
-
-
-@both
-def test_the_segments_of_a_sequence_save_their_inputs(reentrant):
-    """Three segments; the last runs without a checkpoint."""
-    model, x = chain(6, nn.GELU), torch.randn(BATCH, WIDTH)
-    x.requires_grad_()
-    saved, _ = counted(
-        lambda: checkpoint_sequential(model, 3, x, use_reentrant=reentrant),
-        model,
-    )
-    assert saved.by_operator == {
-        "checkpoint": 2 * UNIT,
-        "linear": 2 * UNIT,
-        "gelu": 2 * UNIT,
-    }
 
 
 class Checkpointed(nn.Module):
@@ -887,48 +701,22 @@ def test_backward_in_the_block_counts_what_a_reentrant_one_saves_again():
 
 
 @both
-@pytest.mark.parametrize("depth", [1, 2])
-def test_it_refuses_inside_a_checkpoint(reentrant, depth):
-    before = hooks()
+def test_it_refuses_inside_a_checkpoint(reentrant):
+    before = hooked()
     x = torch.randn(BATCH, WIDTH, requires_grad=True)
 
     def function(x):
         with SavedBytes():
             return x.exp()
 
-    for _ in range(depth):
-        function = checkpointed(function, reentrant)
     with pytest.raises(RuntimeError, match=REFUSAL):
-        function(x)
-    assert hooks() == before
-
-
-def checkpointed(function, reentrant):
-    return lambda x: checkpoint(function, x, use_reentrant=reentrant)
-
-
-@both
-def test_it_refuses_inside_a_module_inside_a_checkpoint(reentrant):
-    class Counting(nn.Module):
-        def forward(self, x):
-            with SavedBytes():
-                return x.exp()
-
-    x = torch.randn(BATCH, WIDTH, requires_grad=True)
-    model = nn.Sequential(nn.Tanh(), Counting())
-    with pytest.raises(RuntimeError, match=REFUSAL):
-        checkpoint(model, x, use_reentrant=reentrant)
-    with pytest.raises(RuntimeError, match=REFUSAL):
-        checkpoint(
-            lambda x: [SavedBytes().__enter__() for _ in range(1)],
-            x,
-            use_reentrant=reentrant,
-        )
+        checkpoint(function, x, use_reentrant=reentrant)
+    assert hooked() == before
 
 
 @both
 def test_it_refuses_when_the_function_runs_again(reentrant):
-    before = hooks()
+    before = hooked()
     runs = []
 
     def function(x):
@@ -943,7 +731,7 @@ def test_it_refuses_when_the_function_runs_again(reentrant):
     with pytest.raises(RuntimeError, match=REFUSAL):
         y.sum().backward()
     assert len(runs) == 2
-    assert hooks() == before
+    assert hooked() == before
 
 
 def test_it_refuses_where_no_frame_tells_of_the_checkpoint():

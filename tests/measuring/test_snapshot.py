@@ -16,6 +16,7 @@ from membudget.measuring.snapshot import (
     summarise,
     trace_events,
 )
+from tests.soak import examples
 
 MIB = 1 << 20
 SITE = "/opt/conda/lib/python3.11/site-packages/"
@@ -204,25 +205,23 @@ def test_a_history_without_some_actions(made):
     ]
 
 
-def test_ten_allocations_are_named(made):
-    made["device_traces"][0] = [entry("alloc", n, n) for n in range(1, 13)]
-    summary = summarise(made)
-    assert len(summary.at_peak) == 10
-    assert [b.size for b in summary.at_peak[-6:]] == [12, 11, 10, 9, 8, 7]
-
-
-def test_equal_sizes_come_by_address(made):
-    made["device_traces"][0] = [entry("alloc", n, 1 << 30) for n in (9, 5, 7)]
-    assert [b.address for b in summarise(made).at_peak[:3]] == [5, 7, 9]
+def test_the_largest_come_first_and_of_equals_the_lower_address(made):
+    made["device_traces"][0] = [
+        entry("alloc", n, max(n, 5) << 20) for n in (*range(1, 13), 12 << 20)
+    ]
+    at_peak = summarise(made).at_peak
+    assert [b.size >> 20 for b in at_peak] == [
+        *(12 << 20, 12, 11, 10, 9, 8, 7, 6, 5, 5)
+    ]
+    assert [b.address for b in at_peak[-2:]] == [1, 2]
 
 
 def test_the_first_of_equal_peaks(made):
-    trace = [
+    made["device_traces"][0] = [
         entry("alloc", 0x3000000, 100),
         *freed(0x3000000, 100),
         entry("alloc", 0x3000000, 100),
     ]
-    made["device_traces"][0] = trace
     assert summarise(made).peak_event == 0
 
 
@@ -241,7 +240,7 @@ def test_memory_counts_until_the_free_is_complete(made):
     assert sum(b.size for b in summary.at_peak) == older + 500
 
 
-def test_a_device_without_history(made):
+def test_a_device_without_history_and_one_without_segments(made):
     summary = summarise(made, device=1)
     assert summary.reserved == 2 * MIB
     assert summary.rounding == MIB
@@ -249,23 +248,23 @@ def test_a_device_without_history(made):
     assert summary.largest_free == summary.free == 0
     assert summary.peak_requested is summary.peak_event is None
     assert summary.at_peak == ()
-
-
-def test_a_device_with_nothing_but_history(made):
-    made["device_traces"][1] = [
-        entry("alloc", 5, 100),
-        *freed(5, 100),
-    ]
+    with pytest.raises(ValueError, match=r"no history of device 1: call tor"):
+        trace_events(made, device=1)
+    made["device_traces"][1] = [entry("alloc", 5, 100), *freed(5, 100)]
     del made["segments"][2]
     summary = summarise(made, device=1)
     assert summary.reserved == summary.blocks == 0
     assert summary.peak_requested == 100
 
 
-def test_frames_are_optional(made):
+def test_of_other_versions(made):
+    """Frames are optional, and what is pending has an older name."""
     for part in made["segments"][0]["blocks"]:
         del part["frames"]
-    assert summarise(made).at_peak[0].where is None
+    made["segments"][0]["blocks"][1]["state"] = "active_awaiting_free"
+    summary = summarise(made)
+    assert summary.at_peak[0].where is None
+    assert summary.pending == 512
 
 
 def test_real_frames():
@@ -290,11 +289,6 @@ def test_real_frames():
     where = summarise(snapshot).at_peak[0].where
     assert where.startswith(f"{__file__}:")
     assert where.endswith(" test_real_frames")
-
-
-def test_the_older_name_of_pending(made):
-    made["segments"][0]["blocks"][1]["state"] = "active_awaiting_free"
-    assert summarise(made).pending == 512
 
 
 # Simulated ---------------------------------------------------------------
@@ -328,14 +322,9 @@ def test_summary_of_a_simulation(expandable):
     assert summary.segments == len(allocator.segments)
     assert summary.blocks == sum(len(s.blocks) for s in allocator.segments)
     assert summary.peak_requested == allocator.peak_requested
-    assert [block.size for block in summary.at_peak] == [
-        40 * MIB,
-        13 * MIB,
-        8 * MIB,
-        3 * MIB + 1,
-        MIB,
-        100,
-    ]
+    sizes = [block.size for block in summary.at_peak]
+    assert sizes[:3] == [40 * MIB, 13 * MIB, 8 * MIB]
+    assert sizes[3:] == [3 * MIB + 1, MIB, 100]
 
 
 def test_the_whole_of_a_small_simulation():
@@ -445,7 +434,7 @@ def test_the_tools_of_pytorch_accept_it(expandable):
 # Events ------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     st.lists(st.integers(-8, 40_000_000), max_size=40),
     st.integers(0, 100),
@@ -481,11 +470,6 @@ def test_events_of_a_history_replay_to_the_same(sizes, cut, expandable):
     assert sum(block.size for block in at_peak) == late.peak_requested
 
 
-def test_events_need_a_history(made):
-    with pytest.raises(ValueError, match=r"no history of device 1: call tor"):
-        trace_events(made, device=1)
-
-
 def test_events_by_hand(made):
     assert trace_events(made) == [
         ("allocate", 0, 3000 * 512 - 100),
@@ -504,18 +488,15 @@ def test_events_by_hand(made):
 # Files -------------------------------------------------------------------
 
 
-def dump(path, data):
+def test_a_file(tmp_path, made):
+    path = tmp_path / "snapshot.pickle"
     with open(path, "wb") as file:  # as torch.cuda.memory._dump_snapshot
-        pickle.dump(data, file)
-    return path
-
-
-@pytest.mark.parametrize("kind", [str, lambda path: path])
-def test_a_file(tmp_path, made, kind):
-    path = dump(tmp_path / "snapshot.pickle", made)
-    assert summarise(kind(path)) == summarise(made)
-    assert trace_events(kind(path)) == trace_events(made)
+        pickle.dump(made, file)
+    assert summarise(path) == summarise(made)
+    assert trace_events(str(path)) == trace_events(made)
     assert os.listdir(tmp_path) == ["snapshot.pickle"]
+    with pytest.raises(FileNotFoundError):
+        summarise(tmp_path / "nothing")
 
 
 class Evil:
@@ -526,7 +507,7 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
 def test_a_file_runs_no_code(tmp_path, made, protocol):
     made["external_annotations"] = Evil(tmp_path / "trace")
     path = tmp_path / "evil.pickle"
@@ -551,12 +532,7 @@ def test_a_file_of_something_else(tmp_path, content):
         summarise(path)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        summarise(tmp_path / "nothing")
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any"
@@ -572,14 +548,10 @@ def test_any_bytes_give_a_clear_error(tmp_path_factory, content):
     ("data", "message"),
     [
         ([], "it is of type list"),
-        (None, "it is of type NoneType"),
-        (7, "it is of type int"),
         ({}, "it has no segments and no device_traces"),
         ({"segments": []}, "it has no device_traces"),
-        ({"segments": [{}], "device_traces": []}, "KeyError"),
         ({"segments": 5, "device_traces": []}, "TypeError"),
         ({"segments": [], "device_traces": None}, "TypeError"),
-        ({"segments": [], "device_traces": [[{}]]}, "KeyError"),
         ({"segments": [], "device_traces": [["x"]]}, "TypeError"),
         ({"segments": [{"device": 0}], "device_traces": []}, "KeyError"),
     ],
@@ -591,12 +563,10 @@ def test_no_snapshot(data, message):
         summarise(data)
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"), [([{}], "KeyError"), (["x"], "TypeError")]
-)
-def test_no_events(entries, message):
-    with pytest.raises(ValueError, match=f"not as expected .*{message}"):
-        trace_events({"segments": [], "device_traces": [entries]})
+def test_no_events(made):
+    made["device_traces"][0].append({})
+    with pytest.raises(ValueError, match=r"not as expected .*KeyError"):
+        trace_events(made)
 
 
 def test_an_unknown_state(made):
@@ -605,7 +575,7 @@ def test_an_unknown_state(made):
         summarise(made)
 
 
-@pytest.mark.parametrize("traces", [[], [[]], [[], []]])
+@pytest.mark.parametrize("traces", [[], [[], []]])
 def test_an_empty_snapshot(traces):
     with pytest.raises(
         ValueError,
@@ -614,11 +584,8 @@ def test_an_empty_snapshot(traces):
         summarise({"segments": [], "device_traces": traces})
 
 
-@pytest.mark.parametrize("device", [2, 17])
-def test_an_unknown_device(made, device):
+def test_an_unknown_device(made):
     before = copy.deepcopy(made)
-    with pytest.raises(
-        ValueError, match=f"nothing of device {device}, but of 0, 1"
-    ):
-        summarise(made, device)
+    with pytest.raises(ValueError, match="nothing of device 2, but of 0, 1"):
+        summarise(made, 2)
     assert made == before

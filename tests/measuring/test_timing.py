@@ -3,14 +3,16 @@
 import dataclasses
 import statistics
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget import measuring
 from membudget.measuring import timing
 from membudget.measuring.timing import Timing, time_calls
+from tests.soak import examples
 
 QUEUE, RUN, WAIT = 1.0, 10.0, 0.25
 
@@ -53,7 +55,7 @@ def machine(monkeypatch):
     return machine
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", None])
+@pytest.mark.parametrize("device", ["cuda", None])
 @pytest.mark.parametrize("warm_up", [0, 2])
 def test_the_device_is_waited_for_before_each_reading(
     machine, warm_up, device
@@ -79,15 +81,10 @@ def test_without_synchronisation_it_times_the_queue(machine, warm_up):
     assert machine.now >= machine.done  # nothing is left for the next
 
 
-@pytest.mark.parametrize("synchronise", [False, True])
-def test_the_cpu_is_not_waited_for(machine, synchronise):
-    time_calls(machine.call, repeats=2, synchronise=synchronise)
-    assert machine.events == ["call"] * 3 + ["clock", "call", "clock"] * 2
-
-
-def test_by_default_three_calls_warm_up_and_ten_are_timed(machine):
+def test_the_cpu_is_not_waited_for(machine):
+    """By default three calls warm up and ten are timed."""
     result = time_calls(machine.call)
-    assert machine.events.count("call") == 13
+    assert machine.events == ["call"] * 3 + ["clock", "call", "clock"] * 10
     assert len(result.samples) == 10
 
 
@@ -102,11 +99,6 @@ def test_the_samples_are_raw_and_in_order(machine):
     assert result.median == 2.0
 
 
-def test_an_error_of_the_call_is_its_own(machine):
-    with pytest.raises(ZeroDivisionError):
-        time_calls(lambda: 1 / 0)
-
-
 def test_with_the_real_clock():
     result = time_calls(lambda: torch.ones(4).sum(), warm_up=1, repeats=5)
     assert len(result.samples) == 5
@@ -117,27 +109,13 @@ def test_with_the_real_clock():
 # Statistics --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("samples", "median", "spread"),
-    [
-        ((5.0,), 5.0, 0.0),
-        ((1.0, 3.0), 2.0, 1.0),
-        ((1.0, 2.0, 9.0), 2.0, 4.0),
-        ((5.0, 1.0, 3.0, 2.0, 4.0), 3.0, 2.0),
-        ((1.0, 1.0, 1.0, 1.0, 100.0), 1.0, 0.0),
-    ],
-)
-def test_median_and_interquartile_range(samples, median, spread):
-    result = Timing(samples)
-    assert result.median == median
-    assert result.spread == spread
-
-
+@settings(max_examples=examples(30))
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30))
+@example([5.0])
+@example([1.0, 2.0, 9.0])
 def test_the_statistics_are_numpys(samples):
-    numpy = pytest.importorskip("numpy")
     result = Timing(tuple(samples))
-    first, third = numpy.percentile(samples, [25, 75])
+    first, third = np.percentile(samples, [25, 75])
     assert result.median == statistics.median(samples)
     assert result.spread == pytest.approx(third - first, rel=1e-9, abs=1e-9)
 

@@ -1,7 +1,6 @@
 """The peak tracker, against hand counts, MemTracker and the profiler."""
 
 import gc
-import sys
 import weakref
 from contextlib import ExitStack, suppress
 
@@ -10,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measuring_helpers import KEPT, REENTRANT, WIDTH, chain, hooked
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from membudget.measuring import (
     CATEGORIES,
@@ -27,16 +26,8 @@ from membudget.measuring import (
     trace_step,
 )
 from membudget.models import GPT, mlp
+from tests.soak import examples
 from tests.versions import DIFFERENT, here
-
-torch.set_num_threads(1)
-
-
-def chain(depth, width, bias=True):
-    layers = []
-    for _ in range(depth):
-        layers += [nn.Linear(width, width, bias=bias), nn.ReLU()]
-    return nn.Sequential(*layers)
 
 
 def gradients_of(model):
@@ -75,41 +66,18 @@ def test_every_moment_of_a_short_program():
     assert [x.nbytes for x in (c, d, e)] == [24, 6, 6]
 
 
-def test_marks_point_at_the_next_operator():
-    with PeakTracker() as tracker:
-        tracker.mark("one")
-        tracker.mark("one again")
-        a = torch.ones(2)
-        tracker.mark("two")
-        a + 1
-        tracker.mark("end")
-    assert tracker.marks == [
-        (0, "one"),
-        (0, "one again"),
-        (1, "two"),
-        (2, "end"),
-    ]
-
-
-def test_existing_storages_count_once():
+def test_existing_storages_count_once_and_until_they_are_freed():
     base = torch.zeros(100)
     tracker = PeakTracker(base, base[:10], base.view(10, 10), base)
     assert tracker.start == tracker.live == tracker.peak == 400
     with tracker:
         base[5:].add_(1)
         base.t()
-    assert tracker.timeline == [400] * len(tracker.timeline)
-    assert tracker.peak == 400
-
-
-def test_existing_tensors_leave_the_account_when_they_are_freed():
-    base = torch.zeros(100)
-    with PeakTracker(base) as tracker:
+        assert set(tracker.timeline) == {400}
         del base
         torch.ones(1)
-    assert tracker.start == 400
-    assert tracker.timeline == [4]
-    assert tracker.peak == 400
+    assert tracker.timeline[-1] == 4
+    assert (tracker.start, tracker.peak) == (400, 400)
 
 
 def test_tensors_from_outside_are_not_counted():
@@ -127,17 +95,10 @@ def test_tensors_from_outside_are_not_counted():
 def test_outputs_of_one_operator_count_together():
     x = torch.randn(6)
     with PeakTracker() as tracker:
-        values, indices = x.sort()
-    assert tracker.timeline == [24 + 48]
-    assert values.nbytes + indices.nbytes == 72
-
-
-def test_results_in_lists_are_found():
-    x = [torch.randn(3), torch.randn(5)]
-    with PeakTracker() as tracker:
-        y = torch._foreach_add(x, 1)
-    assert tracker.timeline == [32]
-    assert len(y) == 2
+        kept = [x.sort(), torch._foreach_add([x[:3], x[1:]], 1)]
+    assert tracker.timeline[0] == 24 + 48
+    assert tracker.timeline[-1] == 72 + 12 + 20
+    assert len(kept) == 2
 
 
 def test_tensors_made_of_python_numbers_are_counted():
@@ -156,14 +117,6 @@ def test_tensors_made_of_python_numbers_are_counted():
         assert tracker.live == 0
 
 
-def test_bytes_count_by_storage_and_dtype():
-    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool):
-        with PeakTracker() as tracker:
-            x = torch.zeros(10, dtype=dtype)
-            x.expand(7, 10)
-        assert tracker.peak == 10 * dtype.itemsize
-
-
 def test_a_freed_address_is_counted_again():
     with PeakTracker() as tracker:
         for _ in range(50):
@@ -173,8 +126,7 @@ def test_a_freed_address_is_counted_again():
     assert tracker.live == 0
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("depth", [1, 2, 4, 9, 16])
+@pytest.mark.parametrize(("depth", "bias"), [(1, True), (2, False), (9, True)])
 def test_a_layer_chain_holds_one_unit_more_than_its_depth(depth, bias):
     """Setting S: inputs, parameters and gradients are not counted.
 
@@ -184,7 +136,8 @@ def test_a_layer_chain_holds_one_unit_more_than_its_depth(depth, bias):
     input gradient is needed, and the peak is a moment earlier.
     """
     batch, width = 64, 16
-    model, x = chain(depth, width, bias), torch.randn(batch, width)
+    model = chain(depth, width=width, bias=bias)
+    x = torch.randn(batch, width)
     model(x).sum().backward()
     existing = [x, *model.parameters(), *gradients_of(model)]
     with PeakTracker(*existing) as tracker:
@@ -193,88 +146,6 @@ def test_a_layer_chain_holds_one_unit_more_than_its_depth(depth, bias):
     new = 4 * width * (width + bias) if depth > 1 else 0
     assert tracker.peak - tracker.start == (depth + 1) * unit + new + 8
     assert tracker.live == tracker.start
-
-
-def test_gradients_appear_in_the_first_backward_and_stay():
-    model, x = chain(3, 8), torch.randn(2, 8)
-    size = sum(p.nbytes for p in model.parameters())
-    with PeakTracker(x, *model.parameters()) as tracker:
-        model(x).sum().backward()
-        once = tracker.live
-        model(x).sum().backward()
-        twice = tracker.live
-        model.zero_grad()
-    assert once - tracker.start == twice - tracker.start == size
-    assert tracker.live == tracker.start
-
-
-def test_adam_holds_two_moments_and_a_step_for_each_parameter():
-    model = chain(3, 8)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    weights = [p.nbytes for p in model.parameters()]
-    with PeakTracker(*model.parameters(), *gradients_of(model)) as tracker:
-        optimizer.step()
-    held = 2 * sum(weights) + 4 * len(weights)
-    assert tracker.live - tracker.start == held
-    assert tracker.peak > tracker.live
-    optimizer.state.clear()
-    assert tracker.live == tracker.start
-
-
-def test_tied_weights_count_once():
-    model = nn.Sequential(nn.Linear(8, 8, False), nn.Linear(8, 8, False))
-    model[1].weight = model[0].weight
-    tracker = PeakTracker(model[0].weight, model[1].weight)
-    assert tracker.start == 8 * 8 * 4
-
-
-def test_peak_is_the_highest_moment_and_everything_returns():
-    model, x = mlp(8, 16, 3), torch.randn(32, 8)
-    model(x).sum().backward()
-    existing = [x, *model.parameters(), *gradients_of(model)]
-    with PeakTracker(*existing) as tracker:
-        tracker.mark("forward")
-        loss = model(x).square().mean()
-        tracker.mark("backward")
-        loss.backward()
-        del loss
-    assert tracker.peak == max(tracker.timeline)
-    assert min(tracker.timeline) >= tracker.start
-    assert tracker.live == tracker.start
-    (forward, _), (backward, _) = tracker.marks
-    assert forward == 0 < backward < len(tracker.timeline)
-    assert tracker.timeline.index(tracker.peak) >= backward
-
-
-def test_a_graph_that_is_dropped_frees_what_it_saved():
-    model, x = chain(4, 8), torch.randn(16, 8)
-    with PeakTracker(x, *model.parameters()) as tracker:
-        loss = model(x).sum()
-        held = tracker.live - tracker.start
-        del loss
-    assert held == 4 * (16 * 8 * 4) + 4
-    assert tracker.live == tracker.start
-
-
-def test_what_is_freed_after_the_block_is_still_subtracted():
-    with PeakTracker() as tracker:
-        x = torch.ones(8)
-    assert tracker.live == 32
-    del x
-    assert tracker.live == 0
-
-
-def test_the_same_on_meta_tensors():
-    def run(device):
-        with torch.device(device):
-            model, x = chain(3, 8), torch.zeros(4, 8)
-        with PeakTracker(x, *model.parameters()) as tracker:
-            model(x).sum().backward()
-        return tracker.timeline
-
-    assert run("cpu") == run("meta")
 
 
 # The account adds up -----------------------------------------------------
@@ -341,27 +212,17 @@ def check_account(tracker):
 
 
 def test_the_account_of_an_empty_block():
-    model = mlp(4, 4, 2)
-    for existing in ([], [model]):
+    for existing in ([], [mlp(4, 4, 2)]):
         with PeakTracker(*existing) as tracker:
             pass
         check_account(tracker)
         assert tracker.peak_moment == -1
         assert tracker.timelines() == {c: [] for c in CATEGORIES}
-        assert tracker.split() == tracker.split(-1)
         assert sum(tracker.split().values()) == tracker.start
-        with pytest.raises(IndexError, match=r"no operator 0: use -1 … -1"):
-            tracker.at(0)
-
-
-def test_moments_out_of_range():
-    with PeakTracker() as tracker:
-        torch.ones(2) + 1
-    for moment in (-2, 2, 100):
-        with pytest.raises(IndexError, match=r"no operator .*: use -1 … 1$"):
-            tracker.at(moment)
-        with pytest.raises(IndexError, match="no operator"):
-            tracker.split(moment)
+        for moment in (-2, 0):
+            message = f"no operator {moment}: use -1 … -1$"
+            with pytest.raises(IndexError, match=message):
+                tracker.at(moment)
 
 
 def do(step, held, i, weight):
@@ -375,13 +236,13 @@ def do(step, held, i, weight):
         held.append(t * 2)
     elif step == "view":
         held.append(t[:3])
-    elif step == "in place" and not t.requires_grad:
+    elif step == "write" and not t.requires_grad:
         t.add_(1)
-    elif step == "trained" and t.numel() == 36:
+    elif step == "train" and t.numel() == 36:
         held.append(t.detach().reshape(6, 6) @ weight)
     elif step == "backward" and t.requires_grad:
         t.sum().backward(retain_graph=True)
-    elif step == "no gradient":
+    elif step == "clear":
         weight.grad = None
     elif step == "resize":
         held.append(torch.ones(i).resize_(2 * i))
@@ -393,27 +254,15 @@ def do(step, held, i, weight):
         held.append(torch.ones(2).set_(t.detach()))
 
 
-STEPS = [
-    "new",
-    "drop",
-    "copy",
-    "view",
-    "in place",
-    "trained",
-    "backward",
-    "no gradient",
-    "resize",
-    "storage",
-    "set",
-]
+STEPS = "new drop copy view write train backward clear resize storage set"
 PROGRAM = st.lists(
-    st.tuples(st.sampled_from(STEPS), st.integers(0, 7)),
+    st.tuples(st.sampled_from(STEPS.split()), st.integers(0, 7)),
     min_size=1,
     max_size=20,
 )
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@settings(derandomize=True, database=None, max_examples=examples(60))
 @given(PROGRAM)
 def test_any_program_adds_up(program):
     weight, held = nn.Parameter(torch.ones(6, 6)), [torch.ones(6, 6)]
@@ -436,12 +285,6 @@ def test_any_program_adds_up(program):
 # PyTorch's own tracker and the profiler ----------------------------------
 
 BATCH = 6
-
-
-def plain():
-    model = mlp(8, 16, 4)
-    x = torch.randn(BATCH, 8)
-    return model, None, [x], lambda _: model(x).sum().backward()
 
 
 def classified():
@@ -498,86 +341,6 @@ def tied():
     return model, None, [x], lambda _: model(x).logsumexp(-1).sum().backward()
 
 
-def accumulated():
-    model = mlp(8, 16, 3)
-    x = torch.randn(BATCH, 8)
-
-    def run(after_pass):
-        for part in x.split(4):
-            (model(part).square().mean() / 2).backward()
-            after_pass()
-
-    return model, None, [x], run
-
-
-def adam():
-    model = mlp(8, 16, 3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, foreach=False)
-    x = torch.randn(BATCH, 8)
-
-    def run(after_pass):
-        for _ in range(2):
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            after_pass()
-
-    return model, optimizer, [x], run
-
-
-def momentum():
-    model = mlp(8, 16, 3)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, foreach=True
-    )
-    x = torch.randn(BATCH, 8)
-
-    def run(after_pass):
-        for _ in range(2):
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            after_pass()
-
-    return model, optimizer, [x], run
-
-
-def autocast():
-    model = mlp(8, 16, 3)
-    x = torch.randn(BATCH, 8)
-
-    def run(after_pass):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().square().mean()
-        loss.backward()
-
-    return model, None, [x], run
-
-
-def convolution():
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.5),
-        nn.Linear(64, 10),
-    )
-    x = torch.randn(BATCH, 1, 8, 8)
-    return model, None, [x], lambda _: model(x).square().sum().backward()
-
-
-def gpt():
-    model = GPT(vocabulary=13, context=8, width=8, depth=2, heads=2)
-    x = torch.randint(13, (BATCH, 8))
-
-    def run(after_pass):
-        F.cross_entropy(model(x).flatten(0, 1), x.flatten()).backward()
-
-    return model, None, [x], run
-
-
 def accumulated_gpt_with_adam():
     model = GPT(vocabulary=13, context=8, width=8, depth=1, heads=2)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -595,21 +358,9 @@ def accumulated_gpt_with_adam():
     return model, optimizer, [x], run
 
 
-KEPT = {"use_reentrant": False, "preserve_rng_state": False}
-
-
 def three_segments():
-    model = chain(8, 16)
+    model = chain(8, width=16)
     return model, [model[0:4], model[4:10], model[10:16]]
-
-
-def checkpointed_sequence():
-    model, x = chain(8, 16), torch.randn(BATCH, 16)
-
-    def run(after_pass):
-        checkpoint_sequential(model, 3, x, **KEPT).sum().backward()
-
-    return model, None, [x], run
 
 
 def checkpointed_segments():
@@ -627,12 +378,11 @@ def checkpointed_segments():
 def checkpointed_reentrant():
     model, segments = three_segments()
     x = torch.randn(BATCH, 16, requires_grad=True)
-    options = {"use_reentrant": True, "preserve_rng_state": False}
 
     def run(after_pass):
         h = x
         for segment in segments:
-            h = checkpoint(segment, h, **options)
+            h = checkpoint(segment, h, **REENTRANT)
         h.sum().backward()
 
     return model, None, [x], run
@@ -648,20 +398,6 @@ def checkpointed_autocast():
                 h = checkpoint(segment, h, **KEPT)
             loss = h.float().square().mean()
         loss.backward()
-
-    return model, None, [x], run
-
-
-def checkpointed_gpt():
-    model = GPT(vocabulary=13, context=8, width=8, depth=4, heads=2)
-    x = torch.randint(13, (BATCH, 8))
-
-    def run(after_pass):
-        h = model.token(x) + model.position(torch.arange(8))
-        for block in model.blocks:
-            h = checkpoint(block, h, **KEPT)
-        logits = model.head(model.norm(h)).flatten(0, 1)
-        F.cross_entropy(logits, x.flatten()).backward()
 
     return model, None, [x], run
 
@@ -739,44 +475,35 @@ def several_optimizers(kind, **options):
     return setting
 
 
+ADAM = several_optimizers(torch.optim.Adam, foreach=False)
 SETTINGS = [
-    plain,
     classified,
     views,
     in_place,
     tied,
-    accumulated,
-    adam,
-    momentum,
-    autocast,
-    convolution,
     images,
-    gpt,
     accumulated_gpt_with_adam,
-    checkpointed_sequence,
     checkpointed_segments,
     checkpointed_reentrant,
     checkpointed_autocast,
-    checkpointed_gpt,
     storages_resized,
     tensors_resized,
-    several_optimizers(torch.optim.SGD, lr=0.1),
-    several_optimizers(torch.optim.SGD, momentum=0.9, foreach=False),
-    several_optimizers(torch.optim.Adam, foreach=True),
+    ADAM,
+    several_optimizers(torch.optim.SGD, momentum=0.9, foreach=True),
     several_optimizers(torch.optim.AdamW, fused=True),
     several_optimizers(torch.optim.Adagrad, foreach=False),
-    several_optimizers(torch.optim.RMSprop, centered=True, foreach=False),
 ]
-# What an operator allocates and frees within itself, which the profiler sees.
-# A number that a kernel of these optimizers gets becomes a tensor (8 bytes)
-# and is cast (4); a convolution may lay its arguments out anew.
-SCRATCH = {
-    "adam": 8 + 4,
-    "accumulated_gpt_with_adam": 8 + 4,
-    "Adam_foreach_True": 8 + 4,
-    "Adagrad_foreach_False": 8 + 4,
-    "convolution": 1 << 20,
-}
+# What an operator allocates and frees within itself, which the profiler sees:
+# a number that a kernel of these optimizers gets becomes a tensor (8 bytes)
+# and is cast (4).
+SCRATCH = dict.fromkeys(
+    (
+        "accumulated_gpt_with_adam",
+        "Adam_foreach_False",
+        "Adagrad_foreach_False",
+    ),
+    8 + 4,
+)
 
 
 def by_name(setting):
@@ -843,19 +570,10 @@ def test_the_same_bytes_as_the_profiler(setting):
 
 # Categories --------------------------------------------------------------
 
-ROWS, WIDTH = 5, 8
+ROWS = 5
 UNIT = 4 * ROWS * WIDTH
 WEIGHT, BIAS = 4 * WIDTH * WIDTH, 4 * WIDTH
-LAYER = WEIGHT + BIAS
-REENTRANT = {"use_reentrant": True, "preserve_rng_state": False}
-
-
-def tanh_layers(depth):
-    """Linear and Tanh by turns; autograd saves what each Tanh returns."""
-    layers = []
-    for _ in range(depth):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
-    return nn.Sequential(*layers)
+LAYER = WEIGHT + BIAS  # Tanh has none: autograd saves what it returns
 
 
 def rows(**options):
@@ -877,7 +595,7 @@ def at_end(tracker):
 
 
 def test_a_training_step_category_by_category():
-    model, x = tanh_layers(3), rows()
+    model, x = chain(3, nn.Tanh), rows()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     with PeakTracker(model, optimizer, x) as tracker:
         tracker.mark("forward")
@@ -966,7 +684,7 @@ def test_gradients_assigned_by_hand():
 
 def test_a_gradient_that_a_hook_uses_up_is_a_gradient():
     """A step for each parameter inside the backward pass."""
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     steps = {}
 
     def use(p):
@@ -994,7 +712,7 @@ def test_a_gradient_that_a_hook_uses_up_is_a_gradient():
 
 
 def test_frozen_parameters_are_parameters():
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     model[0].requires_grad_(False)
     with PeakTracker(model, x) as tracker:
         model(x).sum().backward()
@@ -1002,21 +720,19 @@ def test_frozen_parameters_are_parameters():
     assert at_end(tracker)["parameters"] == 2 * LAYER
 
 
-@pytest.mark.parametrize("hand_over", [True, False])
-def test_optimizer_states_made_in_the_block(hand_over):
+def test_optimizer_states_made_in_the_block():
     model = nn.Linear(WIDTH, WIDTH, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     model.weight.grad = torch.ones(WIDTH, WIDTH)
-    existing = [model, optimizer] if hand_over else [model]
-    with PeakTracker(*existing) as tracker:
+    with PeakTracker(model) as tracker:
         optimizer.step()
         first = tracker.live
         optimizer.step()
     assert tracker.live == first
-    states = {"optimizer": 2 * WEIGHT + 4}
-    assert at_end(tracker) == states | {
+    assert at_end(tracker) == {
         "parameters": WEIGHT,
         "gradients": WEIGHT,
+        "optimizer": 2 * WEIGHT + 4,
     }
     made = {a.category for a in tracker.allocations if a.birth >= 0}
     assert made == {"optimizer", "temporaries"}
@@ -1049,7 +765,7 @@ def test_what_an_optimizer_works_with_is_temporary():
 
 
 def test_lbfgs_calls_the_model_inside_its_step():
-    model, x = tanh_layers(1), rows()
+    model, x = chain(1, nn.Tanh), rows()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
     def closure():
@@ -1073,21 +789,9 @@ def test_lbfgs_calls_the_model_inside_its_step():
     assert at_end(tracker)["optimizer"] == sum(s.nbytes() for s in held) > 0
 
 
-def test_buffers_count_as_parameters():
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
-    x = rows()
-    buffers = 2 * 4 * WIDTH + 8  # mean, variance, number of batches
-    with PeakTracker(model, x) as tracker:
-        model(x).sum().backward()
-    parameters = LAYER + 2 * BIAS
-    assert tracker.split(-1)["parameters"] == parameters + buffers
-    assert at_end(tracker)["parameters"] == parameters + buffers
-    assert at_end(tracker)["gradients"] == parameters
-
-
 def test_inputs_drawn_in_the_block():
     """What the outermost module is called with, until it is computed on."""
-    model = tanh_layers(2)
+    model = chain(2, nn.Tanh)
     with PeakTracker(model) as tracker:
         x = rows()
         y = rows()
@@ -1133,7 +837,7 @@ def test_a_parameter_that_a_model_is_called_with_stays_one():
 
 
 def test_an_output_of_a_model_is_no_input_of_the_next():
-    first, second, x = tanh_layers(1), tanh_layers(1), rows()
+    first, second, x = chain(1, nn.Tanh), chain(1, nn.Tanh), rows()
     with PeakTracker(first, second, x) as tracker:
         loss = second(first(x)).sum()
         tracker.mark("backward")
@@ -1146,7 +850,7 @@ def test_an_output_of_a_model_is_no_input_of_the_next():
 
 
 def test_a_leaf_input_and_its_gradient():
-    model, x = tanh_layers(1), rows(requires_grad=True)
+    model, x = chain(1, nn.Tanh), rows(requires_grad=True)
     with PeakTracker(model, x) as tracker:
         model(x).sum().backward()
     end = at_end(tracker)
@@ -1155,7 +859,7 @@ def test_a_leaf_input_and_its_gradient():
 
 
 def test_losses_kept_in_a_list_keep_their_graphs():
-    model, x = tanh_layers(3), rows()
+    model, x = chain(3, nn.Tanh), rows()
     kept = []
     with PeakTracker(model, x) as tracker:
         for i in range(4):
@@ -1169,19 +873,8 @@ def test_losses_kept_in_a_list_keep_their_graphs():
     assert tracker.live == tracker.start
 
 
-def test_a_loss_kept_as_a_number_keeps_nothing():
-    model, x = tanh_layers(3), rows()
-    with PeakTracker(model, x) as tracker:
-        kept = [model(x).sum().item() for _ in range(4)]
-    assert len(kept) == 4
-    assert tracker.live == tracker.start
-    assert set(a.category for a in tracker.allocations if a.birth >= 0) == {
-        "temporaries"
-    }
-
-
 def test_without_a_graph_only_what_is_held_stays():
-    model, x = tanh_layers(4), rows()
+    model, x = chain(4, nn.Tanh), rows()
     with PeakTracker(model, x) as tracker, torch.no_grad():
         y = model(x)
     # One layer's input and output are there at a time.
@@ -1191,7 +884,7 @@ def test_without_a_graph_only_what_is_held_stays():
 
 
 def test_two_losses_share_what_was_saved():
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     with PeakTracker(model, x) as tracker:
         h = model(x)
         first, second = h.sum(), h.square().sum()
@@ -1215,7 +908,7 @@ def test_two_losses_share_what_was_saved():
 
 def test_a_graph_of_the_backward_pass_is_kept_for_the_next():
     """With ``create_graph``: no forward pass runs again."""
-    model, x = tanh_layers(2), rows(requires_grad=True)
+    model, x = chain(2, nn.Tanh), rows(requires_grad=True)
     with PeakTracker(model, x) as tracker:
         loss = model(x).sum()
         (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -1244,7 +937,6 @@ class Own(torch.autograd.Function):
 
 
 CHECKPOINTS = {
-    "none": lambda run, x: run(x),
     "reentrant": lambda run, x: checkpoint(run, x, **REENTRANT),
     "not reentrant": lambda run, x: checkpoint(run, x, **KEPT),
     "own": Own.apply,
@@ -1254,7 +946,7 @@ CHECKPOINTS = {
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_what_is_recomputed_are_activations(kind):
     depth = 4
-    model, x = tanh_layers(2 * depth), rows(requires_grad=True)
+    model, x = chain(2 * depth, nn.Tanh), rows(requires_grad=True)
     halves = model[: 2 * depth], model[2 * depth :]
     with PeakTracker(model, x) as tracker:
         h = x
@@ -1268,10 +960,6 @@ def test_what_is_recomputed_are_activations(kind):
     held = split_at(tracker, "backward")["activations"]
     again = [o for o in tracker.operators if o.phase == "recomputation"]
     peak = max(tracker.timelines()["activations"])
-    if kind == "none":
-        assert not again
-        assert held == peak - 4 == 2 * depth * UNIT + 4
-        return
     assert held == UNIT + 4  # between the halves
     linears = [o for o in again if o.name == "aten.addmm"]
     assert len(linears) == 2 * depth
@@ -1292,7 +980,7 @@ def test_what_is_recomputed_are_activations(kind):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_checkpoints_inside_checkpoints():
     """Reentrant ones recompute without a graph, too: still a recomputation."""
-    model, x = tanh_layers(4), rows(requires_grad=True)
+    model, x = chain(4, nn.Tanh), rows(requires_grad=True)
 
     def half(i, x):
         for layer in (model[i : i + 2], model[i + 2 : i + 4]):
@@ -1339,21 +1027,10 @@ def test_without_a_graph_inside_a_checkpoint():
     "hooks", [SavedBytes, torch.autograd.graph.save_on_cpu]
 )
 def test_other_hooks_on_saved_tensors_are_no_recomputation(hooks):
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     with PeakTracker(model, x) as tracker, hooks():
         model(x).sum().backward()
     assert {o.phase for o in tracker.operators} == {"forward", "backward"}
-
-
-def test_in_place_and_views_keep_their_category():
-    model, x = nn.Linear(WIDTH, WIDTH), rows()
-    with PeakTracker(model, x) as tracker, torch.no_grad():
-        x.mul_(2)
-        model.weight.t().add_(1)
-        x[1:].zero_()
-        model.weight.detach().view(-1)[:3].fill_(0)
-    assert at_end(tracker) == {"parameters": LAYER, "inputs": UNIT}
-    assert len(tracker.allocations) == 3
 
 
 def test_a_resized_storage_keeps_its_category():
@@ -1415,9 +1092,6 @@ def test_a_tensor_that_takes_over_a_storage():
         a.resize_(50)
         a.resize_(1)
     assert tracker.timeline == [120, 80, 200, 200]
-
-
-def test_a_tensor_that_takes_over_a_bare_storage():
     a, b = torch.ones(10), torch.ones(20)
     with PeakTracker(a, b) as tracker:
         a.set_(b.untyped_storage())
@@ -1427,108 +1101,71 @@ def test_a_tensor_that_takes_over_a_bare_storage():
 # What the block leaves behind --------------------------------------------
 
 
-def traces(*models):
-    """Everything global, or of the models, that a tracker could leave."""
-    found = {
-        f"{module}.{name}": list(value)
-        for module in ("torch.nn.modules.module", "torch.optim.optimizer")
-        for name, value in vars(sys.modules[module]).items()
-        if name.startswith("_global") and isinstance(value, dict)
-    }
-    assert len(found) > 6
-    found["dispatch"] = list(_get_current_dispatch_mode_stack())
-    found["resize_"] = torch.UntypedStorage.resize_
-    for i, model in enumerate(models):
-        for name, p in model.named_parameters():
-            # An empty one is made with the first hook and stays.
-            hooks = p._post_accumulate_grad_hooks or {}
-            found[f"{i}.{name}"] = (list(hooks), p._backward_hooks)
-        for name, module in model.named_modules():
-            found[f"{i}.{name}."] = (
-                list(module._forward_hooks),
-                list(module._forward_pre_hooks),
-                list(module._backward_hooks),
-            )
-    return found
-
-
 class Breaks(nn.Module):
     """Passes its input on, and raises in the given pass."""
 
-    def __init__(self, where, error):
-        super().__init__()
-        self.where, self.error = where, error
+    where = "nowhere"
 
     def forward(self, x):
         if self.where == "forward":
-            raise self.error
+            self.fail()
         if self.where == "backward":
             x = x * 1
             x.register_hook(self.fail)
         return x
 
-    def fail(self, gradient):
-        raise self.error
+    def fail(self, *_):
+        raise ValueError("planned")
 
 
-class BreaksInStep(torch.optim.SGD):
-    def step(self, closure=None):
-        raise RuntimeError("in the step")
-
-
-@pytest.mark.parametrize("error", [ValueError("planned"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["block", "forward", "backward", "step"])
-def test_an_exception_leaves_nothing_behind(where, error):
-    broken = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), Breaks(where, error), nn.Tanh()
-    )
-    optimizer = torch.optim.SGD(broken.parameters(), lr=0.1)
-    if where == "step":
-        handle = optimizer.register_step_pre_hook(lambda *_: broken[1].fail(0))
+def test_an_exception_leaves_nothing_behind(where):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Breaks(), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = rows()
-    before = traces(broken)
-    for _ in range(2):
-        with (
-            pytest.raises(type(error)),
-            PeakTracker(broken, optimizer, x) as tracker,
-        ):
-            broken(x).sum().backward()
-            optimizer.step()
-            raise error
-        assert traces(broken) == before
-        check_account(tracker)
-    # A good step afterwards is tracked as if nothing had happened.
-    if where == "step":
-        handle.remove()
-    broken[1].where = "nowhere"
-    broken.zero_grad()
-    timelines = []
-    for model in (broken, broken):
+
+    def step():
         with PeakTracker(model, x) as tracker:
-            broken(x).sum().backward()
+            model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        timelines.append(tracker.timeline)
-        categories = {o.phase for o in tracker.operators}
-        assert categories == {"forward", "backward", "optimizer"}
-    assert timelines[0] == timelines[1]
+            if where == model[1].where == "block":
+                model[1].fail()
+        return tracker
+
+    good = step()
+    model[1].where = where
+    if where == "step":
+        handle = optimizer.register_step_pre_hook(model[1].fail)
+    before = hooked(model)
+    with pytest.raises(ValueError, match="planned"):
+        step()
+    assert hooked(model) == before
+    if where == "step":
+        handle.remove()
+    model[1].where = "nowhere"
+    model.zero_grad()
+    again = step()  # as if nothing had happened
+    assert again.timeline == good.timeline
+    assert again.operators == good.operators
+    check_account(again)
 
 
 def test_a_good_block_leaves_nothing_behind():
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     optimizer = torch.optim.Adam(model.parameters())
-    before = traces(model)
+    before = hooked(model)
     with PeakTracker(model, optimizer, x) as tracker:
-        assert traces(model) != before
+        assert hooked(model) != before
         model(x).sum().backward()
         optimizer.step()
-    assert traces(model) == before
+    assert hooked(model) == before
     assert tracker._made_in == {}
 
 
 def test_an_entry_that_fails_leaves_nothing_behind(monkeypatch):
-    model = tanh_layers(1)
-    before = traces(model)
+    model = chain(1, nn.Tanh)
+    before = hooked(model)
     tracker = PeakTracker(model)
 
     def fail(self, hook):
@@ -1538,12 +1175,12 @@ def test_an_entry_that_fails_leaves_nothing_behind(monkeypatch):
     monkeypatch.setattr(torch.Tensor, name, fail)
     with pytest.raises(RuntimeError, match="no hooks here"), tracker:
         pass
-    assert traces(model) == before
+    assert hooked(model) == before
     monkeypatch.undo()
     with tracker:
         torch.ones(2)
     assert tracker.timeline == [LAYER + 8]
-    assert traces(model) == before
+    assert hooked(model) == before
 
 
 def test_hooks_of_others_stay_where_they_were():
@@ -1566,7 +1203,7 @@ def test_hooks_of_others_stay_where_they_were():
 
 
 def test_it_cannot_be_entered_while_it_runs():
-    before = traces()
+    before = hooked()
     with PeakTracker() as tracker:
         a = torch.ones(2)
         with (
@@ -1577,11 +1214,11 @@ def test_it_cannot_be_entered_while_it_runs():
         b = a + 1
     assert tracker.timeline == [8, 16]
     assert b.sum() == 4
-    assert traces() == before
+    assert hooked() == before
 
 
 def test_entered_again_it_goes_on():
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     tracker = PeakTracker(model, x)
     with tracker:
         model(x).sum().backward()
@@ -1598,28 +1235,20 @@ def test_entered_again_it_goes_on():
 
 
 def test_one_tracker_inside_another():
-    with PeakTracker() as outer:
+    x = torch.ones(10)
+    with PeakTracker(x) as outer:
         a = torch.ones(2)
-        with PeakTracker(a) as inner:
+        with PeakTracker(a, x) as inner:
             b = a + 1
+            x.untyped_storage().resize_(0)
+        x.untyped_storage().resize_(40)
         c = b * 2
-    assert inner.timeline == [16]
-    assert outer.timeline == [8, 16, 24]
+    assert inner.timeline == [56, 16]
+    assert outer.timeline == [48, 56, 16, 56, 64]
     assert c.sum() == 8
 
 
-def test_both_trackers_see_a_storage_resized():
-    before = torch.UntypedStorage.resize_
-    x = torch.ones(10)
-    with PeakTracker(x) as outer:
-        with PeakTracker(x) as inner:
-            x.untyped_storage().resize_(0)
-        x.untyped_storage().resize_(40)
-    assert (inner.timeline, outer.timeline) == ([0], [0, 40])
-    assert torch.UntypedStorage.resize_ is before
-
-
-@pytest.mark.parametrize("setting", [gpt, convolution, checkpointed_autocast])
+@pytest.mark.parametrize("setting", [images, checkpointed_autocast])
 def test_the_step_is_bitwise_the_same(setting):
     def gradients(tracked):
         torch.manual_seed(0)
@@ -1635,7 +1264,7 @@ def test_the_step_is_bitwise_the_same(setting):
 
 
 def test_it_keeps_nothing_alive():
-    model, x = tanh_layers(2), rows()
+    model, x = chain(2, nn.Tanh), rows()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     with PeakTracker(model, optimizer, x) as tracker:
         h = model(x)
@@ -1653,7 +1282,7 @@ def test_it_keeps_nothing_alive():
 
 
 def test_the_tracker_can_go_while_its_tensors_stay():
-    model, x = tanh_layers(1), rows()
+    model, x = chain(1, nn.Tanh), rows()
     tracker = PeakTracker(model, x)
     with tracker:
         y = model(x)
@@ -1752,17 +1381,17 @@ def test_layouts_without_countable_storages_are_refused():
     except RuntimeError:
         pytest.skip("this PyTorch cannot make it")
     message = r"layout torch\.\w+: use strided \(to_dense\) or sparse"
-    before = traces()
+    before = hooked()
     with pytest.raises(NotImplementedError, match=message):
         PeakTracker(x)
     with pytest.raises(NotImplementedError, match=message), PeakTracker():
         x.to_dense()
     with pytest.raises(NotImplementedError, match=message), PeakTracker():
         make(torch.eye(4))
-    assert traces() == before
+    assert hooked() == before
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), None])
+@pytest.mark.parametrize("device", ["cpu:0", None])
 def test_the_device_that_is_counted(device):
     x, y = torch.ones(5), torch.ones(7, device="meta")
     tracker = PeakTracker(x, y, device=device)
@@ -1792,39 +1421,16 @@ def test_only_the_other_device_is_counted():
     assert a.device.type == "meta"
 
 
-def test_a_device_that_does_not_exist():
-    with pytest.raises(ValueError, match=r"^device is 'gpu': use a name"):
-        PeakTracker(device="gpu")
-
-
-@pytest.mark.parametrize(
-    "thing", ["x", 3, None, [torch.ones(1)], nn.Linear, {"x": 1}]
-)
-def test_other_things_cannot_be_counted(thing):
-    message = f"cannot count {type(thing).__name__}: hand over modules, opt"
+def test_other_things_cannot_be_counted():
+    message = "cannot count list: hand over modules, opt"
     with pytest.raises(TypeError, match=message):
-        PeakTracker(torch.ones(1), thing)
+        PeakTracker(torch.ones(1), [torch.ones(1)])
 
 
 # Without data ------------------------------------------------------------
 
-WITHOUT_DATA = [
-    plain,
-    classified,
-    views,
-    tied,
-    in_place,
-    gpt,
-    images,
-    accumulated,
-    adam,
-    momentum,
-    checkpointed_segments,
-    accumulated_gpt_with_adam,
-]
 
-
-def peaks(setting):
+def bytes_of(setting):
     torch.manual_seed(0)
     model, _, batch, run = setting()
     with PeakTracker(model, *batch) as tracker:
@@ -1833,28 +1439,25 @@ def peaks(setting):
     return tracker.start, tracker.peak, tracker.split(), end, at_end(tracker)
 
 
-@pytest.mark.parametrize("setting", WITHOUT_DATA, ids=by_name)
-def test_fake_tensors_take_the_same_bytes(setting):
-    expected = peaks(setting)
-    with FakeTensorMode():
-        assert peaks(setting) == expected
-
-
-def has_attention(setting):
-    return setting in (gpt, accumulated_gpt_with_adam)
+WITHOUT_DATA = [views, tied, in_place, images, ADAM, checkpointed_segments]
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [s for s in WITHOUT_DATA if not has_attention(s)],
-    ids=by_name,
+    ("setting", "kind"),
+    [(setting, torch.device) for setting in WITHOUT_DATA]
+    + [
+        (setting, FakeTensorMode)
+        for setting in (ADAM, accumulated_gpt_with_adam)
+    ],
 )
-def test_meta_tensors_take_the_same_bytes(setting):
-    if setting is adam and here("Adam cannot step on meta"):
+def test_without_data_it_takes_the_same_bytes(setting, kind):
+    """On meta there is no fused attention."""
+    meta = kind is torch.device
+    if meta and setting is ADAM and here("Adam cannot step on meta"):
         pytest.skip(DIFFERENT["Adam cannot step on meta"].what)
-    expected = peaks(setting)
-    with torch.device("meta"):
-        assert peaks(setting) == expected
+    expected = bytes_of(setting)
+    with kind("meta") if meta else kind():
+        assert bytes_of(setting) == expected
 
 
 def test_an_empty_tensor_is_no_operator():
@@ -1869,43 +1472,13 @@ def test_an_empty_tensor_is_no_operator():
     assert tracker.timeline == [8, 0]
 
 
-def test_meta_tensors_have_no_fused_attention():
-    """They keep the matrix of tokens × tokens that the kernel does not."""
-    tokens = 64
-    grown = []
-    for device in ("cpu", "meta"):
-        shape = 1, 2, tokens, 4
-        x = torch.randn(shape, device=device, requires_grad=True)
-        with PeakTracker(x) as tracker:
-            F.scaled_dot_product_attention(x, x, x).sum().backward()
-        grown.append(tracker.peak - tracker.start)
-    cpu, meta = grown
-    matrix = 4 * 2 * tokens * tokens
-    assert cpu < matrix < meta
-
-
 # The budget --------------------------------------------------------------
 
 
-def test_a_step_that_just_fits_and_one_that_does_not():
-    model, x = tanh_layers(3), rows()
-
-    def step(budget):
-        model.zero_grad()
-        with PeakTracker(model, x, budget=budget) as tracker:
-            model(x).sum().backward()
-        return tracker
-
-    peak = step(None).peak
-    assert step(peak).peak == peak
-    with pytest.raises(torch.OutOfMemoryError):
-        step(peak - 1)
-
-
 def test_out_of_memory():
-    model, x = tanh_layers(3), rows()
+    model, x = chain(3, nn.Tanh), rows()
     start = 3 * LAYER + UNIT
-    before = traces(model)
+    before = hooked(model)
     # The third Tanh finds the two others' results and its own input.
     tracker = PeakTracker(model, x, budget=start + 4 * UNIT - 1)
     with pytest.raises(torch.OutOfMemoryError) as caught, tracker:
@@ -1926,7 +1499,7 @@ def test_out_of_memory():
         "activations": 3 * UNIT,
     }
     check_account(tracker)
-    assert traces(model) == before
+    assert hooked(model) == before
     del caught
     gc.collect()
     assert tracker.live == start
@@ -2004,12 +1577,6 @@ def test_out_of_memory_in_the_last_operator_leaves_nothing_behind():
         pass
 
 
-def test_the_smallest_budget():
-    with PeakTracker(budget=1) as tracker:
-        torch.zeros(1, dtype=torch.bool)
-    assert tracker.peak == 1
-
-
 def test_a_budget_below_what_exists():
     x = torch.ones(1024)
     assert PeakTracker(x, budget=4096).budget == 4096
@@ -2041,8 +1608,9 @@ def compiled_in_place(model):
     return model
 
 
-@pytest.mark.parametrize("make", [compiled, compiled_in_place])
-@pytest.mark.parametrize("measure", [trace_step, dry_run])
+@pytest.mark.parametrize(
+    ("make", "measure"), [(compiled, trace_step), (compiled_in_place, dry_run)]
+)
 def test_a_compiled_model_is_refused(make, measure):
     """PyTorch would run it eagerly, and never compile it again."""
     model, x = make(mlp(4, 4, 2)), torch.rand(2, 4)
