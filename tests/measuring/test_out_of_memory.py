@@ -62,12 +62,19 @@ def setting(warm=True, optimizer=torch.optim.Adam):
     return model, x, y, optimizer
 
 
-def attempt(budget, fn=loss, warm=True, **options):
+def guarded(made, above, **options):
+    """A guard of this setting; its budget is above what exists, in bytes."""
+    start = PeakTracker(*made).start
+    model, x, y, optimizer = made
+    return CatchOutOfMemory(
+        model, x, y, optimizer=optimizer, budget=start + above, **options
+    )
+
+
+def attempt(above, fn=loss, warm=True, **options):
     """One step under a guard; the guard and all of the setting."""
     model, x, y, optimizer = made = setting(warm)
-    guard = CatchOutOfMemory(
-        model, x, y, optimizer=optimizer, budget=budget, **options
-    )
+    guard = guarded(made, above, **options)
     with guard:
         fn(model, x, y).backward()
         optimizer.step()
@@ -92,19 +99,6 @@ def test_a_step_that_fits_is_not_disturbed():
         assert torch.equal(a, b) and torch.equal(a.grad, b.grad)
 
 
-def test_other_exceptions_are_passed_on_and_nothing_is_undone():
-    model, x, y, _ = setting()
-    error = RuntimeError("something else")
-    guard = CatchOutOfMemory(model, x, y, loss=loss, budget=PLENTY)
-    with pytest.raises(RuntimeError) as caught, guard:
-        loss(model, x, y).backward()
-        raise error
-    assert caught.value is error
-    assert caught.traceback[-1].name == sys._getframe().f_code.co_name
-    assert guard.report is None
-    assert all(p.grad is not None for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -113,36 +107,16 @@ def test_other_exceptions_are_passed_on_and_nothing_is_undone():
         KeyboardInterrupt(),
     ],
 )
-def test_what_only_sounds_alike_is_passed_on(error):
-    model, x, y, _ = setting()
-    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
-    with pytest.raises(type(error)), guard:
+def test_other_exceptions_are_passed_on_and_nothing_is_undone(error):
+    model, x, y, _ = made = setting()
+    guard = guarded(made, PLENTY, loss=loss)
+    with pytest.raises(type(error)) as caught, guard:
+        loss(model, x, y).backward()
         raise error
+    assert caught.value is error
+    assert caught.traceback[-1].name == sys._getframe().f_code.co_name
     assert guard.report is None
-
-
-def test_no_hook_stays_behind():
-    before = hooked()
-    guard, (model, *_) = attempt(130_000)
-    assert guard.report
-    assert hooked() == before
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
-def test_the_guard_can_be_used_again_and_forgets_the_report():
-    model, x, y, _ = setting()
-    start = PeakTracker(model, x, y).start
-    guard = CatchOutOfMemory(model, x, y, budget=start + 70 * KIB)
-    with guard:
-        loss(model, x, y).backward()
-    assert guard.report
-    with guard:
-        loss(model, x[:8], y[:8]).backward()
-    assert guard.report is None
-    model.zero_grad()
-    with guard:
-        loss(model, x, y).backward()
-    assert guard.report
+    assert all(p.grad is not None for p in model.parameters())
 
 
 # What the report says ----------------------------------------------------
@@ -160,8 +134,7 @@ PHASES = {
 def fail(phase, **options):
     """A step that runs out of memory in the given phase."""
     fn, warm, _, above = PHASES[phase]
-    start = attempt(PLENTY, fn, warm)[0].tracker.start
-    return attempt(start + above, fn, warm, **options)
+    return attempt(above, fn, warm, **options)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -200,20 +173,16 @@ def test_the_report_tells_what_the_full_step_does(phase):
 def test_the_largest_are_grouped_by_layer_and_sorted():
     model = GPT(vocabulary=16, context=8, width=16, depth=4, heads=2)
     tokens = torch.randint(16, (8, 8))
-
-    def of_tokens(model, tokens):
-        return model(tokens).logsumexp(-1).mean()
-
     unit = 4 * tokens.numel() * 16
-    with CatchOutOfMemory(model, tokens, budget=PLENTY) as guard:
-        of_tokens(model, tokens).backward()
+    with PeakTracker(model, tokens) as full:
+        model(tokens).logsumexp(-1).mean().backward()
     model.zero_grad()
-    operators = [o[:2] for o in guard.tracker.operators]
+    operators = [o[:2] for o in full.operators]
     moment = operators.index(("aten.addmm", "blocks.3.up"))
-    budget = max(guard.tracker.timeline[: moment + 1])
+    budget = max(full.timeline[: moment + 1])
     guard = CatchOutOfMemory(model, tokens, budget=budget)
     with guard:
-        of_tokens(model, tokens).backward()
+        model(tokens).logsumexp(-1).mean().backward()
     report = guard.report
     assert report.operator == ("aten.gelu", "blocks.3", "forward")
     sizes = [group.bytes for group in report.largest]
@@ -296,14 +265,17 @@ def test_no_line_of_a_report_is_too_long():
 # Recovery ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", range(126_000, 210_000, 36_000))
+@pytest.mark.parametrize("above", [1 * KIB, 36 * KIB, 72 * KIB])
 @pytest.mark.parametrize("fn", [loss, checkpointed])
-def test_nothing_of_a_failed_step_stays_wherever_it_fails(fn, budget):
-    guard, (model, *_) = attempt(budget, fn)
+def test_nothing_of_a_failed_step_stays_wherever_it_fails(fn, above):
+    before = hooked()
+    guard, (model, *_) = attempt(above, fn)
     assert guard.report
     assert alive(guard) == 0
     assert all(p.grad is None for p in model.parameters())
     assert not any("still held" in note for note in guard.report.notes)
+    assert hooked() == before
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -338,56 +310,55 @@ def test_every_tensor_of_the_failed_step_is_gone(phase):
     assert all(storage._cdata in kept for storage in held)
 
 
-def test_variables_of_functions_that_ended_are_let_go():
-    """Also where somebody keeps the traceback."""
-    kept = []
+KEPT = []
 
-    def inner(hidden, y):
+
+def in_variables(model, x, y):
+    """Of functions that have ended; somebody keeps the traceback."""
+
+    def inner(hidden):
         big = [torch.ones(100), hidden]
         raise torch.OutOfMemoryError(f"{len(big)} are too many")
 
-    def outer(model, x, y):
-        hidden = model(x)
-        try:
-            inner(hidden, y)
-        except torch.OutOfMemoryError as error:
-            kept.append(error.__traceback__)
-            raise
-
-    guard, _ = attempt(PLENTY, outer)
-    assert guard.report.live["activations"] > 3 * SAMPLES * 64 * 4
-    assert alive(guard) == 0
-    assert kept
+    try:
+        inner(model(x))
+    except torch.OutOfMemoryError as error:
+        KEPT.append(error.__traceback__)
+        raise
 
 
-@pytest.mark.parametrize("link", ["cause", "context"])
-def test_nothing_is_held_by_an_exception_that_came_before(link):
-    def fn(model, x, y):
-        hidden = model(x)
-        try:
-            loss(nn.Identity(), hidden, x)  # the shapes do not fit
-        except RuntimeError as error:
-            if link == "context":
-                raise torch.OutOfMemoryError("enough")  # noqa: B904
-            before = error
-        del hidden
-        raise torch.OutOfMemoryError("enough") from before
-
-    guard, _ = attempt(PLENTY, fn)
-    assert guard.report.live["activations"] > 3 * SAMPLES * 64 * 4
-    assert guard.report.notes == ()
-    assert alive(guard) == 0
+def in_a_cause(model, x, y):
+    hidden = model(x)
+    try:
+        loss(nn.Identity(), hidden, x)  # the shapes do not fit
+    except RuntimeError as error:
+        before = error
+    del hidden
+    raise torch.OutOfMemoryError("enough") from before
 
 
-def test_circles_are_collected():
-    def fn(model, x, y):
-        circle = [model(x)]
-        circle.append(circle)
-        raise torch.OutOfMemoryError("enough")
+def in_a_context(model, x, y):
+    hidden = model(x)
+    try:
+        loss(nn.Identity(), hidden, x)
+    except RuntimeError:
+        raise torch.OutOfMemoryError("enough")  # noqa: B904
 
+
+def in_a_circle(model, x, y):
+    circle = [model(x)]
+    circle.append(circle)
+    raise torch.OutOfMemoryError("enough")
+
+
+@pytest.mark.parametrize(
+    "held", [in_variables, in_a_cause, in_a_context, in_a_circle]
+)
+def test_what_is_held_by_what_failed_is_let_go(held):
     gc.disable()
     try:
-        guard, _ = attempt(PLENTY, fn)
+        guard, _ = attempt(PLENTY, held)
+        assert guard.report.live["activations"] > 3 * SAMPLES * 64 * 4
         assert guard.report.notes == ()
         assert alive(guard) == 0
     finally:
@@ -427,21 +398,20 @@ def test_what_the_block_binds_stays_and_is_reported():
 
 
 def test_gradients_from_before_stay_and_are_reported_if_changed():
-    model, x, y, _ = setting()
+    model, x, y, _ = made = setting()
     loss(model, x, y).backward()
     first = next(model.parameters())
     first.grad = None
     before = {p: p.grad for p in model.parameters()}
     values = {p: g.clone() for p, g in before.items() if g is not None}
-    start = PeakTracker(model, x, y).start
-    guard = CatchOutOfMemory(model, x, y, budget=start + 52 * KIB)
+    guard = guarded(made, 52 * KIB)
     with guard:  # in the forward pass
         loss(model, x, y).backward()
     assert guard.report.operator.phase == "forward"
     assert guard.report.notes == ()
     assert {p: p.grad for p in model.parameters()} == before
 
-    guard = CatchOutOfMemory(model, x, y, budget=start + 80 * KIB)
+    guard = guarded(made, 80 * KIB)
     with guard:
         loss(model, x, y).backward()
     assert guard.report.operator.phase == "backward"
@@ -458,10 +428,9 @@ def test_gradients_from_before_stay_and_are_reported_if_changed():
 
 def test_gradients_made_anew_in_the_block_are_removed():
     """As with ``zero_grad`` first in the block."""
-    model, x, y, _ = setting()
+    model, x, y, _ = made = setting()
     loss(model, x, y).backward()
-    start = PeakTracker(model, x, y).start
-    guard = CatchOutOfMemory(model, x, y, budget=start + 30 * KIB)
+    guard = guarded(made, 30 * KIB)
     with guard:
         model.zero_grad()
         loss(model, x, y).backward()
@@ -611,20 +580,17 @@ def test_a_step_that_fails_halfway_says_what_it_has_updated():
 
 
 def test_states_of_a_step_that_succeeded_in_the_block_stay():
-    model, x, y, optimizer = setting(warm=False)
-    guard = CatchOutOfMemory(
-        model, x, y, optimizer=optimizer, budget=2 * 10**6
-    )
+    model, x, y, optimizer = made = setting(warm=False)
+    guard = guarded(made, 2 * 10**6)
     with guard:
         loss(model, x, y).backward()
         optimizer.step()
         torch.ones(10**6)
     assert guard.report.operator.phase == "forward"
-    assert len(optimizer.state) == len(list(model.parameters()))
     assert guard.report.notes == ()
-    assert alive(guard) == 2 * sum(
-        p.nbytes for p in model.parameters()
-    ) + 4 * len(optimizer.state)
+    weights = [p.nbytes for p in model.parameters()]
+    assert len(optimizer.state) == len(weights)
+    assert alive(guard) == 2 * sum(weights) + 4 * len(weights)
 
 
 def test_an_optimizer_that_was_not_handed_over_is_repaired_too():
@@ -678,16 +644,9 @@ def test_a_loop_fails_recovers_and_goes_on():
 # Predictions -------------------------------------------------------------
 
 
-def runs(model, fn, *batch, optimizer, size, budget):
+def runs(model, fn, *batch, size, **options):
     try:
-        trace_step(
-            model,
-            fn,
-            *batch,
-            optimizer=optimizer,
-            micro_batch=size,
-            budget=budget,
-        )
+        trace_step(model, fn, *batch, micro_batch=size, **options)
     except torch.OutOfMemoryError:
         return False
     return True
@@ -710,27 +669,27 @@ def larger(size):
 def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(
     fn, kind, share
 ):
-    model, x, y, optimizer = setting(optimizer=kind)
-    peaks = [
-        dry_run(model, fn, x, y, optimizer=optimizer, micro_batch=n).peak
+    model, x, y, optimizer = made = setting(optimizer=kind)
+    options = {"optimizer": optimizer}
+    low, high = (
+        dry_run(model, fn, x, y, micro_batch=n, **options).peak
         for n in (1, SAMPLES)
-    ]
-    budget = int(peaks[0] + share * (peaks[1] - peaks[0]))
-    guard = CatchOutOfMemory(
-        model, x, y, loss=fn, optimizer=optimizer, budget=budget
     )
+    room = int(low + share * (high - low)) - PeakTracker(*made).start
+    guard = guarded(made, room, loss=fn)
     with guard:
         fn(model, x, y).backward()
         optimizer.step()
-    (fit,) = guard.report.fits
-    assert fit.full == peaks[1] > budget
+    report = guard.report
+    (fit,) = report.fits
+    assert fit.full == high > report.budget
     size = fit.micro_batch
-    assert guard.report.micro_batch == size
+    assert report.micro_batch == size
     assert 1 <= size < SAMPLES
     # This step's micro-batch has left the model as it was: it runs for real.
-    real = trace_step(model, fn, x, y, optimizer=optimizer, micro_batch=size)
-    assert real.peak == fit.peak <= budget
-    options = {"optimizer": optimizer, "budget": budget}
+    real = trace_step(model, fn, x, y, micro_batch=size, **options)
+    assert real.peak == fit.peak <= report.budget
+    options["budget"] = report.budget
     assert runs(model, fn, x, y, size=size, **options)
     assert not runs(model, fn, x, y, size=larger(size), **options)
 
@@ -791,22 +750,15 @@ def test_a_change_that_fits_and_one_that_does_not():
     def twice(model, x):
         return (model(x) + model(x)).square().mean()
 
+    changes = {"each layer checkpointed": each, "twice": twice}
     budget = PeakTracker(model, x).start + 140 * KIB
     guard = CatchOutOfMemory(
-        model,
-        x,
-        loss=plain,
-        budget=budget,
-        changes={"each layer checkpointed": each, "twice": twice},
+        model, x, loss=plain, budget=budget, changes=changes
     )
     with guard:
         plain(model, x).backward()
     report = guard.report
-    assert [f.change for f in report.fits] == [
-        "as it is",
-        "each layer checkpointed",
-        "twice",
-    ]
+    assert [f.change for f in report.fits] == ["as it is", *changes]
     as_is, segments, double = report.fits
     assert segments.micro_batch == SAMPLES
     assert segments.full == segments.peak <= budget
@@ -830,13 +782,7 @@ def test_only_what_is_handed_over_is_predicted():
 
 
 def test_nothing_fits():
-    model, x, y, optimizer = setting()
-    start = PeakTracker(model, x, y, optimizer).start
-    guard = CatchOutOfMemory(
-        model, x, y, loss=loss, optimizer=optimizer, budget=start + 100
-    )
-    with guard:
-        loss(model, x, y).backward()
+    guard, (model, x, y, optimizer) = attempt(100, loss=loss)
     (fit,) = guard.report.fits
     assert fit.micro_batch is guard.report.micro_batch is None
     options = {"optimizer": optimizer, "micro_batch": 1}
@@ -918,8 +864,7 @@ def test_what_is_not_known_is_not_said_not_to_fit():
 
     guard, _ = fail("backward", loss=wrong)
     assert guard.report.notes == ()
-    start = guard.tracker.start
-    guard, _ = attempt(start + 100, loss=loss, changes={"wrong": wrong})
+    guard, _ = attempt(100, loss=loss, changes={"wrong": wrong})
     assert guard.report.notes == ("Nothing of this fits.",)
 
 
@@ -932,10 +877,8 @@ def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
     def fn(model, x):
         return model(x.to("meta")).square().mean()
 
-    assert PeakTracker(model, x, device="meta").start == sum(
-        p.nbytes for p in model.parameters()
-    )
     start = PeakTracker(model, x, device="meta").start
+    assert start == sum(p.nbytes for p in model.parameters())
     guard = CatchOutOfMemory(model, x, loss=fn, budget=start + 60 * KIB)
     with guard:
         fn(model, x).backward()
@@ -1033,8 +976,8 @@ def test_messages_of_the_cpus_allocator(before):
         "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: "
         f"{before} memory: you tried to allocate 12345 bytes. Error code 12"
     )
-    model, x, y, _ = setting()
-    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
+    model, x, *_ = made = setting()
+    guard = guarded(made, PLENTY)
     with guard:
         model(x)
         raise error
@@ -1061,8 +1004,7 @@ CUDA = (
     ],
 )
 def test_messages_of_cudas_allocator(message, asked, exact):
-    model, x, y, _ = setting()
-    guard = CatchOutOfMemory(model, x, y, budget=PLENTY)
+    guard = guarded(setting(), PLENTY)
     with guard:
         raise torch.OutOfMemoryError(message)
     report = guard.report
@@ -1076,9 +1018,8 @@ def test_messages_of_cudas_allocator(message, asked, exact):
 
 
 def test_an_older_failure_that_the_block_survived_is_not_reported():
-    model, x, y, _ = setting()
-    start = PeakTracker(model, x, y).start
-    guard = CatchOutOfMemory(model, x, y, budget=start + 20 * KIB)
+    model, x, y, _ = made = setting()
+    guard = guarded(made, 20 * KIB)
     with guard:
         with suppress(torch.OutOfMemoryError):
             torch.ones(10**6)
@@ -1260,9 +1201,8 @@ def test_bad_input(batch, options, kind, message):
 
 
 def test_gradients_can_make_what_exists_too_large_for_the_budget():
-    model, x, y, _ = setting()
-    budget = PeakTracker(model, x, y).start + 100
-    guard = CatchOutOfMemory(model, x, y, budget=budget)
+    model, x, y, _ = made = setting()
+    guard = guarded(made, 100)
     loss(model, x, y).backward()
     with pytest.raises(ValueError, match="what exists already takes"), guard:
         raise AssertionError("the block must not run")

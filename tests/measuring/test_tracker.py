@@ -101,28 +101,15 @@ def test_outputs_of_one_operator_count_together():
     assert len(kept) == 2
 
 
-def test_tensors_made_of_python_numbers_are_counted():
-    makers = [
-        lambda: torch.tensor([1.0, 2.0]),
-        lambda: torch.as_tensor([1.0, 2.0]),
-        lambda: torch.zeros(1).new_tensor([1.0, 2.0]),
-        lambda: torch.Tensor([1.0, 2.0]),
-        lambda: torch.scalar_tensor(1.0).expand(2).clone(),
-    ]
-    for make in makers:
-        with PeakTracker() as tracker:
-            x = make()
-        assert tracker.live == 8
-        del x
-        assert tracker.live == 0
-
-
-def test_a_freed_address_is_counted_again():
+@pytest.mark.parametrize(
+    "make",
+    [torch.tensor, torch.Tensor, lambda x: torch.zeros(1).new_tensor(x)],
+)
+def test_tensors_made_of_python_numbers_are_counted(make):
     with PeakTracker() as tracker:
-        for _ in range(50):
-            x = torch.ones(16)
-            del x
-    assert tracker.timeline == [64] * 50
+        x = make([1.0, 2.0])
+    assert tracker.live == 8
+    del x
     assert tracker.live == 0
 
 
@@ -325,22 +312,6 @@ def in_place():
     return model, None, [x], run
 
 
-def tied():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(11, 8)
-            self.head = nn.Linear(8, 11, bias=False)
-            self.head.weight = self.embed.weight
-
-        def forward(self, x):
-            return self.head(self.embed(x))
-
-    model = Tied()
-    x = torch.randint(11, (BATCH, 5))
-    return model, None, [x], lambda _: model(x).logsumexp(-1).sum().backward()
-
-
 def accumulated_gpt_with_adam():
     model = GPT(vocabulary=13, context=8, width=8, depth=1, heads=2)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -480,7 +451,6 @@ SETTINGS = [
     classified,
     views,
     in_place,
-    tied,
     images,
     accumulated_gpt_with_adam,
     checkpointed_segments,
@@ -860,14 +830,8 @@ def test_a_leaf_input_and_its_gradient():
 
 def test_losses_kept_in_a_list_keep_their_graphs():
     model, x = chain(3, nn.Tanh), rows()
-    kept = []
     with PeakTracker(model, x) as tracker:
-        for i in range(4):
-            tracker.mark(f"{i}")
-            kept.append(model(x).sum())
-    for i in range(4):
-        held = split_at(tracker, f"{i}").get("activations", 0)
-        assert held == i * (3 * UNIT + 4)
+        kept = [model(x).sum() for _ in range(4)]
     assert at_end(tracker)["activations"] == 4 * (3 * UNIT + 4)
     kept[:] = [loss.item() for loss in kept]
     assert tracker.live == tracker.start
@@ -881,29 +845,6 @@ def test_without_a_graph_only_what_is_held_stays():
     assert tracker.peak == tracker.start + 2 * UNIT
     assert at_end(tracker)["activations"] == y.nbytes == UNIT
     assert tracker.split()["temporaries"] == 2 * UNIT
-
-
-def test_two_losses_share_what_was_saved():
-    model, x = chain(2, nn.Tanh), rows()
-    with PeakTracker(model, x) as tracker:
-        h = model(x)
-        first, second = h.sum(), h.square().sum()
-        del h
-        tracker.mark("first")
-        first.backward(retain_graph=True)
-        tracker.mark("second")
-        second.backward()
-        del first, second
-    assert split_at(tracker, "first")["activations"] == 2 * UNIT + 8
-    # Its gradient is gone, the graph is not.
-    assert split_at(tracker, "second") == {
-        "parameters": 2 * LAYER,
-        "inputs": UNIT,
-        "gradients": 2 * LAYER,
-        "activations": 2 * UNIT + 8 + 4,
-    }
-    assert tracker.live == tracker.start + 2 * LAYER
-    check_account(tracker)
 
 
 def test_a_graph_of_the_backward_pass_is_kept_for_the_next():
@@ -947,33 +888,30 @@ CHECKPOINTS = {
 def test_what_is_recomputed_are_activations(kind):
     depth = 4
     model, x = chain(2 * depth, nn.Tanh), rows(requires_grad=True)
-    halves = model[: 2 * depth], model[2 * depth :]
     with PeakTracker(model, x) as tracker:
         h = x
-        for half in halves:
+        for half in (model[: 2 * depth], model[2 * depth :]):
             h = CHECKPOINTS[kind](half, h)
         loss = h.sum()
         del h
         tracker.mark("backward")
         loss.backward()
         del loss
-    held = split_at(tracker, "backward")["activations"]
-    again = [o for o in tracker.operators if o.phase == "recomputation"]
-    peak = max(tracker.timelines()["activations"])
-    assert held == UNIT + 4  # between the halves
-    linears = [o for o in again if o.name == "aten.addmm"]
-    assert len(linears) == 2 * depth
-    recomputed = [
-        a for a in tracker.allocations if a.operator.phase == "recomputation"
+    # Between the halves.
+    assert split_at(tracker, "backward")["activations"] == UNIT + 4
+    again = [
+        (a.operator.name, a.category)
+        for a in tracker.allocations
+        if a.operator.phase == "recomputation"
     ]
-    stay = [a for a in recomputed if a.operator.name == "aten.tanh"]
-    pass_on = [a for a in recomputed if a.operator.name == "aten.addmm"]
     # A checkpoint that is not reentrant stops early: after the last tensor
     # that backward needs, which is the last Tanh's result.
-    assert len(stay) == len(pass_on) == 2 * depth
-    assert {a.category for a in stay} == {"activations"}
-    assert {a.category for a in pass_on} == {"temporaries"}
-    assert peak == UNIT + depth * UNIT + 8
+    assert again.count(("aten.tanh", "activations")) == 2 * depth
+    assert again.count(("aten.addmm", "temporaries")) == 2 * depth
+    names = [name for name, _ in again]
+    assert names.count("aten.tanh") == names.count("aten.addmm") == 2 * depth
+    most = max(tracker.timelines()["activations"])
+    assert most == UNIT + depth * UNIT + 8
     check_account(tracker)
 
 
@@ -1204,16 +1142,13 @@ def test_hooks_of_others_stay_where_they_were():
 
 def test_it_cannot_be_entered_while_it_runs():
     before = hooked()
+    message = "running already: use another"
     with PeakTracker() as tracker:
         a = torch.ones(2)
-        with (
-            pytest.raises(RuntimeError, match="running already: use another"),
-            tracker,
-        ):
+        with pytest.raises(RuntimeError, match=message), tracker:
             pass
         b = a + 1
-    assert tracker.timeline == [8, 16]
-    assert b.sum() == 4
+    assert tracker.timeline == [8, b.nbytes + 8]
     assert hooked() == before
 
 
@@ -1315,45 +1250,23 @@ def test_sparse_gradients():
     check_account(tracker)
 
 
-def test_sparse_tensors_given_to_it():
-    x = torch.eye(4).to_sparse()
-    size = 4 * (2 * 8 + 4)
-    tracker = PeakTracker(x)
-    assert tracker.start == size
-    with tracker:
-        y = x * 2
-    assert tracker.live == 2 * size
-    del x, y
-    assert tracker.live == 0
-
-
-def test_complex_and_conjugate_tensors():
-    with PeakTracker() as tracker:
-        x = torch.randn(5, dtype=torch.complex64, requires_grad=True)
-        y = x.conj()
-        assert tracker.timeline == [40] * len(tracker.timeline)
-        loss = torch.view_as_real(y.resolve_conj()).square().sum()
-        loss.backward()
-    assert tracker.split(0)["activations"] == 40
-    del y, loss
-    assert tracker.live == 40 + x.grad.nbytes
+CSR = torch.arange(5), torch.arange(4), torch.ones(4)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse C.. tensor support")
 @pytest.mark.parametrize(
-    ("make", "layout"),
+    ("make", "places"),
     [
-        (torch.sparse_csr_tensor, torch.sparse_csr),
-        (torch.sparse_csc_tensor, torch.sparse_csc),
+        (lambda: torch.eye(4).to_sparse(), 2 * 4 * 8),
+        (lambda: torch.sparse_csr_tensor(*CSR), 5 * 8 + 4 * 8),
+        (lambda: torch.sparse_csc_tensor(*CSR), 5 * 8 + 4 * 8),
     ],
 )
-def test_compressed_layouts_count_by_their_parts(make, layout):
-    starts, places, values = torch.arange(5), torch.arange(4), torch.ones(4)
-    x = make(starts, places, values, check_invariants=True)
-    assert x.layout is layout
-    assert PeakTracker(x).start == 5 * 8 + 4 * 8 + 4 * 4
+def test_sparse_layouts_count_by_their_parts(make, places):
+    x = make()
     with PeakTracker(x) as tracker:
         y = x.clone()
+    assert tracker.start == places + 4 * 4
     assert tracker.live == 2 * tracker.start
     del y
     assert tracker.live == tracker.start
@@ -1439,7 +1352,7 @@ def bytes_of(setting):
     return tracker.start, tracker.peak, tracker.split(), end, at_end(tracker)
 
 
-WITHOUT_DATA = [views, tied, in_place, images, ADAM, checkpointed_segments]
+WITHOUT_DATA = [views, in_place, images, ADAM, checkpointed_segments]
 
 
 @pytest.mark.parametrize(
@@ -1567,12 +1480,12 @@ def test_out_of_memory_in_the_last_operator_leaves_nothing_behind():
             kept.append(g * 2)
             return kept[-1]
 
-    resize = torch.UntypedStorage.resize_
+    before = hooked()
     x, g = torch.ones(1000, requires_grad=True), torch.ones(1000)
     tracker = PeakTracker(x, g, budget=24_000)
     with pytest.raises(torch.OutOfMemoryError, match=r"aten\.add"), tracker:
         torch.autograd.grad([Keeps.apply(x), Keeps.apply(x)], x, [g, g])
-    assert torch.UntypedStorage.resize_ is resize
+    assert hooked() == before
     with tracker:
         pass
 
