@@ -1,11 +1,11 @@
 """Experiments as they are read from their source, and the hash of it."""
 
-import textwrap
+import json
+from importlib import import_module
 
 import pytest
-from experiments_helpers import SIMPLE, plant
+from experiments_helpers import SIMPLE, good, plant
 
-from membudget import experiments
 from membudget.experiments import definition
 from membudget.experiments import record as records
 
@@ -13,30 +13,19 @@ from membudget.experiments import record as records
 
 
 def test_the_catalogue_agrees_with_the_modules():
-    import importlib
-
+    """All that the modules declare, in the order of the names."""
+    declared = {}
+    for path in sorted(records.HERE.glob("[a-z]*.py")):
+        module = import_module(f"membudget.experiments.{path.stem}")
+        for name, value in vars(module).items():
+            if hasattr(value, "over") and value.__module__ == module.__name__:
+                declared[name] = path.stem, value
     found = records.catalogue()
-    assert list(found) == [
-        "allocator",
-        "bf16_accumulation",
-        "fsdp_one_gpu",
-        "fsdp_ranks",
-        "largest_batch",
-        "matmul_rate",
-        "micro_batch",
-        "mixed_precision",
-        "recoveries",
-        "segments_gpt",
-        "segments_mlp",
-        "sharded_ranks",
-        "step_peaks",
-        "synchronisation",
-    ]
+    assert list(found) == sorted(declared)
+    assert len(found) == 14
     for name, experiment in found.items():
-        module = importlib.import_module(
-            f"membudget.experiments.{experiment.subject}"
-        )
-        function = getattr(module, name)
+        subject, function = declared[name]
+        assert experiment.subject == subject
         assert function.sizes == experiment.sizes
         assert function.units == experiment.units
         assert function.over == experiment.over
@@ -46,28 +35,18 @@ def test_the_catalogue_agrees_with_the_modules():
         assert rest.startswith("\n"), "a blank line after the first"
 
 
-def test_every_declared_experiment_is_in_the_catalogue():
-    import membudget.experiments.accumulation
-    import membudget.experiments.checkpointing
-    import membudget.experiments.ledger
-    import membudget.experiments.measuring
-    import membudget.experiments.precision
-    import membudget.experiments.sharding
+def test_every_size_has_the_same_parameters_and_no_run_twice():
+    for experiment in records.catalogue().values():
+        assert len({tuple(size) for size in experiment.sizes.values()}) == 1
+        for given in experiment.sizes.values():
+            runs = [json.dumps(run) for run in given[experiment.over]]
+            assert len(set(runs)) == len(runs) > 1
 
-    declared = {
-        name
-        for module in (
-            membudget.experiments.accumulation,
-            membudget.experiments.checkpointing,
-            membudget.experiments.ledger,
-            membudget.experiments.measuring,
-            membudget.experiments.precision,
-            membudget.experiments.sharding,
-        )
-        for name, value in vars(module).items()
-        if hasattr(value, "sizes") and value.__module__ == module.__name__
-    }
-    assert declared == set(experiments.catalogue())
+
+def test_committed_records_of_a_cpu_have_the_parameters_of_today():
+    for name, experiment in records.catalogue().items():
+        for record in records.load(name, device="cpu"):
+            assert record["parameters"] == experiment.sizes[record["size"]]
 
 
 def test_two_experiments_of_one_name(tmp_path):
@@ -80,13 +59,21 @@ def test_two_experiments_of_one_name(tmp_path):
         records.catalogue(folder)
 
 
-def test_a_decorator_that_cannot_be_read(tmp_path):
+def test_arguments_of_the_decorator(tmp_path):
+    """A literal, a name of ``sizes.py``, and nothing else."""
     folder = tmp_path / "experiments"
     path = plant(folder, one=SIMPLE)
-    text = path.read_text().replace('"values": [1, 2, 3]', '"values": LIST')
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"planted.py: .* one as literals"):
-        records.catalogue(folder)
+    literal = path.read_text()
+    path.write_text(literal.replace('{"value": "things"}', "UNITS"))
+    (folder / "sizes.py").write_text('UNITS = dict(value="th" + "ings")')
+    assert records.catalogue(folder)["one"].units == {"value": "things"}
+    for old, new in {"UNITS": "OTHER", "[1, 2, 3]": "list(UNITS)"}.items():
+        path.write_text(path.read_text().replace(old, new))
+        records.catalogue.cache_clear()
+        with pytest.raises(
+            ValueError, match=r"planted.py: .* one as literals or as names"
+        ):
+            records.catalogue(folder)
 
 
 # The hash ----------------------------------------------------------------
@@ -175,14 +162,13 @@ SAME = {
     "a class' docstring": ('"""A thing."""', '"""Things."""'),
     "the module's docstring": ('"""A module."""\n', ""),
     "a comment": ("  # one after the other", ""),
-    "another comment": ("LIMIT = 8", "# why\nLIMIT = 8"),
     "brackets": ("return n * 2", "return (\n        n\n        * 2\n    )"),
     "quotes": ('{"a": helper', "{'a': helper"),
     "an empty line": ("LIMIT = 8", "\n\nLIMIT = 8"),
-    "the decorator": ('over="values"', 'over="others"'),
+    "the decorator's over": ('over="values"', 'over="others"'),
     "the decorator's sizes": ('{"tiny": {}}', '{"tiny": {"x": 1}}'),
+    "a name that the decorator is given": ('{"tiny": {}}', "OTHER"),
     "what is not used": ("return OTHER", "return OTHER + 1"),
-    "an unused constant": ("OTHER: int = 9", "OTHER: int = 10"),
     "an import of another package": (
         "from membudget.models import GPT",
         "from membudget.models import mlp",
@@ -196,9 +182,7 @@ DIFFERENT = {
     "a constant": ("LIMIT = 8", "LIMIT = 9"),
     "a class that it uses": ("shared(3)", "shared(4)"),
     "a format": ("{value!r:>{4}}", "{value!s:>{4}}"),
-    "its width": ("{value!r:>{4}}", "{value!r:>{5}}"),
     "a number's type": ("LIMIT = 8", "LIMIT = 8.0"),
-    "a string's type": ('"value": f', 'b"value": f'),
     "what it imports": ("shared, unused as spare", "unused as shared"),
     "another decorator": ("def helper(n)", "@cache\ndef helper(n)"),
     "another decorator of its own": ("@experiment(", "@cache\n@experiment("),
@@ -247,8 +231,6 @@ def test_recursion_ends(hashed):
 
 
 def test_a_change_of_a_helper_makes_a_record_outdated(planted, tmp_path):
-    from experiments_helpers import good
-
     planted(one=SIMPLE)
     path = tmp_path / "experiments/planted.py"
     found = records.catalogue(records.HERE)["one"]
@@ -287,56 +269,48 @@ def test_a_declaration():
     assert (function.units, function.over) == ({"value": "things"}, "values")
 
 
-def test_not_a_generator():
-    with pytest.raises(TypeError, match="<lambda> yields nothing: yield the"):
-        declare(lambda device, *, values, warm_up, repeats: [])
+def bare(device, *, values, **rest):
+    yield {}
+
+
+def at(size, **changes):
+    return {**SIZES, size: {**PARAMETERS, **changes}}
+
+
+LACKS_REPEATS = {**SIZES, "tiny": {"values": [1], "warm_up": 0}}
 
 
 @pytest.mark.parametrize(
-    "names", [["tiny"], ["tiny", "large", "t4"], [*SIZES, "huge"], []]
+    ("error", "words", "given"),
+    [
+        (
+            TypeError,
+            "<lambda> yields nothing: yield the",
+            {"function": lambda device, *, values, warm_up, repeats: []},
+        ),
+        (ValueError, "give tiny, t4, large, in this", {"sizes": {}}),
+        (
+            ValueError,
+            "generator has the sizes large, t4, tiny: give tiny, t4, large",
+            {"sizes": dict(reversed(SIZES.items()))},
+        ),
+        (TypeError, "extra", {"sizes": at("t4", extra=1)}),
+        (TypeError, "repeats", {"sizes": LACKS_REPEATS}),
+        (
+            ValueError,
+            "size tiny lacks warm_up or repeats",
+            {"function": bare, "sizes": LACKS_REPEATS},
+        ),
+        (
+            TypeError,
+            "generator at size large: use num",
+            {"sizes": at("large", values=(1, 2))},
+        ),
+        (TypeError, "use num", {"sizes": at("large", values={1: 2})}),
+        (ValueError, "'repeats' must be a list", {"over": "repeats"}),
+        (ValueError, "'unknown' must be a list", {"over": "unknown"}),
+    ],
 )
-def test_other_sizes(names):
-    sizes = {name: PARAMETERS for name in names}
-    with pytest.raises(ValueError, match="give tiny, t4, large, in this"):
-        declare(sizes=sizes)
-
-
-def test_parameters_that_the_function_does_not_take():
-    sizes = {**SIZES, "t4": {**PARAMETERS, "extra": 1}}
-    with pytest.raises(TypeError, match="extra"):
-        declare(sizes=sizes)
-    sizes = {**SIZES, "t4": {"values": [1], "warm_up": 0}}
-    with pytest.raises(TypeError, match="repeats"):
-        declare(sizes=sizes)
-
-
-@pytest.mark.parametrize("value", [(1, 2), {1: 2}])
-def test_parameters_that_json_would_change(value):
-    sizes = {**SIZES, "large": {**PARAMETERS, "values": value}}
-    with pytest.raises(TypeError, match="generator at size large: use num"):
-        declare(sizes=sizes)
-
-
-def test_missing_counts():
-    def bare(device, *, values, **rest):
-        yield {}
-
-    sizes = {**SIZES, "tiny": {"values": [1], "warm_up": 0}}
-    with pytest.raises(ValueError, match="size tiny lacks warm_up or rep"):
-        declare(bare, sizes)
-
-
-@pytest.mark.parametrize("over", ["repeats", "unknown"])
-def test_over_is_a_list(over):
-    with pytest.raises(ValueError, match=f"{over!r} must be a list"):
-        declare(over=over)
-
-
-def test_the_planted_module_is_what_it_seems(planted):
-    module = planted(one=SIMPLE)
-    steps = module.one("cpu", values=[4, 5], warm_up=0, repeats=1)
-    assert list(steps) == [{"total": 9}, {"value": 4}, {"value": 5}]
-    found = records.catalogue(records.HERE)
-    assert list(found) == ["one"]
-    assert found["one"].summary == "Planted: one."
-    assert textwrap.dedent(SIMPLE) == SIMPLE
+def test_what_is_no_declaration(error, words, given):
+    with pytest.raises(error, match=words):
+        declare(**given)

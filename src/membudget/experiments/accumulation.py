@@ -7,6 +7,7 @@ import torch
 
 from membudget.accumulation import footprint
 from membudget.experiments.definition import experiment
+from membudget.experiments.sizes import MICRO_BATCH
 from membudget.experiments.workload import (
     META,
     FusedAttention,
@@ -19,44 +20,7 @@ from membudget.measuring import optimizer_tensors as states
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "mlp",
-            "shape": {"inputs": 64, "width": 256, "depth": 4, "outputs": 10},
-            "window": 1024,
-            "micro_batches": [16, 32, 64, 128, 256, 512, 1024],
-            "warm_up": 1,
-            "repeats": 7,
-        },
-        "t4": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "window": 16,
-            "micro_batches": [1, 2, 4, 8, 16],
-            "warm_up": 0,
-            "repeats": 3,
-        },
-        "large": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "window": 256,
-            "micro_batches": [1, 2, 4, 16, 64, 128, 256],
-            "warm_up": 0,
-            "repeats": 3,
-        },
-    },
+    sizes=MICRO_BATCH,
     units={
         "micro_batch": "samples",
         "seconds": "s for a window, each repeat",

@@ -23,6 +23,13 @@ from membudget.checkpointing import (
     no_segments,
 )
 from membudget.experiments.definition import experiment
+from membudget.experiments.sizes import (
+    LARGEST_BATCH,
+    RECOVERIES,
+    SEGMENTS_GPT,
+    SEGMENTS_MLP,
+    SEGMENTS_UNITS,
+)
 from membudget.experiments.workload import (
     META,
     FusedAttention,
@@ -42,83 +49,8 @@ from membudget.measuring.device import read_memory
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "chain",
-            "shape": {"width": 64, "depth": 16},
-            "runs": [
-                [32, 0],
-                [32, 4],
-                [1024, 0],
-                [1024, 1],
-                [1024, 2],
-                [1024, 3],
-                [1024, 4],
-                [1024, 5],
-                [1024, 8],
-                [1024, 16],
-            ],
-            "warm_up": 3,
-            "repeats": 41,
-        },
-        "t4": {
-            "model": "chain",
-            "shape": {"width": 1024, "depth": 20},
-            "runs": [
-                [32, 0],
-                [32, 1],
-                [32, 2],
-                [32, 4],
-                [32, 5],
-                [32, 10],
-                [32, 20],
-                [16384, 0],
-                [16384, 1],
-                [16384, 2],
-                [16384, 3],
-                [16384, 4],
-                [16384, 5],
-                [16384, 7],
-                [16384, 10],
-                [16384, 20],
-            ],
-            "warm_up": 2,
-            "repeats": 9,
-        },
-        "large": {
-            "model": "chain",
-            "shape": {"width": 1024, "depth": 20},
-            "runs": [
-                [32, 0],
-                [32, 1],
-                [32, 2],
-                [32, 4],
-                [32, 5],
-                [32, 10],
-                [32, 20],
-                [262144, 0],
-                [262144, 1],
-                [262144, 2],
-                [262144, 3],
-                [262144, 4],
-                [262144, 5],
-                [262144, 7],
-                [262144, 10],
-                [262144, 20],
-            ],
-            "warm_up": 2,
-            "repeats": 9,
-        },
-    },
-    units={
-        "batch": "samples",
-        "count": "segments, 0 for no checkpointing",
-        "seconds": "s for a step, each repeat",
-        "requested": "bytes, peak of a step",
-        "allocated": "bytes, peak of a step",
-        "reserved": "bytes, peak of a step",
-        "workspace": "bytes that libraries hold in the allocator",
-    },
+    sizes=SEGMENTS_MLP,
+    units=SEGMENTS_UNITS,
     over="runs",
 )
 def segments_mlp(
@@ -149,80 +81,8 @@ def segments_mlp(
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 64,
-                "width": 64,
-                "depth": 4,
-                "heads": 4,
-            },
-            "runs": [
-                [16, 0],
-                [16, 1],
-                [16, 2],
-                [16, 3],
-                [16, 4],
-            ],
-            "warm_up": 2,
-            "repeats": 21,
-        },
-        "t4": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "runs": [
-                [12, 0],
-                [12, 1],
-                [12, 2],
-                [12, 3],
-                [12, 4],
-                [12, 6],
-                [12, 8],
-                [12, 12],
-            ],
-            "warm_up": 0,
-            "repeats": 3,
-        },
-        "large": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "runs": [
-                [192, 0],
-                [192, 1],
-                [192, 2],
-                [192, 3],
-                [192, 4],
-                [192, 6],
-                [192, 8],
-                [192, 12],
-            ],
-            "warm_up": 0,
-            "repeats": 3,
-        },
-    },
-    units={
-        "batch": "samples",
-        "count": "segments, 0 for no checkpointing",
-        "seconds": "s for a step, each repeat",
-        "requested": "bytes, peak of a step",
-        "allocated": "bytes, peak of a step",
-        "reserved": "bytes, peak of a step",
-        "workspace": "bytes that libraries hold in the allocator",
-    },
+    sizes=SEGMENTS_GPT,
+    units=SEGMENTS_UNITS,
     over="runs",
 )
 def segments_gpt(
@@ -246,50 +106,7 @@ def segments_gpt(
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 64,
-                "width": 64,
-                "depth": 4,
-                "heads": 4,
-            },
-            "variants": ["none", "root", "each"],
-            "budget": 33554432,
-            "warm_up": 0,
-            "repeats": 3,
-        },
-        "t4": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 256,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "variants": ["none", "root", "each"],
-            "budget": 4294967296,
-            "warm_up": 0,
-            "repeats": 3,
-        },
-        "large": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "variants": ["none", "root", "each"],
-            "budget": 34359738368,
-            "warm_up": 0,
-            "repeats": 3,
-        },
-    },
+    sizes=LARGEST_BATCH,
     units={
         "variant": "none, root (√L segments) or each (one block a segment)",
         "count": "segments, 0 for no checkpointing",
@@ -350,53 +167,7 @@ def largest_batch(
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "chain",
-            "shape": {"width": 64, "depth": 6},
-            "count": 1,
-            "budget": 2097152,
-            "batch": 1280,
-            "smaller": 256,
-            "ways": ["except", "CatchOutOfMemory"],
-            "warm_up": 0,
-            "repeats": 100,
-        },
-        "t4": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 256,
-                "width": 512,
-                "depth": 8,
-                "heads": 8,
-            },
-            "count": 2,
-            "budget": 1073741824,
-            "batch": 30,
-            "smaller": 8,
-            "ways": ["except", "CatchOutOfMemory"],
-            "warm_up": 0,
-            "repeats": 100,
-        },
-        "large": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 256,
-                "context": 256,
-                "width": 512,
-                "depth": 8,
-                "heads": 8,
-            },
-            "count": 2,
-            "budget": 4294967296,
-            "batch": 144,
-            "smaller": 32,
-            "ways": ["except", "CatchOutOfMemory"],
-            "warm_up": 0,
-            "repeats": 100,
-        },
-    },
+    sizes=RECOVERIES,
     units={
         "way": "how the error is caught",
         "failed": "steps that ran out of memory",

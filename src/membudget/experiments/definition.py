@@ -24,8 +24,9 @@ def experiment(
         units: the unit of each value of a sample, in words.
         over: the parameter, a list, that has one sample for each value.
 
-    Write all of them as literals: the book reads them without running the
-    module.
+    Write each as a literal or as a name of
+    :mod:`membudget.experiments.sizes`: the book reads them without running
+    the module.
 
     Raises:
         TypeError: not a generator function, parameters that it does not

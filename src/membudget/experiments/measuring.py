@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from membudget.experiments.definition import experiment
+from membudget.experiments.sizes import ALLOCATOR, SYNCHRONISATION
 from membudget.experiments.workload import (
     META,
     FusedAttention,
@@ -18,44 +19,7 @@ from membudget.measuring import PeakTracker, replay
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "model": "mlp",
-            "shape": {"inputs": 64, "width": 256, "depth": 4, "outputs": 10},
-            "batches": [16, 64, 256, 1024, 4096],
-            "steps": 2,
-            "warm_up": 0,
-            "repeats": 1,
-        },
-        "t4": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "batches": [1, 2, 4, 8],
-            "steps": 2,
-            "warm_up": 0,
-            "repeats": 1,
-        },
-        "large": {
-            "model": "gpt",
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "batches": [1, 2, 4, 8, 16, 32, 64],
-            "steps": 2,
-            "warm_up": 0,
-            "repeats": 1,
-        },
-    },
+    sizes=ALLOCATOR,
     units={
         "batch": "samples",
         "requested": "bytes, peak",
@@ -116,19 +80,7 @@ def allocator(
 
 
 @experiment(
-    sizes={
-        "tiny": {"sides": [128, 256, 512, 1024], "warm_up": 3, "repeats": 9},
-        "t4": {
-            "sides": [512, 1024, 2048, 4096, 8192],
-            "warm_up": 3,
-            "repeats": 9,
-        },
-        "large": {
-            "sides": [1024, 2048, 4096, 8192, 16384],
-            "warm_up": 3,
-            "repeats": 9,
-        },
-    },
+    sizes=SYNCHRONISATION,
     units={
         "side": "rows and columns of each matrix",
         "synchronised": "s for a product, each repeat",

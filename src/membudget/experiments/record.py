@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import runpy
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,10 +68,14 @@ class Experiment:
 def catalogue(folder: Path = HERE) -> dict[str, Experiment]:
     """Every experiment in the modules of a folder, by name.
 
+    No module is run but ``sizes.py``, which needs no torch.
+
     Raises:
-        ValueError: two experiments of one name, or one whose decorator is
-            not written in literals.
+        ValueError: two experiments of one name, or one whose decorator has
+            arguments that are neither literals nor names of ``sizes.py``.
     """
+    sizes = folder / "sizes.py"
+    names = runpy.run_path(str(sizes)) if sizes.is_file() else {}
     found: dict[str, Experiment] = {}
     for path in sorted(folder.glob("*.py")):
         for node in _parse(path).body:
@@ -84,14 +89,14 @@ def catalogue(folder: Path = HERE) -> dict[str, Experiment]:
                 )
             try:
                 given = {
-                    keyword.arg: ast.literal_eval(keyword.value)
+                    keyword.arg: _value(keyword.value, names)
                     for keyword in call.keywords
                 }
-            except ValueError as error:
+            except (KeyError, ValueError) as error:
                 raise ValueError(
                     f"{path.name}: write the arguments of @experiment on "
-                    f"{node.name} as literals; the book reads them without "
-                    "running the module"
+                    f"{node.name} as literals or as names of sizes.py; the "
+                    "book reads them without running the module"
                 ) from error
             found[node.name] = Experiment(
                 name=node.name,
@@ -101,6 +106,13 @@ def catalogue(folder: Path = HERE) -> dict[str, Experiment]:
                 **given,
             )
     return dict(sorted(found.items()))
+
+
+def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+    """What is written there: one of the names, or a literal."""
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    return ast.literal_eval(node)
 
 
 def find(name: str) -> Experiment:
@@ -144,9 +156,23 @@ def _definitions(path: Path, name: str, seen: set) -> Iterator[str]:
                         yield from _definitions(sibling, alias.name, seen)
         elif name in _defines(node):
             yield f"{name} {_canonical(node)}"
-            used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            for other in sorted(used):
+            for other in sorted(_used(node)):
                 yield from _definitions(path, other, seen)
+
+
+def _used(node: ast.stmt) -> set[str]:
+    """The names in a statement, less those given to ``@experiment``."""
+    call = _decorator(node)
+    given = {
+        part
+        for keyword in (call.keywords if call else ())
+        for part in ast.walk(keyword)
+    }
+    return {
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and part not in given
+    }
 
 
 def _defines(node: ast.stmt) -> set[str]:

@@ -22,6 +22,7 @@ from membudget.experiments.definition import experiment
 from membudget.experiments.precision import seeded
 from membudget.experiments.record import Record
 from membudget.experiments.runner import is_out_of_memory
+from membudget.experiments.sizes import FSDP_ONE_GPU, FSDP_RANKS, SHARDED_RANKS
 from membudget.experiments.workload import META, peak_bytes, seconds
 from membudget.ledger import OPTIMIZERS, States
 from membudget.measuring import PeakTracker
@@ -43,71 +44,7 @@ from membudget.sharding import (
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "models": {
-                "tiny": {
-                    "vocabulary": 512,
-                    "width": 64,
-                    "depth": 2,
-                    "heads": 4,
-                    "kv_heads": 2,
-                    "hidden": 172,
-                },
-            },
-            "batch": [1, 128],
-            "runs": [["tiny", 2], ["tiny", 4], ["tiny", 64]],
-            "warm_up": 0,
-            "repeats": 1,
-        },
-        "t4": {
-            "models": {
-                "7B": {
-                    "vocabulary": 32000,
-                    "width": 4096,
-                    "depth": 32,
-                    "heads": 32,
-                    "kv_heads": 32,
-                    "hidden": 11008,
-                },
-            },
-            "batch": [1, 2048],
-            "runs": [["7B", 8], ["7B", 64], ["7B", 1024]],
-            "warm_up": 0,
-            "repeats": 1,
-        },
-        "large": {
-            "models": {
-                "7B": {
-                    "vocabulary": 32000,
-                    "width": 4096,
-                    "depth": 32,
-                    "heads": 32,
-                    "kv_heads": 32,
-                    "hidden": 11008,
-                },
-                "70B": {
-                    "vocabulary": 32000,
-                    "width": 8192,
-                    "depth": 80,
-                    "heads": 64,
-                    "kv_heads": 8,
-                    "hidden": 28672,
-                },
-            },
-            "batch": [1, 2048],
-            "runs": [
-                ["7B", 8],
-                ["7B", 64],
-                ["7B", 1024],
-                ["70B", 8],
-                ["70B", 64],
-                ["70B", 1024],
-            ],
-            "warm_up": 0,
-            "repeats": 1,
-        },
-    },
+    sizes=SHARDED_RANKS,
     units={
         "model": "which of the models",
         "ranks": "ranks in the group; rank 0 is simulated",
@@ -181,50 +118,7 @@ def sharded_ranks(
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "shape": {
-                "vocabulary": 250,
-                "context": 64,
-                "width": 64,
-                "depth": 4,
-                "heads": 4,
-            },
-            "batch": 8,
-            "runs": ["plain", "sharded", "offloaded"],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-        "t4": {
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "batch": 4,
-            "runs": ["plain", "sharded", "offloaded"],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-        "large": {
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 2048,
-                "depth": 24,
-                "heads": 16,
-            },
-            "batch": 4,
-            "runs": ["plain", "sharded", "offloaded"],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-    },
+    sizes=FSDP_ONE_GPU,
     units={
         "run": "plain, sharded (on one rank) or offloaded (to the CPU, too)",
         "outcome": "measured, or why not",
@@ -287,75 +181,7 @@ def fsdp_one_gpu(
 
 
 @experiment(
-    sizes={
-        "tiny": {
-            "shape": {
-                "vocabulary": 250,
-                "context": 64,
-                "width": 64,
-                "depth": 4,
-                "heads": 4,
-            },
-            "batch": 8,
-            "runs": [
-                [1, "zero-2"],
-                [1, "zero-3"],
-                [2, "zero-2"],
-                [2, "zero-3"],
-                [4, "zero-2"],
-                [4, "zero-3"],
-            ],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-        "t4": {
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 768,
-                "depth": 12,
-                "heads": 12,
-            },
-            "batch": 8,
-            "runs": [
-                [1, "zero-2"],
-                [1, "zero-3"],
-                [2, "zero-2"],
-                [2, "zero-3"],
-                [4, "zero-2"],
-                [4, "zero-3"],
-                [8, "zero-2"],
-                [8, "zero-3"],
-            ],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-        "large": {
-            "shape": {
-                "vocabulary": 24576,
-                "context": 1024,
-                "width": 2048,
-                "depth": 24,
-                "heads": 16,
-            },
-            "batch": 8,
-            "runs": [
-                [1, "zero-2"],
-                [1, "zero-3"],
-                [2, "zero-2"],
-                [2, "zero-3"],
-                [4, "zero-2"],
-                [4, "zero-3"],
-                [8, "zero-2"],
-                [8, "zero-3"],
-            ],
-            "steps": 3,
-            "warm_up": 1,
-            "repeats": 5,
-        },
-    },
+    sizes=FSDP_RANKS,
     units={
         "ranks": "ranks in the group, on this machine",
         "stage": "zero-2 or zero-3",
