@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from copy import deepcopy
 
 import pytest
 from experiments_helpers import (
@@ -32,6 +31,18 @@ def test_a_good_record(tmp_path):
     assert list(back) == list(records._FIELDS)
     assert {**back, "digest": None} == {**GOOD, "digest": None}
     assert os.listdir(tmp_path) == [FILE]
+    lines = path.read_text("utf-8").splitlines()
+    assert ' "outcome": "measured",' in lines
+    sample = (
+        '"side": 64, "synchronised": [0.25, 0.5], "unsynchronised": [1, 2]'
+    )
+    assert any(line.endswith(f"{{{sample}}},") for line in lines)
+    again = good(clean=False)
+    assert records.write(again, tmp_path) == path
+    assert read(path)["clean"] is False
+    again.pop("digest")
+    assert again == good(clean=False)
+    assert os.listdir(tmp_path) == [FILE]
 
 
 def test_every_committed_record_is_in_order():
@@ -53,15 +64,6 @@ def test_committed_records_name_no_path_and_no_host():
         assert len(host) < 4 or host not in text
 
 
-def test_one_sample_is_one_line_that_a_reader_can_find(tmp_path):
-    lines = records.write(good(), tmp_path).read_text("utf-8").splitlines()
-    assert ' "outcome": "measured",' in lines
-    assert (
-        '  {"side": 64, "synchronised": [0.25, 0.5], "unsynchronised": [1, 2]}'
-        in "\n".join(lines)
-    )
-
-
 # Files that are no record ------------------------------------------------
 
 
@@ -72,7 +74,6 @@ def test_one_sample_is_one_line_that_a_reader_can_find(tmp_path):
         (b'{"schema": 1,\n "exp', "half-written or no JSON"),
         (b"[" * 200_000, "half-written or no JSON"),
         (b"\xff\xfe{}", "not text in UTF-8"),
-        (b"[]", "no JSON object"),
         (b"null", "no JSON object"),
         (b"{}", "schema is None"),
     ],
@@ -101,69 +102,48 @@ def test_a_file_that_cannot_be_read(tmp_path):
     assert "cannot be read" in records.check(tmp_path / "folder.json")[0]
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", True, 1.0, None])
+@pytest.mark.parametrize("schema", [2, "1", True, 1.0])
 def test_a_schema_that_this_version_does_not_read(tmp_path, schema):
     path = place(tmp_path, good(schema=schema))
     (found,) = records.check(path)
-    assert found == (f"its schema is {schema!r}: this version reads schema 1")
+    assert found == f"its schema is {schema!r}: this version reads schema 1"
 
 
 # Edited by hand ----------------------------------------------------------
 
+OTHER_DIGEST, OTHER_FORM = "its digest is not that", "not in the form that is"
 EDITS = {
-    "one digit of a sample": ("0.25", "0.24"),
-    "the date": ("2026-03-01T10:00:05Z", "2026-03-02T10:00:05Z"),
-    "the prediction": ('{"synchronised": 8}', '{"synchronised": 7}'),
-    "when it was predicted": ("2026-03-01T10:00:00Z", "2026-03-01T09:00:00Z"),
-    "the parameters": ('"repeats": 2', '"repeats": 3'),
-    "the unit": ('"side": "rows"', '"side": "columns"'),
-    "the commit": ("0123456789abcdef01", "0123456789abcdef02"),
-    "the tree": ('"clean": true', '"clean": null'),
-    "the code": ("abab", "abac"),
-    "the torch version": ("2.13.0+cpu", "2.14.0+cpu"),
-    "the memory": (str(8 << 30), str(16 << 30)),
-    "a whole number made a fraction": ("[1, 2]", "[1.0, 2]"),
+    "one digit of a sample": ("0.25", "0.24", OTHER_DIGEST),
+    "the prediction": (
+        '{"synchronised": 8}',
+        '{"synchronised": 7}',
+        OTHER_DIGEST,
+    ),
+    "a number's type": ("[1, 2]", "[1.0, 2]", OTHER_DIGEST),
+    "the digest": ('"digest": "', '"digest": "0" ,"digest": "', OTHER_FORM),
+    "a space": ('"outcome": "measured"', '"outcome":  "measured"', OTHER_FORM),
+    "a number's digits": ("0.25", "0.250", OTHER_FORM),
+    "a number's form": ("4e-05", "0.00004", OTHER_FORM),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_found(tmp_path, edit):
     path = records.write(good(), tmp_path)
-    old, new = EDITS[edit]
+    old, new, words = EDITS[edit]
     text = path.read_text("utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), "utf-8")
     (found,) = records.check(path)
-    assert "its digest is not that of its content" in found
-    with pytest.raises(ValueError, match=f"{FILE} is bad: its digest"):
+    assert words in found
+    with pytest.raises(ValueError, match=f"{FILE} is bad: its? "):
         records.load(NAME, folder=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"schema": 1,', '"schema": 1, "schema": 1,'),
-        ('"outcome": "measured"', '"outcome":  "measured"'),
-        ("0.25", "0.250"),
-        ('"schema": 1,', '"schema": 1, "digest": "x",'),
-        ("4e-05", "0.00004"),
-    ],
-)
-def test_an_edit_that_changes_no_value_is_found(tmp_path, old, new):
-    path = records.write(good(), tmp_path)
-    text = path.read_text("utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), "utf-8")
-    (found,) = records.check(path)
-    assert "not in the form that is written" in found
-
-
-def test_a_wrong_digest(tmp_path):
-    path = records.write(good(), tmp_path)
-    record = read(path)
-    flipped = f"{int(record['digest'][0], 16) ^ 1:x}{record['digest'][1:]}"
-    path.write_text(records._text_of({**record, "digest": flipped}))
-    assert "digest" in records.check(path)[0]
+@pytest.mark.parametrize("key", records._FIELDS)
+def test_every_field_is_in_the_digest(key):
+    changed = records.digest(good(**{key: "x"}))
+    assert (changed == records.digest(good())) == (key == "digest")
 
 
 # Edited, with the digest that fits ---------------------------------------
@@ -202,11 +182,14 @@ ALL_KEYS = [
 
 
 @pytest.mark.parametrize("keys", ALL_KEYS, ids=".".join)
-def test_a_missing_key(tmp_path, keys):
-    record = good()
+def test_every_field_is_needed_and_refuses_a_list_of_lists(keys):
+    name, record = ".".join(keys), good(digest="0" * 64)
+    with_([["x"]], *keys)(record)
+    found = records.problems(record)
+    assert any(s.startswith(f"{name} is [[") for s in found), found
+    record = good(digest="0" * 64)
     without(*keys)(record)
-    (found,) = records.check(place(tmp_path, record))
-    assert found == f"{'.'.join(keys)} is missing"
+    assert records.problems(record) == [f"{name} is missing"]
 
 
 @pytest.mark.parametrize("where", [(), ("device",), ("prediction",)])
@@ -221,51 +204,36 @@ WRONG = [
     ("name of an experiment", 3, "experiment"),
     ("name of an experiment", "../x", "experiment"),
     ("one of tiny, t4, large", "huge", "size"),
-    ("one of tiny, t4, large", ["tiny"], "size"),
-    ("warm_up and repeats", [], "parameters"),
     ("warm_up and repeats", {"warm_up": 1}, "parameters"),
     ("warm_up and repeats", {"warm_up": -1, "repeats": 1}, "parameters"),
     ("warm_up and repeats", {"warm_up": 1, "repeats": True}, "parameters"),
     ("warm_up and repeats", {"warm_up": 1, "repeats": 2.0}, "parameters"),
     ("an object", None, "prediction"),
-    ("an object", "8", "prediction"),
-    ("a UTC time", "2026-03-01", "prediction", "utc"),
     ("a UTC time", "2026-03-01T10:00:00+00:00", "prediction", "utc"),
-    ("a UTC time", None, "prediction", "utc"),
     ("a UTC time", 1772359200, "prediction", "utc"),
     ("object with entries", {}, "prediction", "values"),
-    ("object with entries", [8], "prediction", "values"),
     ("one of predicted", "success", "outcome"),
     ("text or null", "", "error"),
     ("a list of objects", {}, "samples"),
-    ("a list of objects", [[1]], "samples"),
     ("a list of objects", [{}], "samples"),
     ("a list of objects", [1, "2"], "samples", 0, "synchronised"),
     ("a list of objects", [], "samples", 0, "synchronised"),
-    ("a list of objects", {"a": 1}, "samples", 0, "synchronised"),
     ("a list of objects", [True], "samples", 0, "synchronised"),
     ("object of texts", {}, "units"),
-    ("object of texts", ["s"], "units"),
     ("object of texts", "", "units", "side"),
     ("an object", "cpu", "device"),
     ("one of cpu, cuda", "gpu", "device", "kind"),
     ("text", "", "device", "name"),
-    ("text", None, "device", "name"),
     ("number of bytes or null", 8.5, "device", "memory"),
-    ("number of bytes or null", "8 GiB", "device", "memory"),
     ("number of bytes or null", -1, "device", "memory"),
     ("text or null", 9.0, "device", "capability"),
     ("number of threads", "1", "device", "threads"),
-    ("text", 2.13, "software", "torch"),
-    ("text or null", [], "software", "allocator_settings"),
     ("a UTC time", "2026-13-01T10:00:00Z", "utc"),
     ("a UTC time", "1970-01-01T00:00:00Z", "utc"),
     ("hexadecimal digits of a commit", "main", "commit"),
     ("hexadecimal digits of a commit", "A" * 40, "commit"),
     ("true or false or null", 1, "clean"),
-    ("true or false or null", "yes", "clean"),
     ("64 hexadecimal digits", "ab" * 31, "source"),
-    ("64 hexadecimal digits", None, "source"),
 ]
 
 
@@ -282,37 +250,22 @@ def test_a_wrong_type_with_the_right_digest(tmp_path, wanted, value, keys):
     assert found[0].startswith(keys[0])
 
 
-@pytest.mark.parametrize("keys", ALL_KEYS, ids=".".join)
-def test_every_field_refuses_a_list_of_lists(tmp_path, keys):
-    record = good()
-    with_([["x"]], *keys)(record)
-    found = records.check(place(tmp_path, record))
-    assert any(s.startswith(f"{'.'.join(keys)} is [[") for s in found), found
+NAN, INFINITE = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("number", "keys"),
     [
-        ("samples", 0, "side"),
-        ("samples", 0, "synchronised", 1),
-        ("prediction", "values", "growth_per_doubling"),
-        ("parameters", "sides", 0),
+        (NAN, ("samples", 0, "synchronised", 1)),
+        (INFINITE, ("prediction", "values", "growth_per_doubling")),
+        (-INFINITE, ("parameters", "sides", 0)),
     ],
 )
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite(tmp_path, keys, number):
+def test_a_number_that_is_not_finite(tmp_path, number, keys):
     record = good()
     with_(number, *keys)(record)
     found = records.check(place(tmp_path, record))
-    place_ = ".".join(map(str, keys))
-    assert f"{place_} is not finite" in found
-
-
-def test_a_number_too_large_for_a_float(tmp_path):
-    path = records.write(good(), tmp_path)
-    text = path.read_text("utf-8").replace("0.25", "1e999")
-    path.write_text(text, "utf-8")
-    assert "samples.0.synchronised.0 is not finite" in records.check(path)
+    assert f"{'.'.join(map(str, keys))} is not finite" in found
 
 
 ERROR = "OutOfMemoryError: CUDA out of memory"
@@ -382,15 +335,7 @@ def test_an_interrupted_run(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "synchronisation.tiny.another.json",
-        "synchronisation.large.a-cpu-8-cores-3-0.json",
-        "allocator.tiny.a-cpu-8-cores-3-0.json",
-        "copy.json",
-    ],
-)
+@pytest.mark.parametrize("name", [FILE.replace("tiny", "t4"), "copy.json"])
 def test_a_name_that_disagrees_with_the_content(tmp_path, name):
     (found,) = records.check(place(tmp_path, good(), name))
     assert found == f"its content belongs into a file {FILE}"
@@ -404,11 +349,8 @@ def test_an_unknown_experiment(tmp_path):
     )
     (found,) = records.check(path)
     assert found == (
-        "no experiment is named unknown: allowed are allocator, "
-        "bf16_accumulation, fsdp_one_gpu, fsdp_ranks, largest_batch, "
-        "matmul_rate, micro_batch, mixed_precision, recoveries, "
-        "segments_gpt, segments_mlp, sharded_ranks, step_peaks, "
-        "synchronisation"
+        "no experiment is named unknown: allowed are "
+        f"{', '.join(records.catalogue())}"
     )
 
 
@@ -421,20 +363,12 @@ def test_nothing_wrong_is_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_record_replaces_the_one_before(tmp_path):
-    records.write(good(), tmp_path)
-    path = records.write(good(clean=False), tmp_path)
-    assert read(path)["clean"] is False
-    assert os.listdir(tmp_path) == [FILE]
-
-
 def test_an_unwritable_folder(tmp_path):
     with pytest.raises(OSError):
         records.write(good(), tmp_path / "missing")
 
 
-@pytest.mark.parametrize("moment", ["fsync", "chmod", "replace"])
-def test_killed_in_the_middle_of_writing(tmp_path, moment):
+def test_killed_in_the_middle_of_writing(tmp_path):
     before = records.write(good(), tmp_path).read_bytes()
     code = (
         "import os, signal, sys\n"
@@ -442,7 +376,7 @@ def test_killed_in_the_middle_of_writing(tmp_path, moment):
         "from pathlib import Path\n"
         "from experiments_helpers import good\n"
         "from membudget.experiments import record\n"
-        f"os.{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"record.write(good(clean=False), Path({str(tmp_path)!r}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code])
@@ -453,31 +387,28 @@ def test_killed_in_the_middle_of_writing(tmp_path, moment):
     assert read(tmp_path / FILE)["clean"] is False
 
 
-def test_an_error_while_writing_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["fsync", "chmod", "replace"])
+def test_an_error_while_writing_leaves_nothing(tmp_path, monkeypatch, moment):
     before = records.write(good(), tmp_path).read_bytes()
 
-    def full(_):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, moment, full)
     with pytest.raises(OSError, match="No space"):
         records.write(good(clean=False), tmp_path)
     assert os.listdir(tmp_path) == [FILE]
     assert (tmp_path / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("NVIDIA H200", "nvidia-h200"),
-        ("Tesla T4", "tesla-t4"),
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "intel-r-xeon-r-cpu-2-20ghz"),
-        ("../../x", "x"),
-        ("…", "unnamed"),
-    ],
-)
-def test_slug(name, slug):
-    assert records.slug(name) == slug
+def test_slug():
+    slugs = {
+        "NVIDIA H200": "nvidia-h200",
+        "Intel(R) Xeon(R) CPU @ 2.20GHz": "intel-r-xeon-r-cpu-2-20ghz",
+        "../../x": "x",
+        "…": "unnamed",
+    }
+    assert {name: records.slug(name) for name in slugs} == slugs
 
 
 # Loading -----------------------------------------------------------------
@@ -627,14 +558,6 @@ def test_a_record_of_an_earlier_version_is_in_order(tmp_path):
     assert not records.is_current(read(path))
     assert records.check(path) == []
     assert records.load(NAME, folder=tmp_path)
-
-
-def test_writing_does_not_depend_on_what_it_is_given(tmp_path):
-    record = good()
-    before = deepcopy(record)
-    records.write(record, tmp_path)
-    record.pop("digest")
-    assert record == before
 
 
 def test_only_the_standard_library_is_needed(tmp_path):
