@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from experiments_helpers import FILE, SIMPLE, good, place, plant, read
+from experiments_helpers import SIMPLE, good, place, plant, read
 from project import PATIENCE
 
 from membudget.experiments import __main__ as cli
@@ -44,10 +44,11 @@ def refused(capsys, *arguments):
 # list ----------------------------------------------------------------------
 
 
-def test_list_names_every_experiment_first_on_its_line():
-    done = command("list")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_list_names_every_experiment_first_on_its_line(capsys):
+    assert cli.main(["list"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
     assert [line.split()[0] for line in lines] == list(records.catalogue())
     assert all(len(line.split()) > 3 for line in lines)
 
@@ -55,22 +56,19 @@ def test_list_names_every_experiment_first_on_its_line():
 # check ---------------------------------------------------------------------
 
 
-def test_check_of_the_committed_records():
-    done = command("check")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(" records, 0 of them bad\n")
-
-
 def test_check_and_list_need_no_torch():
     code = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
+        "from membudget.experiments import best\n"
         "from membudget.experiments.__main__ import main\n"
+        "best('micro_batch')\n"
         "assert main(['list']) == main(['check']) == 0\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True
     )
+    assert done.stdout.endswith(b" records, 0 of them bad\n")
 
 
 def test_an_edited_committed_record_is_found(tmp_path, capsys):
@@ -124,31 +122,25 @@ def test_an_unknown_experiment(tmp_path, capsys):
     )
     assert last == (
         "membudget.experiments: no experiment is named 'x': use one of "
-        "allocator, bf16_accumulation, fsdp_one_gpu, fsdp_ranks, "
-        "largest_batch, matmul_rate, micro_batch, mixed_precision, "
-        "recoveries, segments_gpt, segments_mlp, sharded_ranks, step_peaks, "
-        "synchronisation"
+        f"{', '.join(records.catalogue())}"
     )
     assert not out.exists()
 
 
-def test_an_unknown_size(tmp_path, capsys):
-    last = refused(capsys, "run", "--size", "huge", "--out", tmp_path)
-    assert "invalid choice: 'huge'" in last
-    assert all(size in last for size in records.SIZES)
-
-
-@pytest.mark.parametrize("given", [["--size", "tiny"], ["--out", "x"]])
-def test_size_and_folder_are_needed(capsys, given):
-    last = refused(capsys, "run", *given)
-    (lacking,) = {"--size", "--out"} - set(given)
-    assert f"required: {lacking}" in last
-
-
-@pytest.mark.parametrize("given", [[], ["measure"]])
-def test_an_unknown_command(capsys, given):
-    last = refused(capsys, *given)
-    assert "COMMAND" in last
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("", "COMMAND"),
+        ("measure", "COMMAND"),
+        ("run --out x", "required: --size"),
+        ("run --size tiny", "required: --out"),
+        ("run --out x --size huge", "invalid choice: 'huge'"),
+    ],
+)
+def test_a_command_that_is_none(capsys, given, words):
+    last = refused(capsys, *given.split())
+    assert words in last
+    assert "huge" not in last or all(size in last for size in records.SIZES)
 
 
 def test_a_device_that_is_not_there(tmp_path, capsys):
@@ -163,29 +155,23 @@ def test_a_device_that_is_not_there(tmp_path, capsys):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("size", records.NEED_A_GPU)
-def test_a_size_that_needs_a_gpu(tmp_path, capsys, size):
-    last = refused(
-        capsys,
-        *("run", "--size", size, "--out", tmp_path, "--device", "cpu"),
-    )
-    assert last.endswith(
-        f"size {size} needs a GPU (--device cuda): on a CPU use --size tiny"
-    )
-
-
-def test_a_size_that_needs_no_gpu(tmp_path, capsys, planted, monkeypatch):
+def test_a_size_that_needs_a_gpu_or_none(
+    tmp_path, capsys, planted, monkeypatch
+):
     planted(a=SIMPLE, b=SIMPLE)
     monkeypatch.setattr(records, "NEED_NO_GPU", ("a",))
-    given = ("--size", "large", "--device", "cpu", "--out", str(tmp_path))
-    assert cli.main(["run", "a", *given]) == 0
-    assert "measured" in capsys.readouterr().out
-    for names in (["a", "b"], []):  # none stands for all
-        last = refused(capsys, "run", *names, *given)
-        assert last.endswith("use --size tiny")
+    for size in records.NEED_A_GPU:
+        given = ("--size", size, "--device", "cpu", "--out", str(tmp_path))
+        assert cli.main(["run", "a", *given]) == 0
+        assert "measured" in capsys.readouterr().out
+        for names in (["a", "b"], []):  # none stands for all
+            assert refused(capsys, "run", *names, *given).endswith(
+                f"size {size} needs a GPU (--device cuda): on a CPU use "
+                "--size tiny"
+            )
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_to(tmp_path, capsys, monkeypatch):
     file = tmp_path / "file"
     file.write_text("x")
     for out in (file, file / "inside"):
@@ -193,8 +179,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, capsys):
         assert f"cannot write to {out} (" in last
         assert last.endswith("give --out a folder that you may write to")
 
-
-def test_a_folder_that_is_read_only(tmp_path, capsys, monkeypatch):
     def refuse(dir):
         raise PermissionError(13, "Permission denied")
 
@@ -253,16 +237,13 @@ def test_the_table(planted, tmp_path, capsys):
     assert "before" not in "".join(lines)
 
 
-def test_the_profiler_is_told_to_be_silent(planted, tmp_path, monkeypatch):
-    body = """\
-yield {"total": 1}
-import os
-yield {"value": os.environ["KINETO_LOG_LEVEL"]}
-"""
-    planted(a=body)
+def test_the_profiler_is_told_to_be_silent(
+    planted, tmp_path, capsys, monkeypatch
+):
+    body = 'yield {"total": 1}\nimport os\n'
+    planted(a=f'{body}yield {{"value": os.environ["KINETO_LOG_LEVEL"]}}')
     monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
-    given = ("run", "--size", "tiny", "--device", "cpu", "--out")
-    assert cli.main([*given, str(tmp_path)]) == 0
+    assert run(capsys, tmp_path)[0] == 0
     (path,) = tmp_path.glob("a.*.json")
     assert read(path)["samples"] == [{"value": "99"}]
 
@@ -301,10 +282,9 @@ def test_an_interrupted_command(tmp_path, sent):
     folder, out = tmp_path / "experiments", tmp_path / "out"
     wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(86_400)'
     plant(folder, a=SIMPLE, b=wait, c=SIMPLE)
-    given = (sys.executable, "-c", PLANTED_COMMAND, folder)
-    arguments = ("run", "--size", "tiny", "--device", "cpu", "--out", out)
+    given = ("run", "--size", "tiny", "--device", "cpu", "--out", out)
     process = subprocess.Popen(
-        [*given, *arguments],
+        [sys.executable, "-c", PLANTED_COMMAND, folder, *given],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -326,15 +306,8 @@ def test_an_interrupted_command(tmp_path, sent):
         assert process.returncode == 130
         assert err.endswith("interrupted: run again to go on\n")
         assert "b tiny  interrupted, " in err
-        assert [line.split()[0] for line in rest.splitlines()] == [
-            "experiment",
-            "a",
-        ]
-    check = subprocess.run(
-        [*given, "check", out], capture_output=True, text=True
-    )
-    assert check.returncode == 1
-    assert f"{by_name['b'].name}: the run was interrupted" in check.stdout
+        table = [line.split()[0] for line in rest.splitlines()]
+        assert table == ["experiment", "a"]
 
 
 NOTHING_BUT_TORCH = """
@@ -370,12 +343,3 @@ def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
     ]
     assert "synchronisation tiny  4/4\n" in done.stderr
     assert command("check", tmp_path).returncode == 0
-
-
-def test_help_names_the_commands(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--help"])
-    assert end.value.code == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in ("list", "run", "check"))
-    assert FILE not in text

@@ -48,33 +48,22 @@ def commit_all(package):
     return git(package, "rev-parse", "HEAD")
 
 
-def test_a_clean_tree(package):
+def test_a_clean_tree_and_what_is_no_change(package):
     head = commit_all(package)
     assert machine.commit() == (head, True)
-
-
-def test_records_are_no_change(package):
-    head = commit_all(package)
     (package / "records/x.json").write_text("{}")
-    assert machine.commit() == (head, True)
-
-
-def test_what_is_outside_of_the_package_is_no_change(package):
-    head = commit_all(package)
     (package.parents[2] / "notes.txt").write_text("x")
     assert machine.commit() == (head, True)
 
 
-@pytest.mark.parametrize("change", ["edit", "edit another", "new", "staged"])
-def test_a_changed_tree(package, change):
+@pytest.mark.parametrize(
+    ("file", "staged"),
+    [("record.py", False), ("../models.py", False), ("new.py", True)],
+)
+def test_a_changed_tree(package, file, staged):
     head = commit_all(package)
-    if change == "edit":
-        (package / "record.py").write_text("x = 2\n")
-    elif change == "edit another":
-        (package.parent / "models.py").write_text("x = 2\n")
-    else:
-        (package / "new.py").write_text("x = 2\n")
-    if change == "staged":
+    (package / file).write_text("x = 2\n")
+    if staged:
         git(package, "add", ":/")
     assert machine.commit() == (head, False)
 
@@ -115,32 +104,23 @@ def test_a_cpu():
     assert device["cuda"] is device["driver"] is None
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: AMD  EPYC 7\nx: y\n", "AMD EPYC 7"),
-        ("model name: A\nmodel name: B\n", "A"),
-        ("CPU part: 0xd0c\n", None),
-    ],
-)
-def test_the_processors_name(monkeypatch, text, name):
-    monkeypatch.setattr(machine.Path, "read_text", lambda self: text)
-    monkeypatch.setattr(machine, "_output", lambda *command: None)
+def test_the_processors_name(monkeypatch):
+    def name(text, **outputs):
+        monkeypatch.setattr(machine.Path, "read_text", lambda self: text)
+        monkeypatch.setattr(machine, "_output", lambda *c: outputs.get(c[0]))
+        return machine._processor()
+
+    text = "processor\t: 0\nmodel name\t: AMD  EPYC 7\nmodel name: B\n"
+    assert name(text, sysctl="Apple M3") == "AMD EPYC 7"
+    assert name("CPU part: 0xd0c\n", sysctl="Apple M3") == "Apple M3"
     other = platform.processor() or platform.machine()
-    assert machine._processor() == (name or other)
+    assert name("CPU part: 0xd0c\n") == other
 
-
-def test_the_processors_name_on_a_mac(monkeypatch):
-    def read_text(self):
+    def no_file(self):
         raise FileNotFoundError
 
-    monkeypatch.setattr(machine.Path, "read_text", read_text)
-    monkeypatch.setattr(
-        machine,
-        "_output",
-        lambda *c: "Apple M3" if c[0] == "sysctl" else None,
-    )
-    assert machine._processor() == "Apple M3"
+    monkeypatch.setattr(machine.Path, "read_text", no_file)
+    assert machine._processor() == other
 
 
 def test_a_gpu(monkeypatch):

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from membudget.experiments import ledger, precision, sharding
 
@@ -31,7 +32,7 @@ CASES = {
     "sharding": (
         sharding.fsdp_one_gpu,
         dict(shape=GPT, batch=2, **TRAINED),
-        ["plain", "sharded"],
+        ["sharded", "plain"],
         (sharding, "_trained"),
     ),
 }
@@ -78,3 +79,4 @@ def test_another_error_is_passed_on(monkeypatch, name):
     next(steps)
     with pytest.raises(RuntimeError, match="shapes"):
         next(steps)
+    assert not dist.is_initialized()

@@ -34,8 +34,12 @@ def run(tmp_path, planted, monkeypatch):
     return make
 
 
-def test_a_record_holds_what_was_run(run):
+def test_a_record_holds_what_was_run(run, capsys):
     (result,) = run(one=SIMPLE).values()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "one tiny  3/3\n" in captured.err
+    assert re.search(r"one tiny  measured, \d+\.\d s\n$", captured.err)
     record = read(result.path)
     assert records.check(result.path) == []
     assert record == result.record
@@ -62,7 +66,6 @@ def test_the_prediction_is_on_disk_before_anything_is_measured(run):
 yield {"total": 6}
 (path,) = Path(OUT).glob("*.json")
 SEEN["text"] = path.read_text("utf-8")
-time.sleep(1.1)
 yield {"value": 1}
 SEEN["after a sample"] = path.read_text("utf-8")
 """.replace("OUT", repr(str(run.out)))
@@ -76,7 +79,6 @@ SEEN["after a sample"] = path.read_text("utf-8")
     assert early["prediction"] == result.record["prediction"]
     assert early["digest"] == records.digest(early)
     assert seen["after a sample"] == seen["text"]
-    assert early["prediction"]["utc"] < result.record["utc"]
 
 
 def test_a_failing_experiment_among_others(run, capsys):
@@ -102,13 +104,10 @@ def test_a_failing_experiment_among_others(run, capsys):
     ("body", "error"),
     [
         ("return\nyield", "no prediction first"),
-        ("yield None", "no prediction first"),
-        ("yield {}", "no prediction first"),
         ("yield [1]", "prediction.values is [1]: it must be an object"),
         ('yield {"x": torch.ones(1)}', "TypeError: Object of type Tensor"),
         ('yield {"x": float("nan")}', "ValueError: Out of range float"),
         ("raise MemoryError('early')\nyield", "MemoryError: early"),
-        ("1 / 0\nyield", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_without_a_prediction_nothing_is_measured(run, body, error):
@@ -128,9 +127,7 @@ def test_without_a_prediction_nothing_is_measured(run, body, error):
         ("3", "samples is [3]: it must be a list of objects"),
         ('{"value": {"x": 1}}', "it must be a list of objects"),
         ('{"value": float("inf")}', "Out of range float"),
-        ('{"value": torch.ones(())}', "Object of type Tensor"),
         ('{"other": 1}', "sample 0 has the keys other"),
-        ("{}", "it must be a list of objects"),
     ],
 )
 def test_a_sample_that_is_none(run, sample, error):
@@ -188,35 +185,22 @@ yield {"value": SEEN["big"]() is None and SEEN["held"]() is None}
     assert results["b"].record["samples"] == [{"value": True}]
 
 
-def test_a_real_allocation_that_is_too_large(run):
-    body = """\
-yield {"total": 1}
-yield {"value": 1}
-torch.empty(1 << 60, dtype=torch.uint8)
-"""
-    (result,) = run(one=body).values()
-    assert result.record["outcome"] == "out of memory"
-    assert result.record["samples"] == [{"value": 1}]
-
-
 def test_other_errors_are_no_lack_of_memory():
     for error in (RuntimeError("shapes"), ValueError("can't allocate memory")):
         assert not runner.is_out_of_memory(error)
 
 
-@pytest.mark.parametrize(
-    ("message", "stored"),
-    [
-        ("no file /home/ann/x.txt here", "ValueError: no file … here"),
-        (r"C:\Users\ann\x is bad", "ValueError: … is bad"),
-        ("two\n  lines", "ValueError: two lines"),
-        ("see (https://pytorch.org/docs)", "ValueError: see …"),
-        ("", "ValueError:"),
-        ("x" * 999, f"ValueError: {'x' * 388}"),
-    ],
-)
-def test_an_error_is_stored_without_paths(message, stored):
-    assert runner._describe(ValueError(message)) == stored
+def test_an_error_is_stored_without_paths():
+    stored = {
+        "no file /home/ann/x.txt here": "ValueError: no file … here",
+        r"C:\Users\ann\x is bad": "ValueError: … is bad",
+        "two\n  lines": "ValueError: two lines",
+        "see (https://pytorch.org/docs)": "ValueError: see …",
+        "": "ValueError:",
+        "x" * 999: f"ValueError: {'x' * 388}",
+    }
+    for message, text in stored.items():
+        assert runner._describe(ValueError(message)) == text
 
 
 # Resuming ----------------------------------------------------------------
@@ -244,39 +228,28 @@ def test_what_is_finished_and_current_is_skipped(run):
     assert third.seconds is not None
 
 
-def test_out_of_memory_is_finished(run):
-    body = f"{COUNT}\nraise torch.OutOfMemoryError('x')"
-    assert run(one=body)["one"].record["outcome"] == "out of memory"
-    assert run()["one"].seconds is None
-    assert runs(run) == 1
-
-
-def test_what_failed_runs_again(run):
-    run(one=f"{COUNT}\nraise ValueError('x')")
+def test_what_runs_again(run):
+    failing = f"{COUNT}\nraise ValueError('x')"
+    assert run(one=failing)["one"].record["outcome"] == "failed"
     assert run()["one"].seconds is not None
     assert runs(run) == 2
-
-
-def test_an_earlier_version_runs_again(run):
-    run(one=COUNT)
-    run(one=COUNT.replace('"total": sum', '"total": 0 * sum'))
+    full = f"{COUNT}\nraise torch.OutOfMemoryError('x')"  # another version
+    assert run(one=full)["one"].record["outcome"] == "out of memory"
     assert runs(run) == 1
+    assert run()["one"].seconds is None  # it is finished
+    assert runs(run) == 0
 
 
-@pytest.mark.parametrize("harm", ["edited", "half", "interrupted"])
+@pytest.mark.parametrize("harm", ["edited", "interrupted"])
 def test_a_bad_record_runs_again(run, harm):
     path = run(one=COUNT)["one"].path
-    text = path.read_text("utf-8")
     if harm == "edited":
-        text = text.replace('{"value": 2}', '{"value": 7}')
-    elif harm == "half":
-        text = text[:100]
+        text = path.read_text("utf-8").replace('"value": 2', '"value": 7')
+        path.write_text(text, "utf-8")
     else:
-        record = {**read(path), "outcome": "predicted", "samples": []}
-        records.write({**record, "utc": None}, path.parent)
-        text = path.read_text("utf-8")
+        early = {"outcome": "predicted", "samples": [], "utc": None}
+        records.write({**read(path), **early}, path.parent)
         assert "interrupted" in records.check(path)[0]
-    path.write_text(text, "utf-8")
     assert records.check(path)
     assert run()["one"].seconds is not None
     assert runs(run) == 2
@@ -358,11 +331,3 @@ def test_one_line_on_a_terminal():
 
 def test_nothing_expected():
     Progress("one tiny", 0, Terminal()).show(0)
-
-
-def test_the_bar_goes_to_stderr(run, capsys):
-    run(one=SIMPLE)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "one tiny  3/3\n" in captured.err
-    assert re.search(r"one tiny  measured, \d+\.\d s\n$", captured.err)
