@@ -88,7 +88,7 @@ def test_no_record_at_all(tmp_path, content, sentence):
 def test_every_beginning_of_a_record_is_half_written(tmp_path):
     whole = records.write(good(), tmp_path).read_bytes()
     path = tmp_path / FILE
-    for length in range(0, len(whole) - 2, 37):
+    for length in range(1, len(whole) - 2, 397):
         path.write_bytes(whole[:length])
         (found,) = records.check(path)
         assert "half-written" in found
@@ -165,10 +165,6 @@ def with_(value, *keys):
         record[keys[-1]] = value
 
     return change
-
-
-def both(*changes):
-    return lambda record: [change(record) for change in changes]
 
 
 ALL_KEYS = [
@@ -269,42 +265,41 @@ def test_a_number_that_is_not_finite(tmp_path, number, keys):
 
 
 ERROR = "OutOfMemoryError: CUDA out of memory"
-CONTRADICTIONS = {
-    "has no sample": with_([], "samples"),
-    "is only predicted and has samples": both(
-        with_("predicted", "outcome"), with_(None, "utc")
-    ),
-    "its outcome is measured, its error 'OutOf": with_(ERROR, "error"),
-    "its outcome is failed, its error None": with_("failed", "outcome"),
-    "its outcome is out of memory, its error None": with_(
-        "out of memory", "outcome"
-    ),
-    "its outcome is measured, its time None": with_(None, "utc"),
-    "its outcome is predicted, its time '2026": both(
-        with_("predicted", "outcome"), with_([], "samples")
-    ),
-    "after the measurement at 2026-03-01T10:00:05Z": with_(
-        "2026-03-01T10:00:06Z", "prediction", "utc"
-    ),
-    "sample 1 has the keys": without("samples", 1, "side"),
-    "units are given for side, synchronised": without(
-        "units", "unsynchronised"
-    ),
-}
 
 
-@pytest.mark.parametrize("sentence", CONTRADICTIONS)
-def test_fields_that_contradict_each_other(tmp_path, sentence):
-    record = good()
-    CONTRADICTIONS[sentence](record)
-    found = records.check(place(tmp_path, record))
+@pytest.mark.parametrize(
+    ("sentence", "changes"),
+    [
+        ("has no sample", {"samples": []}),
+        (
+            "is only predicted and has samples",
+            {"outcome": "predicted", "utc": None},
+        ),
+        ("its outcome is measured, its error 'OutOf", {"error": ERROR}),
+        ("its outcome is failed, its error None", {"outcome": "failed"}),
+        (
+            "its outcome is out of memory, its error None",
+            {"outcome": "out of memory"},
+        ),
+        ("its outcome is measured, its time None", {"utc": None}),
+        (
+            "its outcome is predicted, its time '2026",
+            {"outcome": "predicted", "samples": []},
+        ),
+        (
+            "at 2026-03-01T10:00:00Z, after the measurement at 2026-03-01T09",
+            {"utc": "2026-03-01T09:00:00Z"},
+        ),
+        ("sample 0 has the keys side", {"units": {"side": "rows"}}),
+        ("units are given for side", {"units": {"side": "rows"}}),
+    ],
+)
+def test_fields_that_contradict_each_other(tmp_path, sentence, changes):
+    found = records.check(place(tmp_path, good(**changes)))
     assert any(sentence in text for text in found), found
 
 
-def test_a_prediction_in_the_same_second_is_in_order(tmp_path):
-    record = good()
-    record["prediction"]["utc"] = record["utc"]
-    assert records.check(place(tmp_path, record)) == []
+FAILED = {"outcome": "failed", "error": "ValueError: x", "samples": []}
 
 
 @pytest.mark.parametrize(
@@ -312,14 +307,10 @@ def test_a_prediction_in_the_same_second_is_in_order(tmp_path):
     [
         {"outcome": "out of memory", "error": ERROR},
         {"outcome": "out of memory", "error": ERROR, "samples": []},
-        {"outcome": "failed", "error": "ValueError: x", "samples": []},
-        {
-            "outcome": "failed",
-            "error": "ValueError: x",
-            "samples": [],
-            "prediction": None,
-        },
+        FAILED,
+        {**FAILED, "prediction": None},
         {"commit": None, "clean": None},
+        {"utc": GOOD["prediction"]["utc"]},  # in the same second
     ],
 )
 def test_what_else_is_in_order(tmp_path, changes):
@@ -361,11 +352,6 @@ def test_nothing_wrong_is_written(tmp_path):
     with pytest.raises(ValueError, match="not written: size is"):
         records.write(good(size="huge"), tmp_path)
     assert os.listdir(tmp_path) == []
-
-
-def test_an_unwritable_folder(tmp_path):
-    with pytest.raises(OSError):
-        records.write(good(), tmp_path / "missing")
 
 
 def test_killed_in_the_middle_of_writing(tmp_path):
@@ -468,23 +454,17 @@ def test_best_is_the_largest_on_a_gpu(several):
         records.best(NAME, several)
 
 
-def test_best_is_the_newest_of_one_size(tmp_path):
-    records.write(on_gpu("t4", "A", utc="2026-05-01T00:00:00Z"), tmp_path)
-    records.write(on_gpu("t4", "B", utc="2026-06-01T00:00:00Z"), tmp_path)
-    records.write(on_gpu("t4", "C", utc="2026-04-01T00:00:00Z"), tmp_path)
-    assert records.best(NAME, tmp_path)["device"]["name"] == "B"
-
-
-def test_best_is_a_gpu_before_it_is_large(tmp_path):
+def test_best_is_the_newest_of_one_size_and_on_a_gpu(tmp_path):
     records.write(good(size="large"), tmp_path)
-    records.write(on_gpu("tiny"), tmp_path)
-    assert records.best(NAME, tmp_path)["size"] == "tiny"
+    for month, name in enumerate("ACB", 4):
+        on = on_gpu("t4", name, utc=f"2026-{month:02}-01T00:00:00Z")
+        records.write(on, tmp_path)
+    assert records.best(NAME, tmp_path)["device"]["name"] == "B"
 
 
 def test_best_leaves_out_what_measured_nothing(tmp_path):
     records.write(good(), tmp_path)
-    failed = {"outcome": "failed", "error": "ValueError: x"}
-    records.write(on_gpu("t4", **failed), tmp_path)
+    records.write(on_gpu("t4", **FAILED), tmp_path)
     short = {"outcome": "out of memory", "error": ERROR}
     records.write(on_gpu("large", samples=[], **short), tmp_path)
     assert records.best(NAME, tmp_path)["device"]["kind"] == "cpu"
@@ -499,9 +479,7 @@ def test_missing(tmp_path):
     assert text() == "Not measured yet: tiny; t4 and large, which need a GPU."
     records.write(good(), tmp_path)
     assert text() == "Not measured yet: t4 and large, which need a GPU."
-    records.write(
-        on_gpu("t4", outcome="failed", error="ValueError: x"), tmp_path
-    )
+    records.write(on_gpu("t4", **FAILED), tmp_path)
     assert text() == "Not measured yet: t4 and large, which need a GPU."
     records.write(on_gpu("large"), tmp_path)
     assert text() == "Not measured yet: t4, which needs a GPU."
@@ -577,13 +555,3 @@ def test_only_the_standard_library_is_needed(tmp_path):
         "assert not {'torch', 'numpy', 'membudget'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
-
-
-def test_the_package_opens_without_torch():
-    code = (
-        "import sys\n"
-        "from membudget import experiments\n"
-        "experiments.best('micro_batch')\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
