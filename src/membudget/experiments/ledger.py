@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget import models
 from membudget.experiments.definition import experiment
-from membudget.experiments.record import Record
+from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
 from membudget.experiments.sizes import STEP_PEAKS
 from membudget.experiments.workload import META, peak_bytes
@@ -388,10 +388,7 @@ def summary(
         ValueError: a record of another experiment, another prediction or
             measurement, or no run that was measured.
     """
-    if record["experiment"] != "step_peaks":
-        raise ValueError(
-            f"the record is of {record['experiment']}: use one of step_peaks"
-        )
+    check_experiment(record, "step_peaks")
     for value, allowed in (
         (by, ("ledger", "dry_run")),
         (of, ("requested", "allocated")),

@@ -19,7 +19,7 @@ from membudget import models
 from membudget.experiments.checkpointing import attention_of
 from membudget.experiments.definition import experiment
 from membudget.experiments.ledger import Recomputed
-from membudget.experiments.record import Record
+from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
 from membudget.experiments.sizes import (
     BF16_ACCUMULATION,
@@ -834,7 +834,7 @@ def scenarios(record: Record, by: str = "dry_run") -> list[Row]:
     Raises:
         ValueError: a record of another experiment, or another prediction.
     """
-    _check(record, "mixed_precision")
+    check_experiment(record, "mixed_precision")
     if by not in PREDICTED:
         raise ValueError(f"{by!r}: use one of {', '.join(PREDICTED)}")
     predictions = {
@@ -892,7 +892,7 @@ def rates(record: Record) -> list[Rate]:
     Raises:
         ValueError: a record of another experiment.
     """
-    _check(record, "matmul_rate")
+    check_experiment(record, "matmul_rate")
     return [
         Rate(
             s["format"],
@@ -902,10 +902,3 @@ def rates(record: Record) -> list[Rate]:
         )
         for s in record["samples"]
     ]
-
-
-def _check(record: Record, name: str) -> None:
-    if record["experiment"] != name:
-        raise ValueError(
-            f"the record is of {record['experiment']}: use one of {name}"
-        )

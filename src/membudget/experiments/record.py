@@ -647,6 +647,14 @@ def missing(name: str, folder: Path = RECORDS) -> str:
     return f"Not measured yet: {'; '.join(parts)}." if parts else ""
 
 
+def check_experiment(record: Record, name: str) -> None:
+    """Raise a ValueError unless a record is of the experiment ``name``."""
+    if record["experiment"] != name:
+        raise ValueError(
+            f"the record is of {record['experiment']}: use one of {name}"
+        )
+
+
 def provenance(record: Record) -> str:
     """Where a record comes from, in two lines of plain text."""
     device, software = record["device"], record["software"]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.experiments.definition import experiment
 from membudget.experiments.precision import seeded
-from membudget.experiments.record import Record
+from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
 from membudget.experiments.sizes import FSDP_ONE_GPU, FSDP_RANKS, SHARDED_RANKS
 from membudget.experiments.workload import META, peak_bytes, seconds
@@ -781,11 +781,7 @@ def residuals(record: Record) -> list[Residual]:
     Raises:
         ValueError: a record of another experiment.
     """
-    if record["experiment"] != "sharded_ranks":
-        raise ValueError(
-            f"the record is of {record['experiment']}: use one of "
-            "sharded_ranks"
-        )
+    check_experiment(record, "sharded_ranks")
     predictions = {
         (row["model"], row["ranks"]): row
         for row in record["prediction"]["values"]["runs"]

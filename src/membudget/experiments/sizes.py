@@ -215,7 +215,7 @@ def _step_peaks(
     gpt: dict,
     llama: dict,
     half: str,
-    batches: list[tuple[str, int]],
+    batches: dict[str, list[int]],
 ) -> dict:
     """Five networks, each with its batches by every method.
 
@@ -223,7 +223,7 @@ def _step_peaks(
         mlp, convnet, gpt, llama: the models' arguments, and the ``side`` of
             pictures. Sequences are as long as the context of the GPT.
         half: the 16-bit dtype.
-        batches: pairs of a network and a batch.
+        batches: of each network, in samples or sequences.
     """
     tokens = gpt["context"]
     unfused = dict(fused=False, dropout=True)
@@ -238,7 +238,8 @@ def _step_peaks(
         half=half,
         runs=[
             [network, method, batch]
-            for network, batch in batches
+            for network, values in batches.items()
+            for batch in values
             for method in _METHODS
         ],
         warm_up=1,
@@ -255,16 +256,13 @@ STEP_PEAKS = dict(
             vocabulary=256, width=32, depth=2, heads=4, kv_heads=2, hidden=88
         ),
         half="bfloat16",
-        batches=[
-            ("mlp", 64),
-            ("mlp", 1024),
-            ("convnet", 8),
-            ("convnet", 64),
-            ("gpt", 16),
-            ("gpt-unfused", 8),
-            ("llama", 4),
-            ("llama", 16),
-        ],
+        batches={
+            "mlp": [64, 1024],
+            "convnet": [8, 64],
+            "gpt": [16],
+            "gpt-unfused": [8],
+            "llama": [4, 16],
+        },
     ),
     t4=_step_peaks(
         mlp=dict(inputs=1024, width=2048, depth=17, outputs=1000),
@@ -279,16 +277,13 @@ STEP_PEAKS = dict(
             hidden=2048,
         ),
         half="float16",
-        batches=[
-            ("mlp", 4096),
-            ("mlp", 16384),
-            ("convnet", 128),
-            ("convnet", 512),
-            ("gpt", 12),
-            ("gpt-unfused", 4),
-            ("llama", 4),
-            ("llama", 8),
-        ],
+        batches={
+            "mlp": [4096, 16384],
+            "convnet": [128, 512],
+            "gpt": [12],
+            "gpt-unfused": [4],
+            "llama": [4, 8],
+        },
     ),
     large=_step_peaks(
         mlp=dict(inputs=1024, width=4096, depth=17, outputs=1000),
@@ -306,16 +301,13 @@ STEP_PEAKS = dict(
             tied=True,
         ),
         half="bfloat16",
-        batches=[
-            ("mlp", 16384),
-            ("mlp", 98304),
-            ("convnet", 512),
-            ("convnet", 1536),
-            ("gpt", 16),
-            ("gpt-unfused", 4),
-            ("llama", 4),
-            ("llama", 8),
-        ],
+        batches={
+            "mlp": [16384, 98304],
+            "convnet": [512, 1536],
+            "gpt": [16],
+            "gpt-unfused": [4],
+            "llama": [4, 8],
+        },
     ),
 )
 
