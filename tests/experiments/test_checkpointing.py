@@ -67,7 +67,7 @@ def sweep(*runs, device=CPU, experiment=segments_mlp, shape=CHAIN):
     [(segments_mlp, "chain", CHAIN), (segments_gpt, "gpt", GPT)],
 )
 def test_a_sweep_predicts_its_peaks(experiment, model, shape):
-    runs = [[2, 0], [64, 0], [64, 1], [64, 2], [8, 3]]
+    runs = [[2, 0], [64, 0], [64, 1], [64, 2]]
     prediction, *samples = experiment(
         CPU, model=model, shape=shape, runs=runs, warm_up=0, repeats=2
     )
@@ -155,27 +155,21 @@ def test_largest(limit):
 
 
 def test_largest_batch_predicts_what_fits():
-    prediction, *samples = largest_batch(
-        CPU,
-        model="gpt",
-        shape=GPT,
-        variants=["none", "root", "each"],
-        budget=2 << 20,
-        warm_up=1,
-        repeats=2,
-    )
+    variants, budget = ["none", "root", "each"], 200_000
+    given = dict(model="chain", shape=CHAIN, variants=variants, budget=budget)
+    prediction, *samples = largest_batch(CPU, **given, warm_up=1, repeats=2)
     rows = prediction["largest"]
-    assert [row["variant"] for row in rows] == ["none", "root", "each"]
-    assert [row["count"] for row in rows] == [0, 2, 3]
+    assert [row["variant"] for row in rows] == variants
+    assert [row["count"] for row in rows] == [0, 3, 6]
     assert [row["reserved_batch"] for row in rows] == [None] * 3
-    assert 1 < rows[0]["batch"] < rows[1]["batch"] < rows[2]["batch"]
+    assert 1 < rows[0]["batch"] == rows[2]["batch"] < rows[1]["batch"]
     for row, sample in zip(rows, samples, strict=True):
         assert sample.keys() == largest_batch.units.keys()
         for key in ("variant", "count", "batch"):
             assert sample[key] == row[key]
         assert sample["tried"] == [row["batch"], row["batch"] + 1]
         assert len(sample["seconds"]) == 2
-        assert 0.8 * (2 << 20) < sample["requested"] <= 2 << 20
+        assert 0.8 * budget < sample["requested"] <= budget
 
 
 def test_the_measurement_does_not_take_over_the_prediction(monkeypatch):
@@ -205,14 +199,13 @@ def test_a_later_step_that_does_not_fit_leaves_no_time(monkeypatch):
 
 
 def test_the_prediction_for_a_gpu_knows_the_allocator():
-    budget = 32 << 20
-    shape = {**GPT, "width": 64, "context": 128, "depth": 2}
-    given = dict(model="gpt", shape=shape, variants=["root"], budget=budget)
+    budget, shape = 16 << 20, dict(width=64, depth=4)
+    given = dict(model="chain", shape=shape, variants=["root"], budget=budget)
     (row,) = next(largest_batch(CUDA, **given, **ONCE))["largest"]
     assert 1 < row["reserved_batch"] <= row["batch"]
 
     def events(size):
-        meta = Segmented("gpt", shape, META, size, row["count"])
+        meta = Segmented("chain", shape, META, size, row["count"])
         with attention_of("cuda"), PeakTracker(device="meta") as run:
             subject._train(meta)
         return run

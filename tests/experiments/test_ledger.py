@@ -246,6 +246,8 @@ def test_the_runs_of_a_size(size, half, least, most):
     for name, *rest in given["runs"]:
         work = Case(name, given["networks"][name], *rest, half)
         assert work.batch % work.micro_batch == 0
+        if work.method not in ("plain", "combined"):
+            continue  # theirs are between
         peak = predict(
             work.paper,
             work.batch,

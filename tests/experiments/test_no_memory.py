@@ -39,12 +39,10 @@ CASES = {
 EVERY = pytest.mark.parametrize("name", CASES)
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()]
-)
 @EVERY
-def test_the_run_is_none_and_the_others_go_on(monkeypatch, name, error):
+def test_the_run_is_none_and_the_others_go_on(monkeypatch, name):
     experiment, given, runs, place = CASES[name]
+    error = torch.OutOfMemoryError("CUDA out of memory")
     held, real = [], getattr(*place)
 
     def short(*args, **options):
