@@ -1,25 +1,17 @@
 """Run a reader's function on real ranks, and say what goes wrong there.
 
 The ranks are processes: they are started when a check first needs them, and
-serve all checks. A function travels to them as its compiled code, because
-the one of a notebook cannot be imported.
+serve all checks.
 """
 
-import builtins
 import gc
-import io
 import itertools
-import marshal
 import os
-import pickle
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from importlib import import_module
-from types import CellType, FunctionType
 
 import torch.distributed as dist
 
@@ -31,6 +23,7 @@ from membudget.sharding import (
     RankError,
     Ranks,
 )
+from membudget.sharding.rank_process import file_of, pack
 
 RANKS = 2
 """How many ranks there are, as a rule."""
@@ -41,14 +34,6 @@ is busy."""
 
 PATIENCE = 5.0
 """Seconds that a rank whose function failed waits for the other ones."""
-
-NOTEBOOK = "__mp_main__"
-"""What ``__main__`` is called in the ranks."""
-
-TRAVELS = (
-    "A function of a notebook travels to the ranks alone: import inside it "
-    "what it uses, and call no other function of the notebook."
-)
 
 _turns = itertools.count()
 
@@ -99,19 +84,15 @@ def together(
         fails, waits for ever or cannot be sent.
     """
     try:
-        code = _pack(fn)
-    except Exception as error:
-        return Seen(
-            hint="your function cannot be sent to another process: "
-            f"{guard.message(error)}. Write it with `def` at the top level "
-            "of a cell."
-        )
+        pack(fn)
+    except TypeError as error:
+        return Seen(hint=f"{error}.")
     pool = _pool(ranks)
     try:
         if not pool.processes:
             pool.run(_ready)
         reports = pool.run(
-            _enter, code, scene, args, next(_turns), PATIENCE,
+            _enter, fn, scene, args, next(_turns), PATIENCE,
             deadline=DEADLINE,
         )  # fmt: skip
     except DeadlineError as error:
@@ -152,7 +133,7 @@ def _waiting(error: DeadlineError, fn: Callable) -> str:
             continue
         place = f"rank {text.split()[0]}"
         if code:
-            here = rf'"{_dumped(code.co_filename)}", line (\d+) in '
+            here = rf'"{_dumped(file_of(code))}", line (\d+) in '
             found = re.search(here + _dumped(code.co_name), text)
             if found:
                 line = int(found[1]) - code.co_firstlineno + 1
@@ -191,25 +172,16 @@ def _ready() -> None:
 
 
 def _enter(
-    code: bytes, scene: Callable, args: tuple, turn: int, patience: float
+    fn: Callable, scene: Callable, args: tuple, turn: int, patience: float
 ) -> Report:
     """One rank's part of :func:`together`."""
-    fn = pickle.loads(code)
     with guard.sealed(), CommunicationCounter() as counter:
         try:
             result = scene(fn, *args)
         except BaseException as error:
-            result = Fault(_describe(error, fn), guard.is_stub(error))
+            result = Fault(guard.describe(error, fn), guard.is_stub(error))
     _meet(result, turn, patience)
     return Report(result, {**counter.calls, **counter.others})
-
-
-def _describe(error: BaseException, fn: Callable) -> str:
-    text = guard.describe(error, fn)
-    space = getattr(fn, "__globals__", {})
-    if type(error) is NameError and space.get("__name__") == NOTEBOOK:
-        text += f" {TRAVELS}"
-    return text
 
 
 def _meet(result: object, turn: int, patience: float) -> None:
@@ -235,56 +207,3 @@ def _store() -> dist.TCPStore:
     connect, and who waits for this rank would not know why."""
     port = int(os.environ["MASTER_PORT"])
     return dist.TCPStore("127.0.0.1", port, is_master=False)
-
-
-# How a function travels
-
-
-def _pack(fn: Callable) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(fn)
-    return buffer.getvalue()
-
-
-class _Pickler(pickle.Pickler):
-    """Sends the code of functions that cannot be imported by their name."""
-
-    def reducer_override(self, thing: object) -> object:
-        if not isinstance(thing, FunctionType) or _is_importable(thing):
-            return NotImplemented
-        cells = [cell.cell_contents for cell in thing.__closure__ or ()]
-        return _rebuild, (
-            marshal.dumps(thing.__code__),
-            thing.__module__,
-            thing.__name__,
-            thing.__defaults__,
-            thing.__kwdefaults__,
-            cells,
-        )
-
-
-def _is_importable(fn: FunctionType) -> bool:
-    module = sys.modules.get(fn.__module__)
-    return fn.__module__ != "__main__" and (
-        getattr(module, fn.__qualname__, None) is fn
-    )
-
-
-def _rebuild(
-    code: bytes,
-    module: str,
-    name: str,
-    defaults: tuple | None,
-    keywords: dict | None,
-    cells: list,
-) -> FunctionType:
-    """A function from its code; one of a notebook is there alone."""
-    space = {"__name__": NOTEBOOK, "__builtins__": builtins}
-    if module != "__main__":
-        space = vars(import_module(module))
-    closure = tuple(map(CellType, cells))
-    fn = FunctionType(marshal.loads(code), space, name, defaults, closure)
-    fn.__kwdefaults__ = keywords
-    if module == "__main__":
-        space[name] = fn
-    return fn

@@ -274,6 +274,9 @@ class Ranks:
     def __repr__(self) -> str:
         return f"Ranks({self.ranks}, backend={self.backend!r})"
 
+    def __reduce__(self) -> str:
+        raise TypeError("Ranks belong to the process that made them")
+
     def __enter__(self) -> "Ranks":
         return self
 
@@ -297,8 +300,8 @@ class Ranks:
     ) -> list:
         """Call ``worker(*args, **kwargs)`` on every rank.
 
-        A function that is written in a notebook is sent as its source: it
-        must import inside what it uses.
+        Functions and classes that are written in a notebook are sent with
+        all that they use: values are copied for each call.
 
         Args:
             worker: a function; it finds the process group ready

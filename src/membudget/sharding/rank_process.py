@@ -1,7 +1,5 @@
 """What runs in each process of :class:`membudget.sharding.Ranks`."""
 
-import __future__
-
 import faulthandler
 import gc
 import inspect
@@ -12,15 +10,18 @@ import pickle
 import signal
 import socket
 import sys
-import textwrap
 import threading
 import traceback
+from collections import ChainMap
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from types import FunctionType
+from types import CodeType, FunctionType
+from typing import ClassVar
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -28,15 +29,15 @@ import torch.distributed.fsdp
 LIMIT = timedelta(days=30)
 """For a collective: the parent's deadline comes first."""
 
-FROM_SOURCE = "function of the notebook"
-"""Begins the file name of a function that came as text."""
+NOTEBOOK = "function of the notebook"
+"""Begins what the ranks call the file of a notebook's function."""
 
 
 def pack(*objects: object) -> bytes:
     """The objects for another process.
 
-    Functions of a notebook or a script, which cannot be imported elsewhere,
-    travel as their source.
+    Functions and classes of a notebook or a script, which cannot be imported
+    elsewhere, travel with all that they use.
 
     Raises:
         TypeError: something that cannot travel.
@@ -45,42 +46,68 @@ def pack(*objects: object) -> bytes:
     try:
         _Pickler(buffer).dump(objects)
     except Exception as error:  # each type has its own way to refuse
+        bad = [thing for thing in objects if not _travels(thing)]
+        what = next(filter(None, map(_culprit, bad)), "this")
         raise TypeError(
-            f"this cannot be sent to another process: {error}. Use numbers, "
-            "text, tensors, lists and dictionaries of them, and functions "
-            "that are written with def at the top level of a module or of "
-            "a notebook's cell"
+            f"{what} cannot be sent to another process: "
+            f"{str(error).rstrip('.')}. "
+            "Send numbers, text, tensors, lists and dictionaries of them, "
+            "functions and classes, and make anything else inside the function"
         ) from None
     return buffer.getvalue()
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, thing: object) -> object:
-        if getattr(thing, "__module__", None) != "__main__":
-            return NotImplemented
-        if isinstance(thing, type):
-            raise TypeError(
-                f"the class {thing.__qualname__} is written in the notebook "
-                "or script, where no other process can import it"
-            )
-        if isinstance(thing, FunctionType):
-            name = thing.__qualname__
-            if not name.isidentifier() or thing.__closure__:
-                raise TypeError(f"{name} is no function of the top level")
-            source = textwrap.dedent(inspect.getsource(thing))
-            return rebuild, (thing.__name__, source)
-        return NotImplemented
+def _culprit(thing: object, seen: tuple = ()) -> str:
+    """The name of what cannot travel, if a function uses it."""
+    if isinstance(thing, FunctionType) and thing not in seen:
+        used = inspect.getclosurevars(thing)
+        for name, value in {**used.globals, **used.nonlocals}.items():
+            if not _travels(value):
+                inner = _culprit(value, (*seen, thing))
+                return inner or f"{name}, which {thing.__name__} uses,"
+    return ""
 
 
-def rebuild(name: str, source: str) -> Callable:
-    """The function with this name from its source."""
-    file = f"<{FROM_SOURCE}: {name}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    found: dict = {"__name__": "__mp_main__"}
-    # Annotations may name what is imported elsewhere: they stay text.
-    flags = __future__.annotations.compiler_flag
-    exec(compile(source, file, "exec", flags), found)
-    return found[name]
+def _travels(thing: object) -> bool:
+    with suppress(Exception):
+        _Pickler(io.BytesIO()).dump(thing)
+        return True
+    return False
+
+
+def file_of(code: CodeType) -> str:
+    """What the ranks call the file of the code.
+
+    A notebook's cell has none that they could read: its name tells whose
+    code it is, and its lines travel along.
+    """
+    file = code.co_filename
+    if os.path.exists(file) or not linecache.getlines(file):
+        return file
+    return f"<{NOTEBOOK}: {code.co_qualname.split('.')[0]}>"
+
+
+def _reduce_code(code: CodeType) -> tuple:
+    file, lines = file_of(code), []
+    if file != code.co_filename:
+        lines = linecache.getlines(code.co_filename)
+    code = code.replace(co_filename=file)
+    _, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _rebuild, (arguments, file, lines)
+
+
+def _rebuild(arguments: tuple, file: str, lines: list[str]) -> CodeType:
+    """The code in the rank, where tracebacks show its lines."""
+    if lines:
+        size = sum(map(len, lines))
+        linecache.cache[file] = size, None, lines, file
+    return CodeType(*arguments)
+
+
+class _Pickler(cloudpickle.Pickler):
+    dispatch_table: ClassVar = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 class _Lines(io.TextIOBase):
@@ -182,15 +209,7 @@ def _report(error: BaseException, send: Callable[[str, object], None]) -> None:
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    frames = traceback.extract_tb(trace)
-    hint = ""
-    if type(error) is NameError and FROM_SOURCE in frames[-1].filename:
-        hint = (
-            ". A function written in a notebook travels alone: import "
-            "inside it what it uses, and pass the rest as arguments"
-        )
-    text = f"{type(error).__name__}: {error}{hint}"
     said = traceback.format_exception(type(error), error, trace)
-    if not frames:  # the message says it all
+    if not trace:  # the message says it all
         said = []
-    send("error", (text, "".join(said)))
+    send("error", (f"{type(error).__name__}: {error}", "".join(said)))
