@@ -755,7 +755,7 @@ ROWS = {
     ),
     "sharding.Ranks": lambda: (
         sharding.Ranks,
-        dict(ranks=2, backend="gloo", deadline=1.0, port=None, show=None),
+        dict(ranks=2, backend="gloo", deadline=1.0, show=None),
     ),
     "sharding.Ranks.run": lambda: (
         run_ranks,

@@ -1,50 +1,34 @@
-"""Which processes are there: Linux says it in /proc."""
+"""Which processes are there."""
 
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
+import psutil
 from project import PATIENCE
 
 
-def entries():
-    return [e for e in Path("/proc").glob("[0-9]*") if e.is_dir()]
-
-
-def state_and_parent(entry):
-    with suppress(OSError):
-        fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[1])
-    return "X", 0
-
-
 def alive(number):
-    return state_and_parent(Path("/proc", str(number)))[0] not in "XZ"
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def ranks():
     """Children of this process's fork server."""
-    found = []
-    for entry in entries():
-        state, parent = state_and_parent(entry)
-        with suppress(OSError):
-            server = Path("/proc", str(parent))
-            named = b"forkserver" in (server / "cmdline").read_bytes()
-            mine = state_and_parent(server)[1] == os.getpid()
-            if named and mine and state not in "XZ":
-                found.append(int(entry.name))
-    return found
+    return [
+        rank.pid
+        for server in psutil.Process().children()
+        if alive(server.pid) and "forkserver" in " ".join(server.cmdline())
+        for rank in server.children()
+        if alive(rank.pid)
+    ]
 
 
 def marked(mark):
-    """Those with this text in their environment."""
-    found = []
-    for entry in entries():
-        with suppress(OSError):
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return found
+    """Those with this name in their environment."""
+    everyone = psutil.process_iter(["environ"])
+    return [p.pid for p in everyone if mark in (p.info["environ"] or ())]
 
 
 def end(mark):

@@ -1,7 +1,6 @@
 """Ranks on one machine: started, watched, ended."""
 
 import atexit
-import errno
 import gc
 import os
 import pickle
@@ -25,8 +24,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 from uuid import uuid4
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -241,16 +242,14 @@ class Ranks:
         backend: by default NCCL where each rank has a GPU, gloo otherwise.
         deadline: seconds for a call of :meth:`run`, unless it says otherwise.
             They count from when the ranks are there.
-        port: of the store where the ranks find each other; by default a free
-            one.
         show: called as ``show(rank, line)`` with each line that a worker
             prints, as it comes; None drops them. By default those of rank 0
             are printed.
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: no ranks or more than 1 024, a missing backend, a
-            deadline that is no positive number, no such port.
+        ValueError: no ranks or more than 1 024, a missing backend, or a
+            deadline that is no positive number.
     """
 
     def __init__(
@@ -259,13 +258,11 @@ class Ranks:
         *,
         backend: str | None = None,
         deadline: float = DEADLINE,
-        port: int | None = None,
         show: Callable[[int, str], None] | None = first_rank,
     ) -> None:
         self.ranks = whole(ranks, "ranks", 1, MOST_RANKS)
         self.backend = checked_backend(backend, self.ranks)
         self.deadline = _positive(deadline)
-        self.port = None if port is None else whole(port, "port", 1, 65535)
         self.show = None if show is None else function(show, "show")
         self._store: dist.TCPStore | None = None
         self._processes: list[_Process] = []
@@ -317,7 +314,6 @@ class Ranks:
                 be sent.
             DeadlineError: a rank did not end in time; the message shows
                 where each of them was.
-            OSError: the port is in use.
         """
         function(worker, "worker")
         seconds = _positive(self.deadline if deadline is None else deadline)
@@ -370,7 +366,7 @@ class Ranks:
                 p.connection.send_bytes(message)
 
     def _start(self) -> None:
-        self._store = _store(self.port)
+        self._store = _store()
         folder = tempfile.TemporaryDirectory(prefix="ranks-")
         context = get_context(
             "forkserver" if sys.platform == "linux" else "spawn"
@@ -490,16 +486,9 @@ def _positive(seconds: float) -> float:
     return float(number(seconds, "deadline", above=0, most=LONGEST))
 
 
-def _store(port: int | None) -> dist.TCPStore:
+def _store() -> dist.TCPStore:
     """The place where the ranks find each other, on this machine only."""
-    try:
-        server = socket.create_server(("127.0.0.1", port or 0))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(
-            f"port {port} is in use: leave port out, and a free one is taken"
-        ) from error
+    server = socket.create_server(("127.0.0.1", 0))
     # Left to itself the store listens to the whole network.
     return dist.TCPStore(
         *server.getsockname(),
@@ -639,28 +628,23 @@ def torchrun(
         *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"),
         *(str(script), *map(str, options)),
     ]
-    lines: list[str] = []
-    errors: list[str] = []
     agents: list[subprocess.Popen] = []
     threads: list[threading.Thread] = []
-    wrote: list[list[str]] = [[] for _ in range(nodes)]
-    complained: list[list[str]] = [[] for _ in range(nodes)]
+    news: queue.SimpleQueue[tuple[int, bool, str]] = queue.SimpleQueue()
+    said: list[tuple[int, bool, str]] = []  # a node's, an error, a line
     bad: dict[int, int] = {}
     since: float | None = None
-    news: queue.SimpleQueue[tuple[list[str], int, str]] = queue.SimpleQueue()
 
-    def read(stream: Iterator[str], into: list[str], node: int) -> None:
-        for line in stream:
-            news.put((into, node, line.rstrip("\n")))
+    def read(stream: IO[str], node: int, error: bool) -> None:
+        with stream:
+            for line in stream:
+                news.put((node, error, line.rstrip("\n")))
 
     def look(wait: float) -> None:
         with suppress(queue.Empty):
-            into, node, line = news.get(timeout=wait)
-            into.append(line)
-            wrote[node].append(line)
-            if into is errors:
-                complained[node].append(line)
-            if show and into is lines:
+            said.append(news.get(timeout=wait))
+            _, error, line = said[-1]
+            if show and not error:
                 show(line)
 
     def running() -> bool:
@@ -671,7 +655,8 @@ def torchrun(
         return {i: code for i in range(nodes) if (code := agents[i].poll())}
 
     def begin(node: int) -> tuple[int, str]:
-        return begin_of_failure(bad[node], complained[node])
+        errors = [line for n, error, line in said if error and n == node]
+        return begin_of_failure(bad[node], errors)
 
     try:
         for node in range(nodes):
@@ -685,15 +670,10 @@ def torchrun(
                 env=environment,
             )
             agents.append(agent)
-            for stream, into in (
-                (agent.stdout, lines),
-                (agent.stderr, errors),
-            ):
-                thread = threading.Thread(
-                    target=read, args=(stream, into, node)
-                )
-                thread.start()
-                threads.append(thread)
+            for stream in (agent.stdout, agent.stderr):
+                given = stream, node, stream is agent.stderr
+                threads.append(threading.Thread(target=read, args=given))
+                threads[-1].start()
         end = time.monotonic() + seconds
         while running() and time.monotonic() < end:
             look(wait=0.05)
@@ -704,33 +684,32 @@ def torchrun(
                 end = min(end, since + (5 * GRACE if known else PATIENCE))
         late, bad = running(), failed()
     finally:
-        if sys.platform != "linux":
-            _end_agents(agents)
         _kill_marked(mark)
         for agent in agents:
             agent.kill()
             agent.wait()
         for thread in threads:
             thread.join()
-        for agent in agents:
-            agent.stdout.close()
-            agent.stderr.close()
     while not news.empty():
         look(wait=0)
     first = min(bad, key=begin, default=None)
     code = bad.get(first, 0)
-    said = lines + errors if first is None else wrote[first]
-    said = "\n".join(said[-100:])
+    its = [line for node, _, line in said if first in (None, node)]
+    message = "\n".join(its[-100:])
     if late and not bad:
         raise TimeoutError(
             f"{Path(script).name} did not end within {seconds:g} s: give it "
-            f"a longer deadline, or see where it waits. It wrote:\n{said}"
+            f"a longer deadline, or see where it waits. It wrote:\n{message}"
         )
     if code and check:
         raise RuntimeError(
-            f"{Path(script).name} failed with exit code {code}:\n{said}"
+            f"{Path(script).name} failed with exit code {code}:\n{message}"
         )
-    return Finished(code, lines, errors)
+    return Finished(
+        code,
+        [line for _, error, line in said if not error],
+        [line for _, error, line in said if error],
+    )
 
 
 FAILED = re.compile(
@@ -786,34 +765,17 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def _end_agents(agents: list[subprocess.Popen]) -> None:
-    """Let each agent end its ranks: it may wait 30 s for them, then kills."""
-    for agent in agents:
-        agent.terminate()
-    for agent in agents:
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(timeout=40)
-
-
 def _kill_marked(mark: str) -> None:
-    """End every process with this name in its environment (Linux).
+    """End every process with this name in its environment.
 
     The ranks of an agent have sessions of their own, and outlive it.
     """
-    killed: set[int] = set()
     for _ in range(250):  # a process may start another one meanwhile
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark.encode() in (entry / "environ").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    killed.add(int(entry.name))
-        if not any(map(_running, killed)):
+        everyone = psutil.process_iter(["environ"])
+        marked = [p for p in everyone if mark in (p.info["environ"] or ())]
+        if not marked:
             return
+        for process in marked:
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(0.02)
-
-
-def _running(number: int) -> bool:
-    with suppress(OSError):
-        stat = Path("/proc", str(number), "stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "XZ"
-    return False
