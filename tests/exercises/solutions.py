@@ -1,6 +1,5 @@
 """Solutions of the exercises, as the notebooks show them folded."""
 
-import gc
 from math import ceil, prod
 
 import torch
@@ -10,64 +9,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from membudget import checkpointing as ck
-from membudget import sharding as sh
-
-
-def train(model, optimizer, batches):
-    losses = []
-    for x, y in batches:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def predict_peak(batch, width, depth):
-    activation = 4 * batch * width
-    layer = 4 * (width * width + width)
-    peak = 2 * activation + depth * layer  # in layer 1's backward
-    for k in range(2, depth + 1):  # and in layer k's
-        gradients = (depth - k + 1) * layer
-        peak = max(peak, (k + 2) * activation + gradients)
-    return depth * layer + peak
-
-
-def alive_at_peak(allocations):
-    def total(moment):
-        return sum(a.bytes for a in allocations if a.alive(moment))
-
-    moments = sorted({a.birth for a in allocations})
-    peak = max(moments, key=total)  # the first, if there are several
-    split = {}
-    for a in allocations:
-        if a.alive(peak):
-            split[a.category] = split.get(a.category, 0) + a.bytes
-    return split
-
-
-def statuses(readings, budget, window):
-    result = []
-    for end in range(1, len(readings) + 1):
-        peak = max(readings[max(end - window, 0) : end])
-        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
-        result.append(
-            "critical" if critical else "warning" if warning else "normal"
-        )
-    return result
-
-
-def collect_above(used, budget, threshold):
-    before = used()
-    if before < threshold * budget:
-        return 0
-    gc.collect()
-    return before - used()
-
-
-def allocated(sizes):
-    return sum((size + 511) // 512 * 512 for size in sizes)
 
 
 def remember(length):
@@ -294,85 +235,3 @@ def train_step(model, optimizer, scaler, x, y, dtype):
         loss.backward()
         optimizer.step()
     optimizer.zero_grad()
-
-
-def rank_bytes(numbers, ranks, stage):
-    parameters, gradients, optimizer = 2 * numbers, 2 * numbers, 12 * numbers
-    if stage in ("zero-1", "zero-2", "zero-3"):
-        optimizer //= ranks
-    if stage in ("zero-2", "zero-3"):
-        gradients //= ranks
-    if stage == "zero-3":
-        parameters //= ranks
-    return parameters, gradients, optimizer
-
-
-def stored_rows(rows, ranks, rank):
-    stored = -(-rows // ranks)  # rounded up, on all ranks alike
-    own = rows - rank * stored  # what is left for this rank
-    return max(min(own, stored), 0), stored
-
-
-def average_gradients(model):
-    import torch.distributed as dist
-
-    for p in model.parameters():
-        if p.grad is not None:
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
-
-
-def weighted_average(model, samples):
-    import torch
-    import torch.distributed as dist
-
-    total = torch.tensor(samples)
-    dist.all_reduce(total)
-    for p in model.parameters():
-        p.grad *= samples / total.item()
-        dist.all_reduce(p.grad)
-
-
-def in_step(model, optimizer, x, y, average):
-    from torch.nn import functional, utils
-
-    loss = functional.cross_entropy(model(x), y)
-    loss.backward()
-    for p in model.parameters():
-        average(p.grad)
-    norm = utils.clip_grad_norm_(model.parameters(), 1.0)
-    if norm.isfinite():  # the same number on all ranks
-        optimizer.step()
-    optimizer.zero_grad()
-
-
-def accumulate_sharded(model, optimizer, micro_batches):
-    import torch.nn.functional as F
-
-    for i, (x, y) in enumerate(micro_batches):
-        last = i == len(micro_batches) - 1
-        model.set_requires_gradient_sync(last)
-        loss = F.cross_entropy(model(x), y)
-        (loss / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def fewest_ranks(numbers, stage, card, rest):
-    for power in range(11):
-        states = sh.zero_states(numbers, 2**power, stage)
-        if states.total + rest <= card:
-            return 2**power
-    return None
-
-
-def shard_bytes(shapes, ranks, rank):
-    from math import prod
-
-    stored = own = 0
-    for rows, *rest in shapes:
-        each = -(-rows // ranks)  # rounded up: what rank 0 has
-        mine = max(min(each, rows - rank * each), 0)
-        stored += each * prod(rest)
-        own += mine * prod(rest)
-    return 4 * stored, 4 * stored, 8 * own + 4 * len(shapes)

@@ -9,33 +9,6 @@ from torch.utils.checkpoint import checkpoint
 from membudget import checkpointing as ck
 
 
-def train(model, optimizer, batches):
-    losses, outputs = [], []
-    for x, y in batches:
-        outputs.append(model(x))
-        loss = F.cross_entropy(outputs[-1], y)
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss)
-    return losses
-
-
-def predict_peak(batch, width, depth): ...
-
-
-def alive_at_peak(allocations): ...
-
-
-def statuses(readings, budget, window): ...
-
-
-def collect_above(used, budget, threshold): ...
-
-
-def allocated(sizes): ...
-
-
 def remember(length): ...
 
 
@@ -167,41 +140,3 @@ def train_step(model, optimizer, scaler, x, y, dtype):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-
-
-def rank_bytes(numbers, ranks, stage): ...
-
-
-def stored_rows(rows, ranks, rank): ...
-
-
-def average_gradients(model):
-    import torch.distributed as dist  # noqa: F401
-
-
-def weighted_average(model, samples):
-    import torch  # noqa: F401
-    import torch.distributed as dist  # noqa: F401
-
-
-def in_step(model, optimizer, x, y, average):
-    from torch.nn import functional, utils
-
-    loss = functional.cross_entropy(model(x), y)
-    loss.backward()
-    utils.clip_grad_norm_(model.parameters(), 1.0)
-    for p in model.parameters():
-        average(p.grad)
-    if loss.isfinite():
-        optimizer.step()
-    optimizer.zero_grad()
-
-
-def accumulate_sharded(model, optimizer, micro_batches):
-    import torch.nn.functional as F  # noqa: F401
-
-
-def fewest_ranks(numbers, stage, card, rest): ...
-
-
-def shard_bytes(shapes, ranks, rank): ...

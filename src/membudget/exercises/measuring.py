@@ -1,36 +1,32 @@
 """The exercises on measuring memory."""
 
 import gc
-import operator
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from statistics import mean
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from membudget.exercises import loops_old as loops
-from membudget.exercises.core_old import Case, Exercise, variants
-from membudget.exercises.loops_old import Window
-from membudget.exercises.observe import (
-    answer,
-    collection,
-    table,
-    training,
-    words,
-)
-from membudget.measuring import (
-    CATEGORIES,
-    Allocation,
-    Operator,
-    round_size,
-    trace_step,
-)
+from membudget.exercises import loops
+from membudget.exercises.compare import Seen
+from membudget.exercises.core import Case, Exercise, given
+from membudget.exercises.observe import answer, table, training, words
+from membudget.measuring import CATEGORIES, Allocation, Operator, trace_step
 
 # A leak in a loop
+
+
+def train(model, optimizer, batches):
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def _loop(momentum: float, *sizes: int) -> Case:
@@ -44,316 +40,141 @@ def _loop(momentum: float, *sizes: int) -> Case:
     return Case(f"batches of {list(sizes)} samples, {momentum = }", make)
 
 
-def _train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Window,
-    loss: Callable[..., torch.Tensor] = F.cross_entropy,
-    share: Callable[[int], float] = lambda steps: 1,
-    each: str = "step wipe",
-    end: str = "",
-    late: bool = False,
-    told: Callable[[list[float]], object] = list,
-) -> object:
-    """Train.
-
-    Args:
-        model: its parameters change.
-        optimizer: of the model.
-        batches: pairs of inputs and labels.
-        loss: of the outputs and the labels.
-        share: what a loss is multiplied by, from the number of batches.
-        each: actions after every backward pass.
-        end: actions after the last one.
-        late: whether the losses are those after the step.
-        told: what is returned, from the losses.
-    """
-    actions = {"step": optimizer.step, "wipe": optimizer.zero_grad}
-    losses = []
-    for x, y in batches:
-        value = loss(model(x), y)
-        (value * share(len(batches))).backward()
-        for name in each.split():
-            actions[name]()
-        losses.append((loss(model(x), y) if late else value).item())
-    for name in end.split():
-        actions[name]()
-    return told(losses)
-
-
-def _running(losses: Sequence[float]) -> list[float]:
-    return [mean(losses[: k + 1]) for k in range(len(losses))]
-
-
-STILL = (
-    "the parameters have not moved: each batch needs `loss.backward()`, "
-    "`optimizer.step()` and `optimizer.zero_grad()`, in this order."
-)
-
 check_train = Exercise(
-    signature="train(model, optimizer, batches)",
+    train,
     cases=[_loop(0.9, 8, 8, 8, 8, 8), _loop(0, 5, 2, 1)],
     observe=training,
-    solution=_train,
-    mistakes=[
-        (
-            "these are running means: return the loss of each batch.",
-            partial(_train, told=_running),
-        ),
-        (
-            "this is the mean of the losses: return the list of them.",
-            partial(_train, told=mean),
-        ),
-        (
-            "this is the sum of the losses: return the list of them.",
-            partial(_train, told=sum),
-        ),
-        *variants(
-            _train,
-            [
-                (
-                    "the gradients are never set to None, so each step "
-                    "adds to those of all batches before: call "
-                    "`optimizer.zero_grad()` after each step.",
-                    {"each": "step"},
-                ),
-                (STILL, {"each": "wipe"}),
-                (STILL, {"each": "wipe step"}),
-                (
-                    "the parameters move once, after the last batch: the "
-                    "optimizer steps on every batch.",
-                    {"each": "", "end": "step wipe"},
-                ),
-                (
-                    "the losses are those after the step: return the ones "
-                    "that `backward()` was called on.",
-                    {"late": True},
-                ),
-                (
-                    "the losses are summed over the samples: "
-                    "`F.cross_entropy(model(x), y)` is their mean.",
-                    {
-                        "loss": lambda outputs, y: F.cross_entropy(
-                            outputs, y, reduction="sum"
-                        )
-                    },
-                ),
-                (
-                    "the losses are divided by the number of batches "
-                    "before the backward pass: each batch is a step of its "
-                    "own.",
-                    {"share": lambda steps: 1 / steps},
-                ),
-            ],
-        ),
-    ],
+    mistakes="""
+        return losses => \
+        return [sum(losses[:k]) / k for k in range(1, len(losses) + 1)]
+            these are running means: return the loss of each batch.
+        return losses => return sum(losses) / len(losses)
+            this is the mean of the losses: return the list of them.
+        return losses => return sum(losses)
+            this is the sum of the losses: return the list of them.
+        optimizer.zero_grad() =>
+            the gradients are never set to None, so each step adds to those of
+            all batches before: call `optimizer.zero_grad()` after each step.
+        optimizer.step() =>
+            the parameters have not moved: each batch needs `loss.backward()`,
+            `optimizer.step()` and `optimizer.zero_grad()`, in this order.
+        optimizer.step() =>
+        optimizer.zero_grad() =>
+        return => optimizer.step(); return
+            the parameters move once, after the last batch: the optimizer
+            steps on every batch.
+        loss.item() => F.cross_entropy(model(x), y).item()
+            the losses are those after the step: return the ones that
+            `backward()` was called on.
+        (model(x), y) => (model(x), y, reduction="sum")
+            the losses are summed over the samples:
+            `F.cross_entropy(model(x), y)` is their mean.
+        loss.backward() => (loss / len(batches)).backward()
+            the losses are divided by the number of batches before the
+            backward pass: each batch is a step of its own.
+        """,
     shown=(
         "No step's activations outlive it, and at the end nothing is left "
         "but the parameters, the data and the optimizer's states."
     ),
 )
 
-
 # The peak of a step
 
 
-def _setting(batch: int, width: int, depth: int) -> Case:
-    told = f"{batch = }, {width = }, {depth = }"
-    return Case(told, lambda: (batch, width, depth))
-
-
-def _tracked(batch: int, width: int, depth: int) -> int:
-    """The peak as the tracker counts it, of tensors without data."""
-    with torch.device("meta"):
-        layers = [(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
-        model = nn.Sequential(*[layer for pair in layers for layer in pair])
-        x = torch.empty(batch, width)
-    return trace_step(model, lambda model, x: model(x).sum(), x).peak
-
-
-def _peak(
-    batch: int,
-    width: int,
-    depth: int,
-    number: int = 4,
-    bias: int = 1,
-    parameters: int = 1,
-    gradients: int = 1,
-    inputs: int = 1,
-    saved: int = 1,
-    flowing: int = 2,
-    to_data: int = 0,
-    layers: Callable[[int], Sequence[int]] = lambda depth: range(1, depth + 1),
-) -> int:
-    """The peak by formula.
-
-    Args:
-        batch: samples.
-        width: of every layer.
-        depth: layers.
-        number: bytes of a number.
-        bias: whether a layer has one.
-        parameters: how often they count.
-        gradients: how often the parameters' gradients count.
-        inputs: whether the input counts.
-        saved: activations that each layer keeps.
-        flowing: tensors on their way back, at a layer after the first.
-        to_data: whether the first layer computes the gradient of its input.
-        layers: those in whose backward pass the peak is looked for.
-    """
-    activation = number * batch * width
-    layer = number * width * (width + bias)
-
-    def alive(k: int) -> int:
-        way = min(flowing, 1 + (k > 1 or to_data))
-        held = inputs + saved * (k - 1) + way
-        return held * activation + gradients * (depth - k + 1) * layer
-
-    return parameters * depth * layer + max(map(alive, layers(depth)))
-
-
-FLOWING = (
-    "the gradient on its way back is missing: while a Linear layer's "
-    "backward runs, the gradient of its output and, except in the first "
-    "layer, that of its input take batch × width numbers each."
-)
-SECOND = (
-    "the peak of this step is in the second layer's backward pass: the "
-    "gradients of its output and of its input are both there, batch × width "
-    "numbers each. The first layer makes none of its input."
-)
-FORWARD_ONLY = (
-    "this is what is alive in the forward pass: in the backward pass the "
-    "gradients come on top, and each layer's activations go only after its "
-    "gradients are there."
-)
-TOGETHER = (
-    "all activations and all gradients are added up, and they are never "
-    "alive at once: the backward pass frees a layer's activations as it "
-    "makes its gradients."
-)
-PRE_RELU = (
-    "two activations of each layer are counted: ReLU saves its output, which "
-    "is the input that the next Linear layer saves; the output of a Linear "
-    "layer is freed."
-)
-
-
-SETTING_S = (
-    "these are the activations and the gradient on its way back alone, as in "
-    "section 1.3. Here the parameters, the input and the parameters' "
-    "gradients count as well."
-)
-
-
-def _layer(batch: int, width: int) -> tuple[int, int]:
-    """Bytes of an activation, and of a layer's parameters."""
-    return 4 * batch * width, 4 * width * (width + 1)
-
-
-def _sum(more: int) -> Callable[[int, int, int], int]:
-    """Everything at once, with some tensors on their way back."""
-
-    def everything(batch: int, width: int, depth: int) -> int:
-        activation, layer = _layer(batch, width)
-        return (depth + 1 + more) * activation + 2 * depth * layer
-
-    return everything
-
-
-def _forward(each: int, more: int) -> Callable[[int, int, int], int]:
-    """The forward pass, if each layer kept so many activations."""
-
-    def forward(batch: int, width: int, depth: int) -> int:
-        activation, layer = _layer(batch, width)
-        return (each * depth + more) * activation + depth * layer
-
-    return forward
+def predict_peak(batch, width, depth):
+    activation = 4 * batch * width
+    layer = 4 * (width * width + width)
+    peak = 2 * activation + depth * layer  # in layer 1's backward
+    for k in range(2, depth + 1):  # and in layer k's
+        gradients = (depth - k + 1) * layer
+        peak = max(peak, (k + 2) * activation + gradients)
+    return depth * layer + peak
 
 
 check_predict_peak = Exercise(
-    signature="predict_peak(batch, width, depth)",
+    predict_peak,
     cases=[
-        _setting(56, 96, 3),
-        _setting(512, 32, 6),
-        _setting(12, 48, 3),
-        _setting(256, 256, 2),
+        given(batch=56, width=96, depth=3),
+        given(batch=512, width=32, depth=6),
+        given(batch=12, width=48, depth=3),
+        given(batch=256, width=256, depth=2),
     ],
     observe=answer,
-    solution=_tracked,
-    mistakes=[
-        (FORWARD_ONLY, _forward(1, 0)),
-        (FORWARD_ONLY, _forward(1, 1)),
-        (
-            SETTING_S,
-            lambda batch, width, depth: 4 * batch * width * (depth + 1),
-        ),
-        (PRE_RELU, _forward(2, 0)),
-        (PRE_RELU, _forward(2, 1)),
-        *[(TOGETHER, _sum(more)) for more in range(3)],
-        *variants(
-            _peak,
-            [
-                (
-                    "these are numbers, not bytes: in fp32 each takes 4.",
-                    {"number": 1},
-                ),
-                (
-                    "these are bits: a number of fp32 takes 4 bytes.",
-                    {"number": 32},
-                ),
-                (
-                    "a number takes 8 bytes here; in fp32 it takes 4.",
-                    {"number": 8},
-                ),
-                (
-                    "the parameters are missing: they are alive all the time.",
-                    {"parameters": 0},
-                ),
-                (FORWARD_ONLY, {"gradients": 0}),
-                (
-                    "only the last layer's backward pass is looked at. It "
-                    "has the most activations, but the first layers' has "
-                    "more gradients, and they win where the batch is small "
-                    "against the width.",
-                    {"layers": lambda depth: [depth]},
-                ),
-                (SECOND, {"layers": lambda depth: [1]}),
-                (SECOND, {"layers": lambda depth: [1, depth]}),
-                (SECOND, {"flowing": 1}),
-                (
-                    "only the first layers' backward pass is looked at. It "
-                    "has the most gradients, but the last layer's has more "
-                    "activations, and they win where the batch is large "
-                    "against the width.",
-                    {"layers": lambda depth: [1, 2]},
-                ),
-                (
-                    "the first layer's backward pass is left out. When it "
-                    "ends all gradients are there, and that is the most "
-                    "where the batch is small against the width.",
-                    {"layers": lambda depth: range(2, depth + 1)},
-                ),
-                (
-                    "the first layer makes no gradient of its input: the "
-                    "data need none.",
-                    {"to_data": 1},
-                ),
-                (FLOWING, {"flowing": 0}),
-                (
-                    "the input is missing: the first layer saves it, and it "
-                    "is alive all the time.",
-                    {"inputs": 0},
-                ),
-                (PRE_RELU, {"saved": 2}),
-                (
-                    "the bias is missing, and its gradient: `width` numbers "
-                    "each in every layer.",
-                    {"bias": 0},
-                ),
-            ],
-        ),
-    ],
+    mistakes="""
+        + peak => + depth * activation
+        or
+        + peak => + (depth + 1) * activation
+        or
+        + peak => + (depth + 2) * activation
+            this is what is alive in the forward pass: in the backward pass
+            the gradients come on top, and each layer's activations go only
+            after its gradients are there.
+        return depth * layer + peak => return (depth + 1) * activation
+            these are the activations and the gradient on its way back alone,
+            as in section 1.3. Here the parameters, the input and the
+            parameters' gradients count as well.
+        + peak => + 2 * depth * activation
+        or
+        + peak => + (2 * depth + 1) * activation
+        or
+        (k + 2) => (2 * k + 1)
+            two activations of each layer are counted: ReLU saves its output,
+            which is the input that the next Linear layer saves; the output of
+            a Linear layer is freed.
+        + peak => + depth * layer + (depth + 1) * activation
+        or
+        + peak => + depth * layer + (depth + 2) * activation
+        or
+        + peak => + depth * layer + (depth + 3) * activation
+            all activations and all gradients are added up, and they are never
+            alive at once: the backward pass frees a layer's activations as it
+            makes its gradients.
+        depth * layer + peak => (depth * layer + peak) // 4
+            these are numbers, not bytes: in fp32 each takes 4.
+        depth * layer + peak => (depth * layer + peak) * 8
+            these are bits: a number of fp32 takes 4 bytes.
+        depth * layer + peak => (depth * layer + peak) * 2
+            a number takes 8 bytes here; in fp32 it takes 4.
+        depth * layer + peak => peak
+            the parameters are missing: they are alive all the time.
+        max(peak, (k + 2) * activation + gradients) => \
+        (k + 2) * activation + gradients
+            only the last layer's backward pass is looked at. It has the most
+            activations, but the first layers' has more gradients, and they
+            win where the batch is small against the width.
+        range(2, depth + 1) => []
+        or
+        range(2, depth + 1) => [depth]
+        or
+        (k + 2) => (k + 1)
+            the peak of this step is in the second layer's backward pass: the
+            gradients of its output and of its input are both there, batch ×
+            width numbers each. The first layer makes none of its input.
+        range(2, depth + 1) => [2]
+            only the first layers' backward pass is looked at. It has the most
+            gradients, but the last layer's has more activations, and they win
+            where the batch is large against the width.
+        2 * activation + depth * layer => 0
+            the first layer's backward pass is left out. When it ends all
+            gradients are there, and that is the most where the batch is small
+            against the width.
+        2 * activation => 3 * activation
+            the first layer makes no gradient of its input: the data need
+            none.
+        2 * activation => activation
+        (k + 2) => k
+            the gradient on its way back is missing: while a Linear layer's
+            backward runs, the gradient of its output and, except in the first
+            layer, that of its input take batch × width numbers each.
+        2 * activation => activation
+        (k + 2) => (k + 1)
+            the input is missing: the first layer saves it, and it is alive
+            all the time.
+        width * width + width => width * width
+            the bias is missing, and its gradient: `width` numbers each in
+            every layer.
+        """,
     shown=(
         "That is what the tracker counts, within 1 %, whether the "
         "activations or the gradients decide where the peak is."
@@ -361,13 +182,31 @@ check_predict_peak = Exercise(
     tolerance=0.01,
 )
 
-
 # What is alive at the peak
 
-Row = tuple[int, int, int | None, str]
+
+def alive_at_peak(allocations):
+    def total(moment):
+        return sum(a.bytes for a in allocations if a.alive(moment))
+
+    moments = sorted({a.birth for a in allocations})
+    peak = max(moments, key=total)  # the first, if there are several
+    split = {}
+    for a in allocations:
+        if a.alive(peak):
+            split[a.category] = split.get(a.category, 0) + a.bytes
+    return split
 
 
-def _allocations(*rows: Row) -> Case:
+def _each_peak(allocations: list[Allocation]) -> dict[str, int]:
+    split = {}
+    for category in {a.category for a in allocations}:
+        mine = [a for a in allocations if a.category == category]
+        split |= alive_at_peak(mine)
+    return split
+
+
+def _allocations(*rows: tuple[int, int, int | None, str]) -> Case:
     def make() -> tuple:
         made = Operator("aten.made", "", "forward")
         return (
@@ -395,64 +234,8 @@ def _step() -> tuple:
     return (tracker.allocations,)
 
 
-def _alive(a: Allocation, moment: int) -> bool:
-    return a.alive(moment)
-
-
-def _split(
-    allocations: Sequence[Allocation],
-    alive: Callable[[Allocation, int], bool] = _alive,
-    pick: Callable[..., int] = max,
-    counts: Callable[[Allocation], int] = lambda a: a.bytes,
-    shift: int = 0,
-) -> dict[str, int]:
-    """Bytes of each category at a moment.
-
-    Args:
-        allocations: those that may be alive.
-        alive: whether one is alive at a moment.
-        pick: chooses among moments, called as ``max`` is.
-        counts: what one adds.
-        shift: moments between the one that is picked and the one returned.
-    """
-
-    def total(moment: int) -> int:
-        return sum(a.bytes for a in allocations if alive(a, moment))
-
-    ends = [a.death for a in allocations if a.death is not None]
-    last = max([a.birth for a in allocations] + ends)
-    moment = pick(range(-1, last + 1), key=total) + shift
-    split: Counter[str] = Counter()
-    for a in allocations:
-        if alive(a, moment):
-            split[a.category] += counts(a)
-    return dict(split)
-
-
-def _latest(moments: Sequence[int], key: Callable[[int], int]) -> int:
-    return max(reversed(moments), key=key)
-
-
-def _each_peak(allocations: Sequence[Allocation]) -> dict[str, int]:
-    split = {}
-    for category in CATEGORIES:
-        mine = [a for a in allocations if a.category == category]
-        split |= _split(mine) if mine else {}
-    return split
-
-
-DEATH = (
-    "a tensor is still counted at the moment of its death, and then it is "
-    "gone: it is alive if `birth <= moment` and (`death is None` or `moment "
-    "< death`)."
-)
-BEFORE = (
-    "what was there from the start is missing: a birth of -1 lies before "
-    "the first operator, and `birth <= moment` holds."
-)
-
 check_alive_at_peak = Exercise(
-    signature="alive_at_peak(allocations)",
+    alive_at_peak,
     cases=[
         _allocations(
             (400, -1, None, "parameters"),
@@ -480,96 +263,52 @@ check_alive_at_peak = Exercise(
         Case("a step of a small model with Adam", _step),
     ],
     observe=table("number of bytes of {}", CATEGORIES),
-    solution=_split,
-    mistakes=[
+    mistakes="""
+        a.alive(peak) => True
+            everything that was ever made is counted. Alive is what has `birth
+            <= moment` and (`death is None` or `moment < death`).
+        a.alive(moment) => a.alive(moment) or a.death == moment
+        a.alive(peak) => a.alive(peak) or a.death == peak
+            a tensor is still counted at the moment of its death, and then it
+            is gone: it is alive if `birth <= moment` and (`death is None` or
+            `moment < death`).
+        a.alive(moment) => a.alive(moment) and a.death is not None
+        a.alive(peak) => a.alive(peak) and a.death is not None
+            what is alive at the end (`death is None`) is left out, and it is
+            alive at the peak as well, if it was born by then.
+        a.alive(moment) => a.alive(moment) and a.birth > -1
+        a.alive(peak) => a.alive(peak) and a.birth > -1
+            what was there from the start is missing: a birth of -1 lies
+            before the first operator, and `birth <= moment` holds.
+        a.alive(moment) => a.alive(moment) and a.birth < moment
+        a.alive(peak) => a.alive(peak) and a.birth < peak
+            this is the moment before: a tensor is alive from the moment
+            `birth` on.
+        a.alive(peak) => a.death is None
+            this is what is alive at the end (`death is None`), not at the
+            peak.
+        peak = max(moments, key=total) => peak = -1
+            this is the moment before the first operator (-1), not the peak.
+        max(moments => max(moments[::-1]
+            two moments have the most bytes alive, and the first of them is
+            asked.
+        max(moments => max(moments[1:]
+            the moments before the first operator are left out: what is alive
+            at -1 can be the peak.
+        + a.bytes => + 1
+            these are numbers of tensors: add up their `bytes`.
+        a.alive(peak) => a.alive(peak + 1)
+            this is one moment late: what is alive *at* the peak is asked.
+        a.alive(peak) => a.alive(peak - 1)
+            this is one moment early: what is alive *at* the peak is asked.
+        """,
+    others=[
         (
             "this is the peak of each category by itself; they come at "
             "different moments, and one moment is asked: the one with the "
             "most bytes in all.",
             _each_peak,
-        ),
-        *variants(
-            _split,
-            [
-                (
-                    "everything that was ever made is counted. Alive is what "
-                    "has `birth <= moment` and (`death is None` or `moment < "
-                    "death`).",
-                    {"alive": lambda a, moment: True},
-                ),
-                (
-                    DEATH,
-                    {
-                        "alive": lambda a, moment: (
-                            a.birth <= moment
-                            and (a.death is None or moment <= a.death)
-                        )
-                    },
-                ),
-                (
-                    "what is alive at the end (`death is None`) is left "
-                    "out, and it is alive at the peak as well, if it was "
-                    "born by then.",
-                    {
-                        "alive": lambda a, moment: (
-                            a.death is not None and a.alive(moment)
-                        )
-                    },
-                ),
-                (
-                    BEFORE,
-                    {
-                        "alive": lambda a, moment: (
-                            a.birth > -1 and a.alive(moment)
-                        )
-                    },
-                ),
-                (
-                    "this is the moment before: a tensor is alive from the "
-                    "moment `birth` on.",
-                    {
-                        "alive": lambda a, moment: (
-                            a.birth < moment
-                            and (a.death is None or moment < a.death)
-                        )
-                    },
-                ),
-                (
-                    "this is what is alive at the end (`death is None`), "
-                    "not at the peak.",
-                    {"pick": lambda moments, key: moments[-1]},
-                ),
-                (
-                    "this is the moment before the first operator (-1), "
-                    "not the peak.",
-                    {"pick": lambda moments, key: moments[0]},
-                ),
-                (
-                    "two moments have the most bytes alive, and the first "
-                    "of them is asked.",
-                    {"pick": _latest},
-                ),
-                (
-                    "the moments before the first operator are left out: "
-                    "what is alive at -1 can be the peak.",
-                    {"pick": lambda moments, key: max(moments[1:], key=key)},
-                ),
-                (
-                    "these are numbers of tensors: add up their `bytes`.",
-                    {"counts": lambda a: 1},
-                ),
-                (
-                    "this is one moment late: what is alive *at* the peak "
-                    "is asked.",
-                    {"shift": 1},
-                ),
-                (
-                    "this is one moment early: what is alive *at* the peak "
-                    "is asked.",
-                    {"shift": -1},
-                ),
-            ],
-        ),
+        )
     ],
     shown=(
         "One moment, with everything that is alive then: the categories' own "
@@ -577,157 +316,95 @@ check_alive_at_peak = Exercise(
     ),
 )
 
-
 # A monitor
 
-STATUSES = ("normal", "warning", "critical")
 
+def statuses(readings, budget, window):
+    result = []
+    for end in range(1, len(readings) + 1):
+        peak = max(readings[max(end - window, 0) : end])
+        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
+        result.append(
+            "critical" if critical else "warning" if warning else "normal"
+        )
+    return result
 
-def _readings(budget: int, window: int, *readings: int) -> Case:
-    told = f"readings = {list(readings)}, budget = {budget}, window = {window}"
-    return Case(told, lambda: (list(readings), budget, window))
-
-
-def _judged(
-    value: float,
-    budget: float,
-    reached: Callable[[float, float], bool] = operator.ge,
-    warning: float = 0.8,
-    critical: float = 0.9,
-) -> str:
-    if reached(value, critical * budget):
-        return "critical"
-    return "warning" if reached(value, warning * budget) else "normal"
-
-
-def _statuses(
-    readings: Sequence[int],
-    budget: int,
-    window: int,
-    figure: Callable[[Sequence[int]], float] = max,
-    more: int = 0,
-    shift: int = 0,
-    full: Callable[[list[str], int], list[str]] = lambda statuses, n: statuses,
-    judged: Callable[[float, float], str] = _judged,
-) -> list[str]:
-    """A status for each reading.
-
-    Args:
-        readings: bytes.
-        budget: bytes.
-        window: readings that count.
-        figure: of the readings in a window.
-        more: readings in a window above ``window``.
-        shift: readings by which the windows end too early.
-        full: changes the statuses, from the length of a window.
-        judged: the status of a figure.
-    """
-    statuses = []
-    for end in range(1 - shift, len(readings) + 1 - shift):
-        seen = readings[max(end - window - more, 0) : max(end, 0)]
-        statuses.append(judged(figure(seen) if seen else 0, budget))
-    return full(statuses, window)
-
-
-def _wait(statuses: list[str], window: int) -> list[str]:
-    early = min(window - 1, len(statuses))
-    return ["normal"] * early + statuses[early:]
-
-
-def _changed(**change: object) -> dict:
-    return {"judged": lambda value, budget: _judged(value, budget, **change)}
-
-
-EXACTLY = (
-    "exactly 80 % is a warning and exactly 90 % is critical: `>=`, not `>`."
-)
-EARLY = (
-    "the first readings are too few for a whole window and get no status: "
-    "judge by those that are there."
-)
 
 check_statuses = Exercise(
-    signature="statuses(readings, budget, window)",
+    statuses,
     cases=[
-        _readings(1000, 3, 800, 950, 700, 500, 300, 200, 100, 850),
-        _readings(250, 2, 100, 225, 200, 199, 0, 260),
-        _readings(100, 1, 95, 85, 10),
-        _readings(100, 5, 50, 92, 10),
+        given(
+            readings=[800, 950, 700, 500, 300, 200, 100, 850],
+            budget=1000,
+            window=3,
+        ),
+        given(
+            readings=[100, 225, 200, 199, 0, 260],
+            budget=250,
+            window=2,
+        ),
+        given(readings=[95, 85, 10], budget=100, window=1),
+        given(readings=[50, 92, 10], budget=100, window=5),
     ],
-    observe=words(STATUSES),
-    solution=_statuses,
-    mistakes=variants(
-        _statuses,
-        [
-            (
-                "only the present reading is judged: take the largest of "
-                "the last `window`.",
-                {"figure": lambda seen: seen[-1]},
-            ),
-            (
-                "the mean of the window is judged, in which a short peak "
-                "goes under: take the largest.",
-                {"figure": mean},
-            ),
-            (
-                "the smallest of the window is judged: take the largest.",
-                {"figure": min},
-            ),
-            (
-                "the sum of the window is judged: take the largest.",
-                {"figure": sum},
-            ),
-            (
-                "the window is one reading too long: the present one is "
-                "among the last `window`.",
-                {"more": 1},
-            ),
-            (
-                "the window is one reading too short: it holds `window` "
-                "readings with the present one.",
-                {"more": -1},
-            ),
-            (
-                "the window does not slide: readings before the last "
-                "`window` are still judged.",
-                {"more": 10**6},
-            ),
-            (
-                "the window ends before the present reading: that one is "
-                "judged as well.",
-                {"shift": 1},
-            ),
-            (
-                "the window is not full at first, and the readings that are "
-                "there are ignored: judge by those.",
-                {"full": _wait},
-            ),
-            (EARLY, {"full": lambda statuses, n: statuses[n - 1 :]}),
-            (EXACTLY, _changed(reached=operator.gt)),
-            (EXACTLY, _changed(critical=0.901)),
-            (
-                "nothing is ever critical: ask for 90 % before 80 %, which "
-                "is reached whenever 90 % is.",
-                _changed(critical=float("inf")),
-            ),
-            (
-                "there is never a warning: it begins at 80 % of the budget.",
-                _changed(warning=float("inf")),
-            ),
-            (
-                "this is critical from 80 % on: up to 90 % it is a warning.",
-                _changed(critical=0.8),
-            ),
-        ],
-    ),
+    observe=words(["normal", "warning", "critical"]),
+    mistakes="""
+        max(end - window, 0) => end - 1
+            only the present reading is judged: take the largest of the last
+            `window`.
+        peak = max( => import statistics; peak = statistics.mean(
+            the mean of the window is judged, in which a short peak goes
+            under: take the largest.
+        peak = max( => peak = min(
+            the smallest of the window is judged: take the largest.
+        peak = max( => peak = sum(
+            the sum of the window is judged: take the largest.
+        end - window, => end - window - 1,
+            the window is one reading too long: the present one is among the
+            last `window`.
+        end - window, => end - window + 1,
+            the window is one reading too short: it holds `window` readings
+            with the present one.
+        max(end - window, 0) => 0
+            the window does not slide: readings before the last `window` are
+            still judged.
+        range(1, len(readings) + 1) => range(len(readings))
+        : end]) => : end], default=0)
+            the window ends before the present reading: that one is judged as
+            well.
+        peak = max( => peak = end >= window and max(
+            the window is not full at first, and the readings that are there
+            are ignored: judge by those.
+        range(1, len => range(window, len
+            the first readings are too few for a whole window and get no
+            status: judge by those that are there.
+        peak >= 0.9 => peak > 0.9
+        or
+        peak >= 0.8 => peak > 0.8
+            exactly 80 % is a warning and exactly 90 % is critical: `>=`, not
+            `>`.
+        "critical" if critical else =>
+            nothing is ever critical: ask for 90 % before 80 %, which is
+            reached whenever 90 % is.
+        "warning" if warning else =>
+            there is never a warning: it begins at 80 % of the budget.
+        0.9 => 0.8
+            this is critical from 80 % on: up to 90 % it is a warning.
+        """,
     shown=(
         "A peak counts for a whole window, so a monitor that is looked at "
         "between two steps does not miss it."
     ),
 )
 
-
 # A collector
+
+
+def collect_above(used, budget, threshold):
+    before = used()
+    if before < threshold * budget:
+        return 0
+    gc.collect()
+    return before - used()
 
 
 class _Memory:
@@ -770,38 +447,49 @@ def _filled(held: int, garbage: int, budget: int, threshold: float) -> Case:
     return Case(told, lambda: (_Memory(held, garbage), budget, threshold))
 
 
-def _collect(
-    used: Callable[[], int],
-    budget: int,
-    threshold: float,
-    reached: Callable[[float, float], bool] = operator.ge,
-    level: Callable[[int, float], float] = operator.mul,
-    collect: Callable[[], int] = gc.collect,
-    told: Callable[[int, int, int], int] = lambda before, after, n: (
-        before - after
-    ),
-) -> int:
-    """Collect garbage.
+def collection(fn: Callable, args: tuple) -> Seen:
+    """What a collector returns, and whether it collected.
 
-    Args:
-        used: bytes in use.
-        budget: bytes.
-        threshold: share of the budget.
-        reached: whether the first number is high enough for the second.
-        level: to reach, from budget and threshold.
-        collect: collects.
-        told: what is returned, from the bytes before and after and the
-            number of objects.
+    The first argument is a :class:`_Memory`. It is filled, and the function
+    gets its ``used``.
     """
-    before = used()
-    if not reached(before, level(budget, threshold)):
-        return 0
-    objects = collect()
-    return told(before, used(), objects)
+    memory, *rest = args
+    with _collections() as collections:
+        memory.fill()
+        seen = answer(fn, (memory.used, *rest))
+    if seen.parts:
+        ran = torch.tensor(bool(collections), dtype=torch.float64)
+        seen.parts = seen.parts | {"number of collections": ran}
+    return seen
+
+
+@contextmanager
+def _collections() -> Iterator[list[int]]:
+    """List the garbage collections that someone asks for.
+
+    Python starts none by itself, and none looks at what was there before:
+    it is fast, and always finds the same.
+    """
+    seen: list[int] = []
+    collects = gc.isenabled()
+
+    def note(phase: str, info: dict) -> None:
+        if phase == "stop":
+            seen.append(info["generation"])
+
+    gc.disable()
+    gc.freeze()
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+        gc.unfreeze()
+        (gc.enable if collects else gc.disable)()
 
 
 check_collect_above = Exercise(
-    signature="collect_above(used, budget, threshold)",
+    collect_above,
     cases=[
         _filled(400, 600, 1000, 0.8),
         _filled(900, 0, 1000, 0.8),
@@ -809,58 +497,33 @@ check_collect_above = Exercise(
         _filled(500, 250, 1000, 0.75),
     ],
     observe=collection,
-    solution=_collect,
-    mistakes=variants(
-        _collect,
-        [
-            (
-                "it collects below the threshold as well, and a collection "
-                "takes time: compare `used()` with threshold × budget first.",
-                {"level": lambda budget, threshold: 0},
-            ),
-            (
-                "exactly threshold × budget is enough to collect: `>=`, not "
-                "`>`.",
-                {"reached": operator.gt},
-            ),
-            (
-                "it waits for the whole budget: collect from threshold × "
-                "budget on.",
-                {"level": lambda budget, threshold: budget},
-            ),
-            (
-                "nothing was collected, though `used()` is above threshold × "
-                "budget: call `gc.collect()`. To delete variables of your "
-                "own frees nothing here, because the objects in a cycle hold "
-                "each other.",
-                {"collect": lambda: 0},
-            ),
-            (
-                "these are the bytes in use before the collection: return "
-                "how many fewer there are after it.",
-                {"told": lambda before, after, objects: before},
-            ),
-            (
-                "these are the bytes still in use after the collection: "
-                "return how many fewer they are than before.",
-                {"told": lambda before, after, objects: after},
-            ),
-            (
-                "`gc.collect()` returns a number of objects: measure the "
-                "bytes with `used()` before and after it.",
-                {"told": lambda before, after, objects: objects},
-            ),
-            (
-                "the sign is wrong: bytes before minus bytes after.",
-                {"told": lambda before, after, objects: after - before},
-            ),
-            (
-                "it collects and returns 0: return the bytes that were "
-                "freed, so measure with `used()` before and after.",
-                {"told": lambda before, after, objects: 0},
-            ),
-        ],
-    ),
+    mistakes="""
+        return 0 =>
+            it collects below the threshold as well, and a collection takes
+            time: compare `used()` with threshold × budget first.
+        before < => before <=
+            exactly threshold × budget is enough to collect: `>=`, not `>`.
+        threshold * budget => budget
+            it waits for the whole budget: collect from threshold × budget on.
+        gc.collect() =>
+            nothing was collected, though `used()` is above threshold ×
+            budget: call `gc.collect()`. To delete variables of your own frees
+            nothing here, because the objects in a cycle hold each other.
+        before - used() => before
+            these are the bytes in use before the collection: return how many
+            fewer there are after it.
+        before - used() => used()
+            these are the bytes still in use after the collection: return how
+            many fewer they are than before.
+        gc.collect() => return gc.collect()
+            `gc.collect()` returns a number of objects: measure the bytes with
+            `used()` before and after it.
+        before - used() => used() - before
+            the sign is wrong: bytes before minus bytes after.
+        before - used() => 0
+            it collects and returns 0: return the bytes that were freed, so
+            measure with `used()` before and after.
+        """,
     shown=(
         "It freed the tensors that only a reference cycle kept, 600 bytes of "
         "1000, and none of the 900 bytes of tensors that a list still holds: "
@@ -868,95 +531,60 @@ check_collect_above = Exercise(
     ),
 )
 
-
 # Rounding
 
 
-def _requests(*sizes: int) -> Case:
-    return Case(f"sizes = {list(sizes)}", lambda: (list(sizes),))
-
-
-def _allocated(
-    sizes: Sequence[int],
-    block: Callable[[int], int] = round_size,
-    empty: int = 0,
-    told: Callable[[list[int]], object] = sum,
-) -> object:
-    return told([block(size) if size else empty for size in sizes])
+def allocated(sizes):
+    return sum((size + 511) // 512 * 512 for size in sizes)
 
 
 check_allocated = Exercise(
-    signature="allocated(sizes)",
+    allocated,
     cases=[
-        _requests(200, 200, 512, 513, 2400, 4096, 5000, 0),
-        _requests(4, 4, 4, 4),
-        _requests(1024, 512),
+        given(sizes=[200, 200, 512, 513, 2400, 4096, 5000, 0]),
+        given(sizes=[4, 4, 4, 4]),
+        given(sizes=[1024, 512]),
     ],
     observe=answer,
-    solution=_allocated,
-    mistakes=[
-        (
-            "the sum is rounded, and so a block is shared between tensors: "
-            "every tensor is rounded by itself.",
-            lambda sizes: round_size(sum(sizes)),
-        ),
-        *variants(
-            _allocated,
-            [
-                (
-                    "these are the bytes that are asked for: round each of "
-                    "them up to a multiple of 512.",
-                    {"block": lambda size: size},
-                ),
-                (
-                    "the sizes are rounded down: 200 bytes take a whole block "
-                    "of 512.",
-                    {"block": lambda size: size // 512 * 512},
-                ),
-                (
-                    "the sizes are rounded to the nearest multiple, and must "
-                    "be rounded up.",
-                    {"block": lambda size: round(size / 512) * 512},
-                ),
-                (
-                    "an exact multiple of 512 is rounded to the next one: it "
-                    "fits as it is.",
-                    {"block": lambda size: size // 512 * 512 + 512},
-                ),
-                (
-                    "512 bytes are added to each size: round up instead.",
-                    {"block": lambda size: size + 512},
-                ),
-                (
-                    "these are numbers of blocks: each has 512 bytes.",
-                    {"block": lambda size: round_size(size) // 512},
-                ),
-                (
-                    "every tensor takes one block of 512 here, even a large "
-                    "one: round up to a multiple.",
-                    {"block": lambda size: 512},
-                ),
-                (
-                    "this is what rounding adds: what is allocated in all is "
-                    "asked.",
-                    {"block": lambda size: round_size(size) - size},
-                ),
-                (
-                    "the sizes are rounded up to powers of two: multiples of "
-                    "512 are enough.",
-                    {"block": lambda n: max(512, 1 << (n - 1).bit_length())},
-                ),
-                (
-                    "a tensor of 0 bytes takes nothing.",
-                    {"empty": 512},
-                ),
-                (
-                    "this is a list of all blocks: return their sum.",
-                    {"told": list},
-                ),
-            ],
-        ),
-    ],
+    mistakes="""
+        sum((size + 511) // 512 * 512 for size in sizes) => \
+        (sum(sizes) + 511) // 512 * 512
+            the sum is rounded, and so a block is shared between tensors:
+            every tensor is rounded by itself.
+        (size + 511) // 512 * 512 => size
+            these are the bytes that are asked for: round each of them up to a
+            multiple of 512.
+        (size + 511) => size
+            the sizes are rounded down: 200 bytes take a whole block of 512.
+        (size + 511) // 512 => round(size / 512)
+            the sizes are rounded to the nearest multiple, and must be rounded
+            up.
+        511 => 512
+        or
+        511 => 512
+        in sizes => in sizes if size
+            an exact multiple of 512 is rounded to the next one: it fits as it
+            is.
+        (size + 511) // 512 * 512 => size + 512
+            512 bytes are added to each size: round up instead.
+        // 512 * 512 => // 512
+            these are numbers of blocks: each has 512 bytes.
+        (size + 511) // 512 * 512 => 512
+        or
+        (size + 511) // 512 * 512 => 512 * bool(size)
+            every tensor takes one block of 512 here, even a large one: round
+            up to a multiple.
+        (size + 511) // 512 * 512 => -size % 512
+            this is what rounding adds: what is allocated in all is asked.
+        (size + 511) // 512 * 512 => \
+        size and max(512, 2 ** (size - 1).bit_length())
+            the sizes are rounded up to powers of two: multiples of 512 are
+            enough.
+        (size + 511) => (max(size, 1) + 511)
+            a tensor of 0 bytes takes nothing.
+        sum( => list(
+            this is a list of all blocks: return their sum.
+        """,
     shown=(
         "Four tensors of one number each take 2048 bytes: many small tensors "
         "cost more than they hold."

@@ -1,15 +1,12 @@
 """What to look at: a function's answer, the gradient or the step it left."""
 
-import gc
 from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from itertools import chain, islice
 from math import inf, log2
 from typing import NamedTuple
@@ -310,22 +307,6 @@ def training(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
-def collection(fn: Callable, args: tuple) -> Seen:
-    """What a collector returns, and whether it collected.
-
-    The first argument has ``fill()``, which makes garbage, and ``used()``,
-    which the function gets.
-    """
-    memory, *rest = args
-    with _collections() as collections:
-        memory.fill()
-        seen = answer(fn, (memory.used, *rest))
-    if seen.parts:
-        ran = torch.tensor(bool(collections), dtype=torch.float64)
-        seen.parts = seen.parts | {"number of collections": ran}
-    return seen
-
-
 class Allowed(NamedTuple):
     """The targets of a puzzle.
 
@@ -612,31 +593,6 @@ def attempts(fn: Callable, args: tuple) -> Seen:
                 "not in it, and keep no exception."
             )
     return seen
-
-
-@contextmanager
-def _collections() -> Iterator[list[int]]:
-    """List the garbage collections that someone asks for.
-
-    Python starts none by itself, and none looks at what was there before:
-    it is fast, and always finds the same.
-    """
-    seen: list[int] = []
-    collects = gc.isenabled()
-
-    def note(phase: str, info: dict) -> None:
-        if phase == "stop":
-            seen.append(info["generation"])
-
-    gc.disable()
-    gc.freeze()
-    gc.callbacks.append(note)
-    try:
-        yield seen
-    finally:
-        gc.callbacks.remove(note)
-        gc.unfreeze()
-        (gc.enable if collects else gc.disable)()
 
 
 class _Graphs(torch.autograd.graph.saved_tensors_hooks):
