@@ -56,33 +56,6 @@ def same_network(layers, x, count):
     return x
 
 
-def model_states(shapes, trained): ...
-
-
-def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden): ...
-
-
-def saved_bytes(layers, rows, width): ...
-
-
-def gated_block(batch, tokens, width, heads, hidden): ...
-
-
-def extrapolate(lines, first, second, batch): ...
-
-
-def largest_batch(lines, limit): ...
-
-
-def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
-    n = batch * tokens
-    weights = 4 * parameters
-    adam = 4 * parameters
-    block = n * width * (34 + 5 * heads * tokens / width)
-    logits = 4 * n * vocabulary
-    return weights + adam + depth * block + logits
-
-
 def own_ledger():
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.AdamW(model.parameters())
