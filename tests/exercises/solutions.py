@@ -1,6 +1,6 @@
 """Solutions of the exercises, as the notebooks show them folded."""
 
-from math import ceil, prod
+from math import ceil
 
 import torch
 import torch.nn.functional as F
@@ -117,62 +117,6 @@ def same_network(layers, x, count):
     for part in ck.equal_segments(len(layers), count):
         x = checkpoint(run, x, part, use_reentrant=False)
     return x
-
-
-def model_states(shapes, trained):
-    sizes = [prod(shape) for shape in shapes]
-    learns = [n for n, on in zip(sizes, trained, strict=True) if on]
-    optimizer = 8 * sum(learns) + 4 * len(learns)  # and the counters
-    return 4 * sum(sizes), 4 * sum(learns), optimizer
-
-
-def llama_parameters(vocabulary, width, depth, heads, kv_heads, hidden):
-    keys = width // heads * kv_heads  # the width of k, and of v
-    attention = 2 * width * width + 2 * width * keys
-    mlp = 3 * width * hidden
-    block = attention + mlp + 2 * width  # two norms
-    return 2 * vocabulary * width + depth * block + width
-
-
-def saved_bytes(layers, rows, width):
-    saved = set()  # layer k reads tensor k and makes tensor k + 1
-    for k, layer in enumerate(layers):
-        saved.add(k + 1 if layer in ("relu", "tanh") else k)
-    saved.discard(0)  # the input
-    norms = layers.count("layernorm")
-    return 4 * rows * (len(saved) * width + 2 * norms)
-
-
-def gated_block(batch, tokens, width, heads, hidden):
-    numbers = 4 * width + 2 * 2  # input and output of two norms
-    numbers += 3 * width  # q, k and v
-    numbers += width + heads  # attention's output, one number per head
-    numbers += 4 * hidden  # gate, gelu(gate), up, and their product
-    return 4 * batch * tokens * numbers
-
-
-def extrapolate(lines, first, second, batch):
-    def peak(n):
-        return max(constant + slope * n for constant, slope in lines)
-
-    slope = (peak(second) - peak(first)) / (second - first)
-    line = peak(second) + slope * (batch - second)
-    return line, peak(batch)
-
-
-def largest_batch(lines, limit):
-    if any(constant > limit for constant, slope in lines):
-        return 0
-    return min((limit - c) // slope for c, slope in lines if slope)
-
-
-def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
-    n = batch * tokens
-    weights = 4 * parameters
-    adam = 2 * 4 * parameters
-    block = 4 * n * (16 * width + heads)
-    logits = 3 * 4 * n * vocabulary
-    return weights + adam + depth * block + logits
 
 
 def own_ledger():

@@ -60,8 +60,17 @@ def close(mine: torch.Tensor, right: torch.Tensor, tolerance: float) -> bool:
     )
 
 
-def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
-    """Say how far off a function is whose mistake is not a known one."""
+def difference(
+    fn: Callable, mine: Seen, right: Seen, tolerance: float, step: str = ""
+) -> str:
+    """Say how far off a function is whose mistake is not a known one.
+
+    Args:
+        fn: the reader's.
+        mine, right: what it did, and what is right.
+        tolerance: relative.
+        step: what to check where the numbers are wrong.
+    """
     if right.raised:
         needed = f"{kind(right.raised)} is needed here"
         if mine.raised:
@@ -84,7 +93,11 @@ def difference(fn: Callable, mine: Seen, right: Seen, tolerance: float) -> str:
     if not a.isfinite().all():
         return f"the {name} holds NaN or infinity."
     if a.numel() <= 8:
-        return f"the {name} is {right.said(a)}; {right.said(b)} is right."
+        text = f"the {name} is {right.said(a)}; {right.said(b)} is right"
+        if not a.ndim and right.said is numbers:
+            side = "small" if a < b else "large"
+            text += f": too {side} by {numbers((a - b).abs())}"
+        return f"{text}. {step}".strip()
     if not a.any():
         return f"the {name} is zero."
     factor = ((a * b).sum() / (b * b).sum()).item()

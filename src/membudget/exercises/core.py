@@ -67,6 +67,7 @@ class Exercise:
         right: what is right, if the solution is only near it.
         tolerance: relative, of the norm of each part.
         two: whether two mistakes at once are known, too.
+        step: what to check where the numbers fit no known mistake.
     """
 
     solution: Callable
@@ -78,6 +79,7 @@ class Exercise:
     right: Callable | None = None
     tolerance: float = 1e-6
     two: bool = True
+    step: str = ""
 
     @property
     def name(self) -> str:
@@ -155,7 +157,7 @@ class Exercise:
             for hint, wrong in self.known():
                 if same(seen, _known(self, wrong, case), self.tolerance):
                     return hint
-        return difference(fn, seen, right, self.tolerance)
+        return difference(fn, seen, right, self.tolerance, self.step)
 
 
 @cache

@@ -70,11 +70,16 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
         result = fn(*args)
         if missing := _missing(fn, result):
             return missing
-        needed = f"{len(names)} numbers are needed, {' and '.join(names)}."
-        if not isinstance(result, list | tuple) or len(result) != len(names):
-            return Seen(hint=f"your function returns {kind(result)}: {needed}")
+        *most, last = names
+        listed = f"{', '.join(most)} and {last}"
+        values = result.tolist() if hasattr(result, "tolist") else result
+        if not isinstance(values, list | tuple) or len(values) != len(names):
+            return Seen(
+                hint=f"your function returns {kind(result)}: {len(names)} "
+                f"numbers are needed, {listed}."
+            )
         parts = {}
-        for name, value in zip(names, result, strict=True):
+        for name, value in zip(names, values, strict=True):
             seen = _numbers(name, value)
             if seen.hint:
                 return seen
@@ -100,10 +105,10 @@ def calls(
     def observe(fn: Callable, args: tuple) -> Seen:
         parts = {}
         for call in args:
-            result = fn(*call)
+            named, result = name(*call), fn(*call)
             if missing := _missing(fn, result):
                 return missing
-            seen = _numbers(name(*call), result)
+            seen = _numbers(named, result)
             if seen.hint:
                 return seen
             parts |= seen.parts
