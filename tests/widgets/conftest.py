@@ -46,6 +46,7 @@ def show(browser, windows):
         page.set_content(widget_pages.document(*widgets, style=style))
         if settings.get("java_script_enabled", True):
             page.wait_for_selector(".mb-root svg .mb-axis", state="attached")
+            page.evaluate(widget_pages.IMMEDIATE)
         return page
 
     yield show

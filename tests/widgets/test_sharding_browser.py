@@ -1,46 +1,16 @@
 """The sharding widget in a browser, without a kernel."""
 
-import json
 from itertools import pairwise, product
 
+import kinds
 import pytest
-import sharding_cases as cases
 import widget_pages as pages
+from kinds import LONG
+from widget_pages import WIDE_FONT, control
 
 from membudget.ledger import RECIPES, bytes_per_parameter
-from membudget.widgets import Sharding, bundle, format_bytes
+from membudget.widgets import Sharding, format_bytes
 from membudget.widgets.sharding import CARDS, MODELS, STAGE_NAMES
-
-WIDE_FONT = "body, .mb-root { font-family: 'DejaVu Sans', Verdana; }"
-
-SWEEP = f"""async (states) => {{
-  const enter = {pages.ENTER};
-  const shown = [];
-  for (const settings of states) {{
-    enter([0, settings]);
-    await scheduler.postTask(() => {{}});
-    const of = (e) => [e.dataset.number, Number(e.dataset.value)];
-    const all = [...document.querySelectorAll("[data-number]")].map(of);
-    const label = document.querySelector(".mb-picture")
-      .getAttribute("aria-label");
-    const titles = [...document.querySelectorAll("figcaption b")]
-      .map((title) => title.innerText);
-    shown.push([Object.fromEntries(all), label, titles]);
-  }}
-  return shown;
-}}"""
-"""Enters each state; the table, the picture's label, the titles."""
-
-LONG = {
-    "model": 2**40 - 1,
-    "ranks": 1024,
-    "stage": "zero-3",
-    "recipe": "master-fp32-gradients",
-    "accumulation_steps": 16,
-    "synchronise_last": True,
-    "card": "141 GB",
-}
-"""A long sentence."""
 
 
 @pytest.fixture
@@ -53,46 +23,10 @@ def page(show, widget):
     return show(widget)
 
 
-def control(page, key):
-    return page.locator(f'[data-key="{key}"]')
-
-
-def entries(traits):
-    """The settings of controls that give the widget these traits."""
-    found = []
-    order = ("model", "ranks", "accumulation_steps")  # before what they allow
-    for key in sorted(traits, key=lambda key: key not in order):
-        value = traits[key]
-        if key in ("ranks", "accumulation_steps"):
-            value = value.bit_length() - 1
-        if key == "model" and isinstance(value, int):
-            key = "parameters"
-        if key != "synchronise_last" or traits.get("accumulation_steps") != 1:
-            found.append((key, value))
-    return found
-
-
-def expected(widget):
-    """What the page prints."""
-    numbers = {}
-    for stage, of in widget.numbers()["stages"].items():
-        split = of["split"]
-        numbers[f"{stage}.parameters"] = split["parameters"]
-        whole = split["gradients"] + split["waiting"]
-        numbers[f"{stage}.gradients"] = whole
-        numbers[f"{stage}.optimizer"] = split["optimizer"]
-        numbers[f"{stage}.sent"] = of["sent"]
-    return [numbers, widget.sentence(), list(widget.titles())]
-
-
 def agree(page, widget):
-    """The page shows and says what Python has."""
-    assert page.evaluate(SWEEP, [[]]) == [expected(widget)]
-    page.wait_for_function(
-        """(sentence) => document.querySelector("[aria-live=polite]")
-             .innerText === sentence""",
-        arg=widget.sentence(),
-    )
+    kinds.agree(kinds.SHARDING, page, widget)
+    titles = page.locator("figcaption b").all_inner_texts()
+    assert titles == list(widget.titles())
 
 
 # What it shows -------------------------------------------------------------
@@ -100,7 +34,6 @@ def agree(page, widget):
 
 def test_first_picture(page, widget):
     agree(page, widget)
-    assert page.locator(".mb-fallback").count() == 0
     texts = page.locator(".mb-picture text").all_text_contents()
     assert {"DDP: 112 GiB", "ZeRO-3: 1.75 GiB", "GiB"} <= set(texts)
     assert {"DDP: 27.5 GiB, 2 Ψ", "ZeRO-3: 41.3 GiB, 3 Ψ"} <= set(texts)
@@ -113,40 +46,11 @@ def test_first_picture(page, widget):
     assert page.locator(".mb-limit").count() == 0
 
 
-def test_the_page_shows_the_state_python_gave(show):
-    shown = Sharding(**LONG)
-    page = show(shown)
-    agree(page, shown)
-    assert control(page, "model").input_value() == "own"
-    assert control(page, "parameters").input_value() == str(LONG["model"])
-    assert control(page, "ranks").input_value() == "10"
-    assert control(page, "accumulation_steps").input_value() == "4"
-    for key in ("stage", "recipe", "card"):
-        assert control(page, key).input_value() == LONG[key]
-    assert control(page, "synchronise_last").is_checked()
-
-
-def test_many_states(page, widget):
-    """Entered by the controls; the whole grid is compared in Node."""
-    some = list(cases.settings(cases.GRID))[::947]
-    assert len(some) >= 70
-    answers = page.evaluate(SWEEP, [entries(traits) for traits in some])
-    for traits, answer in zip(some, answers, strict=True):
-        steps = traits["accumulation_steps"]
-        if steps == 1:  # then the box cannot be changed
-            traits["synchronise_last"] = widget.synchronise_last
-        cases.set_to(widget, traits)
-        assert answer == expected(widget), traits
-
-
 def test_gradients_that_wait(page):
     """Beside the shard, in a pattern of their own, and named."""
     assert page.locator(".mb-picture .mb-waiting").count() == 0
-    page.evaluate(
-        f"({pages.ENTER})([0, [['accumulation_steps', 1], "
-        "['synchronise_last', true], ['ranks', 2]]])"
-    )
-    page.wait_for_selector(".mb-picture .mb-waiting")
+    state = {"accumulation_steps": 1, "synchronise_last": True, "ranks": 2}
+    pages.walk(page, [state.items()])
     boxes = page.locator(".mb-picture .mb-waiting").all()
     assert len(boxes) == 2  # of ZeRO-2 and ZeRO-3
     edges = page.eval_on_selector_all(
@@ -189,27 +93,6 @@ def test_the_legend_has_what_is_drawn(show, widget, width):
     assert seen() == (always, y)
 
 
-def test_no_part_is_told_by_colour_alone(page):
-    looks = page.eval_on_selector_all(
-        ".mb-legend svg rect:last-child",
-        "all => all.map((rect) => {"
-        " const id = rect.getAttribute('fill').slice(5, -1);"
-        " const pattern = document.getElementById(id);"
-        " const turn = pattern?.getAttribute('patternTransform');"
-        " return `${pattern?.innerHTML ?? 'plain'} ${turn}`;"
-        "})",
-    )
-    assert len(looks) == len(set(looks)) == 4
-    colours = page.eval_on_selector_all(
-        ".mb-legend svg rect:first-child",
-        "all => all.map((rect) => getComputedStyle(rect).fill)",
-    )
-    assert colours == [
-        *("rgb(0, 114, 178)", "rgb(230, 159, 0)"),
-        *("rgb(0, 158, 115)", "rgb(230, 159, 0)"),
-    ]
-
-
 def test_the_chosen_stage_is_framed(page, widget):
     for place, (stage, name) in enumerate(STAGE_NAMES.items()):
         control(page, "stage").select_option(stage)
@@ -243,7 +126,7 @@ def test_a_card(page, widget):
     assert page.locator(".mb-limit").count() == 0
 
 
-@pytest.mark.parametrize("width", [390, 640, 1000])
+@pytest.mark.parametrize("width", [390, 1000])
 def test_the_caption_speaks_of_the_chosen_card(show, widget, width):
     """In a place of one size: below it nothing moves."""
     page = show(widget, width=width)
@@ -315,32 +198,6 @@ def test_one_micro_batch_needs_no_word_of_more(show, widget, width):
 # How it is moved -----------------------------------------------------------
 
 
-def test_by_keyboard(page, widget):
-    def press(*keys):
-        for key in keys:
-            page.keyboard.press(key)
-
-    press("Tab", "ArrowDown")
-    widget.model = "Llama 3 8B"
-    agree(page, widget)
-    press("Tab", "ControlOrMeta+a")
-    page.keyboard.type("1000001")
-    press("Tab")
-    widget.model = 1_000_001
-    agree(page, widget)
-    press("ArrowRight")
-    widget.ranks = 128
-    agree(page, widget)
-    press("Tab", "ArrowUp", "Tab", "ArrowDown", "Tab", "ArrowDown")
-    widget.stage, widget.card = "zero-2", "16 GB"
-    widget.recipe = "master-fp32-gradients"
-    agree(page, widget)
-    press("Tab", "ArrowRight", "ArrowRight", "Tab", "Space")
-    widget.accumulation_steps, widget.synchronise_last = 4, True
-    agree(page, widget)
-    assert page.locator("[data-key]:focus").is_checked()
-
-
 def test_an_own_number(page, widget):
     """Typed, or begun from a preset; a bad one leaves the last, and why."""
     field = control(page, "parameters")
@@ -349,20 +206,17 @@ def test_an_own_number(page, widget):
         field.fill(text)
         field.press("Tab")
 
-    for typed in ("0", "1.5", "", "-3", "1099511627777"):
+    words = (
+        "The number of parameters has to be whole, from 1 to "
+        "1\u202f099\u202f511\u202f627\u202f776 (2⁴⁰); it stays at "
+        "7\u202f500\u202f000\u202f000."
+    )
+    for typed in ("0", "1.5", "", "1099511627777"):
         enter(typed)
         assert field.input_value() == "7500000000"
-        words = (
-            "The number of parameters has to be whole, from 1 to "
-            "1\u202f099\u202f511\u202f627\u202f776 (2⁴⁰); it stays at "
-            "7\u202f500\u202f000\u202f000."
-        )
-        page.wait_for_function(
-            "(words) => document.querySelector('.mb-live').textContent"
-            " === words",
-            arg=words,
-        )
-        assert page.evaluate(SWEEP, [[]]) == [expected(widget)]
+        (seen,) = pages.walk(page, [[]])
+        assert seen["said"] == [words]
+        kinds.prints(kinds.SHARDING, widget, seen)
         enter("7500000000")
         agree(page, widget)
     for typed, stays in (("1e6", 1_000_000), ("7", 7)):
@@ -393,113 +247,7 @@ def test_the_box_needs_several_micro_batches(page, widget):
     assert box.is_disabled() and box.is_checked()
 
 
-def test_a_sentence_waits_until_the_slider_rests(page, widget):
-    control(page, "ranks").press("Home")
-    widget.ranks = 1
-    agree(page, widget)
-    said = pages.said(page, "[data-key=ranks]")
-    widget.ranks = 32
-    assert said == [widget.sentence()]
-
-
-def test_a_kernel_changes_it(page):
-    """Several traits at a time; what the reader sets goes back."""
-    page.evaluate(
-        """async () => {
-          const text = document.querySelector('[type="text/x-esm"]');
-          const type = "text/javascript";
-          const blob = new Blob([text.textContent], { type });
-          const module = await import(URL.createObjectURL(blob));
-          const json = document.querySelector(".mb-state").textContent;
-          const state = JSON.parse(json);
-          let changed;
-          const model = {
-            get: (key) => state[key],
-            set: (key, value) => window.change({ [key]: value }),
-            save_changes: () => window.saved.push({ ...state }),
-            on: (event, call) => (changed = call),
-            off() {},
-          };
-          window.saved = [];
-          window.change = (traits) => {
-            Object.assign(state, traits);
-            changed();
-          };
-          const el = document.createElement("div");
-          document.querySelector(".mb-widget").replaceChildren(el);
-          module.default.render({ model, el });
-        }"""
-    )
-    other = Sharding(**LONG)
-    page.evaluate("(traits) => window.change(traits)", other.state())
-    agree(page, other)
-    control(page, "ranks").press("ArrowLeft")
-    control(page, "parameters").fill("123")
-    control(page, "parameters").press("Tab")
-    (saved,) = page.evaluate("window.saved.slice(-1)")
-    other.set_state({key: saved[key] for key in ("ranks", "model")})
-    assert (other.ranks, other.model) == (512, 123)
-    agree(page, other)
-
-
 # How it looks --------------------------------------------------------------
-
-
-def test_every_part_has_a_role_and_a_name(page, widget):
-    images = page.get_by_role("img").all()
-    labels = [image.get_attribute("aria-label") for image in images]
-    assert labels == [widget.sentence(), f"{widget.titles()[1]}."]
-    controls = page.locator("input, select").all()
-    assert len(controls) == 8
-    for one in controls:
-        assert one.evaluate("e => e.labels.length") == 1
-        # JupyterLab would else take the arrow keys for its shortcuts.
-        assert one.get_attribute("data-lm-suppress-shortcuts")
-    spoken = [
-        control(page, key).get_attribute("aria-valuetext")
-        for key in ("ranks", "accumulation_steps")
-    ]
-    assert spoken == ["64 ranks", "1 accumulation step"]
-    assert page.locator("[aria-live=polite]").count() == 1
-
-
-@pytest.mark.parametrize(
-    "width, style",
-    [(320, ""), (390, pages.DARK), (1280, ""), (1280, pages.DARK)],
-    ids=["320", "390-dark", "1280", "1280-dark"],
-)
-def test_every_width_and_theme(show, width, style):
-    page = show(Sharding(**LONG), width=width, style=style)
-    page.wait_for_function(
-        "document.querySelector('.mb-picture').viewBox.baseVal.width !== 640"
-    )
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate(pages.OUTSIDE) == []
-    colours = pages.colours(
-        page,
-        ".mb-root, .mb-root :is(td, th, label, p, figcaption, select, "
-        "[type=number])",
-    )
-    wanted = "rgb(206, 214, 221)" if style else "rgb(0, 0, 0)"
-    assert colours == {wanted}
-
-
-@pytest.mark.parametrize(
-    "width, font",
-    [(320, WIDE_FONT), (390, ""), (1000, WIDE_FONT)],
-    ids=["320-wide", "390", "1000-wide"],
-)
-def test_labels_fit(show, widget, width, font):
-    """None overlaps another, leaves its picture, or has a line through it."""
-    page = show(widget, width=width, style=font)
-    states = [entries(LONG), [("ranks", 0)], [("ranks", 10)]]
-    states += [
-        [("card", card), ("model", model), ("synchronise_last", last)]
-        for model, last in product(MODELS, (False, True))
-        for card in CARDS
-    ]
-    states += [[("stage", stage)] for stage in STAGE_NAMES]
-    assert pages.misfits(page, states, crossed=True) == []
 
 
 NEAR = """() => [...document.querySelectorAll(".mb-limit")].flatMap((line) => {
@@ -519,68 +267,24 @@ NEAR = """() => [...document.querySelectorAll(".mb-limit")].flatMap((line) => {
 
 
 @pytest.mark.parametrize(
-    "width, font",
-    [(320, WIDE_FONT), (390, ""), (1000, "")],
-    ids=["320-wide", "390", "1000"],
+    "width, font", [(320, WIDE_FONT), (1000, "")], ids=["320-wide", "1000"]
 )
 def test_the_limit_keeps_clear_of_words(show, width, font):
-    """`misfits` finds what goes through a text, not what touches its edge."""
+    """`CROSSED` finds what goes through a text, not what touches its edge."""
     page = show(Sharding(), width=width, style=font)
     states = [
-        [("recipe", recipe), ("ranks", ranks), ("accumulation_steps", steps)]
+        [("ranks", ranks), ("accumulation_steps", steps)]
         + [("model", model), ("card", card)]
         + ([("synchronise_last", True)] if steps else [])
-        for recipe, ranks, steps in product(("master", "fp32"), (1, 6), (0, 2))
+        for ranks, steps in ((1, 0), (6, 2))
         for model, card in product(MODELS, list(CARDS)[1:])
     ]
-    found = page.evaluate(
-        f"""async (states) => {{
-          const [enter, near] = [{pages.ENTER}, {NEAR}];
-          const found = [];
-          for (const state of states) {{
-            enter([0, state]);
-            await scheduler.postTask(() => {{}});
-            found.push(near());
-          }}
-          return found;
-        }}""",
-        states,
-    )
+    found = pages.walk(page, states, NEAR)
     met = [text for texts in found for text, _ in texts]
     assert any(text.startswith("ZeRO-") for text in met)
     assert any(text.endswith(" waiting") for text in met)
-    touched = [
-        (state, text)
-        for state, texts in zip(states, found, strict=True)
-        for text, near in texts
-        if near
-    ]
-    assert touched == []
-
-
-CHOSEN = [
-    {},
-    {"stage": "zero-2", "card": "24 GB"},
-    {"stage": "ddp", "card": "80 GB", "model": "Llama 3 8B"},
-    LONG,
-]
-"""The parts of a state that no slider changes, and a long one."""
-
-
-@pytest.mark.parametrize("width", [390, 640, 1000])
-@pytest.mark.parametrize("chosen", CHOSEN, ids=["", "zero-2", "ddp", "long"])
-def test_nothing_jumps_while_it_is_moved(show, width, chosen):
-    """Each text has room for what the sliders and the box make it say."""
-    widget = Sharding(**chosen)
-    page = show(widget, width=width)
-    shown = []
-    moves = product((1, 4, 64, 1024), (1, 2, 16), (False, True))
-    for ranks, steps, last in moves:
-        traits = {"ranks": ranks, "accumulation_steps": steps}
-        traits |= {"synchronise_last": last} if steps > 1 else {}
-        cases.set_to(widget, traits)
-        shown.append((entries(traits), widget.sentence()))
-    assert len(pages.places(page, ".mb-picture, .mb-table", shown)) == 1
+    for state, texts in zip(states, found, strict=True):
+        assert [text for text, near in texts if near] == [], state
 
 
 ROOM = """() => {
@@ -596,7 +300,9 @@ ROOM = """() => {
 
 
 @pytest.mark.parametrize("width", [390, 640, 1000])
-@pytest.mark.parametrize("chosen", CHOSEN, ids=["", "zero-2", "ddp", "long"])
+@pytest.mark.parametrize(
+    "chosen", [{}, {"stage": "ddp", "card": "80 GB"}, LONG]
+)
 def test_no_gap_below_the_sentence(show, width, chosen):
     page = show(Sharding(**chosen), width=width)
     assert page.evaluate(ROOM) <= 1
@@ -634,7 +340,7 @@ CELLS = """() => [...document.querySelectorAll(".mb-table tr")].map((tr) =>
 """Where the texts of the table are, and whether a word is broken."""
 
 
-@pytest.mark.parametrize("width", [320, 374, 1000])
+@pytest.mark.parametrize("width", [320, 374])
 @pytest.mark.parametrize("traits", [{"stage": "zero-2"}, LONG])
 def test_the_table_is_legible(show, width, traits):
     """No word is broken, and columns are apart; 374 is the book's 390."""
@@ -654,48 +360,6 @@ def test_the_table_is_legible(show, width, traits):
     assert edges[-1][1] <= width - 12
 
 
-def test_nothing_moves_by_itself(page):
-    assert page.evaluate("document.getAnimations().length") == 0
-    style = bundle.style_text("sharding")
-    assert "transition" not in style and "animation" not in style
-
-
-def test_clean_up(page):
-    listeners, children, *left = page.evaluate(pages.CLEAN_UP)
-    assert listeners >= 1 and children >= 1
-    assert left == [0, 0]
-
-
-@pytest.mark.parametrize("font", ["", WIDE_FONT], ids=["", "wide"])
-def test_without_javascript(show, font):
-    shown = [Sharding(**LONG), Sharding(ranks=1, card="24 GB")]
-    page = show(*shown, java_script_enabled=False, width=360, style=font)
-    assert page.get_by_role("img").count() == 2
-    for one in shown:
-        assert page.get_by_text(one.sentence(), exact=True).is_visible()
-        size = format_bytes(one.numbers()["stages"]["ddp"]["bytes"])
-        words = page.locator("svg text", has_text=f"DDP: {size}")
-        assert words.count() >= 1
-    box = page.get_by_role("img").first.bounding_box()
-    assert box["x"] + box["width"] <= 360
-    outside = pages.OUTSIDE.replace(".mb-picture", "svg")
-    small = "box.height < 11"
-    assert small in outside
-    assert page.evaluate(outside.replace(small, "false")) == []
-    overlapping = pages.OVERLAPPING.replace(".mb-picture", "svg")
-    assert page.evaluate(overlapping) == []
-    met = page.evaluate(NEAR.replace(".mb-limit", "path[stroke-dasharray]"))
-    assert "DDP: 112 GiB" in [text for text, _ in met]
-    assert [text for text, near in met if near] == []
-
-
-def test_the_modules_weight(widget):
-    """A small one: a page has 300 kB."""
-    module = bundle.HERE / "sharding.mjs"
-    assert len(module.read_text()) < 20_000
-    assert len(json.dumps(widget.state())) < 2_500
-
-
 def test_every_choice_is_offered(page):
     for key, places in (
         ("model", [*MODELS, "own"]),
@@ -711,3 +375,17 @@ def test_every_choice_is_offered(page):
         assert offered == places
     assert control(page, "ranks").get_attribute("max") == "10"
     assert control(page, "accumulation_steps").get_attribute("max") == "4"
+
+
+def test_the_picture_left_behind_is_legible(show):
+    shown = [Sharding(**LONG), Sharding(ranks=1, card="24 GB")]
+    page = show(*shown, java_script_enabled=False, width=360)
+    for one in shown:
+        size = format_bytes(one.numbers()["stages"]["ddp"]["bytes"])
+        words = page.locator("svg text", has_text=f"DDP: {size}")
+        assert words.count() >= 1
+    overlapping = pages.OVERLAPPING.replace(".mb-picture", "svg")
+    assert page.evaluate(overlapping) == []
+    met = page.evaluate(NEAR.replace(".mb-limit", "path[stroke-dasharray]"))
+    assert "DDP: 112 GiB" in [text for text, _ in met]
+    assert [text for text, near in met if near] == []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from membudget.widgets import bundle
 
+WIDE_FONT = "body, .mb-root { font-family: 'DejaVu Sans', Verdana; }"
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / "book" / "_static" / "widget-host.js"
 DARK = """
@@ -82,8 +83,35 @@ CLEAN_UP = """async () => {
 """Listeners and elements while a second widget is there, and after it."""
 
 
+KERNEL = """async () => {
+  const text = document.querySelector('[type="text/x-esm"]').textContent;
+  const blob = new Blob([text], { type: "text/javascript" });
+  const module = await import(URL.createObjectURL(blob));
+  const state = JSON.parse(document.querySelector(".mb-state").textContent);
+  let now = {};
+  const calls = [];
+  const change = (traits) => {
+    Object.assign(state, traits);
+    calls.forEach((call) => call());
+  };
+  Object.assign(window, { change, sent: [] });
+  const model = {
+    get: (key) => state[key],
+    set: (key, value) => change({ [key]: (now[key] = value) }),
+    save_changes: () => { window.sent.push(now); now = {}; },
+    on: (event, call) => calls.push(call),
+    off() {},
+  };
+  const el = document.createElement("div");
+  document.querySelector(".mb-widget").replaceChildren(el);
+  module.default.render({ model, el });
+}"""
+"""Draws the widget anew with a kernel: `change` is its, `sent` our changes."""
+
+
 ENTER = """([number, settings]) => {
   const root = document.querySelectorAll(".mb-root")[number];
+  let entered = 0;
   for (const [key, value] of settings) {
     const fail = (what) => {
       throw new Error(`${key} = ${value}: ${what}`);
@@ -93,13 +121,16 @@ ENTER = """([number, settings]) => {
       ? all.find((one) => one.value === value)
       : all[0];
     if (!input) fail("there is no such control");
+    const held = input.type === "checkbox" ? input.checked : input.value;
+    if (input.type !== "radio" && String(held) === String(value)) continue;
+    if (input.type === "radio" && input.checked) continue;
+    entered += 1;
     if (input.disabled || input.readOnly) fail("cannot be changed");
     if (!input.checkVisibility({ visibilityProperty: true }))
       fail("cannot be seen");
     input.focus();
     if (["checkbox", "radio"].includes(input.type)) {
       const wanted = input.type === "radio" || value;
-      if (input.checked === wanted) continue;
       input.scrollIntoView({ block: "center" });
       const box = input.getBoundingClientRect();
       const hit = document.elementFromPoint(
@@ -111,7 +142,7 @@ ENTER = """([number, settings]) => {
       continue;
     }
     const option = [...(input.options ?? [])]
-      .find((one) => one.text === value || one.value === value);
+      .find((one) => [one.text, one.value].includes(String(value)));
     if (input.options && !option) fail("is not offered");
     const text = option?.value ?? String(value);
     input.value = text;
@@ -119,8 +150,28 @@ ENTER = """([number, settings]) => {
     input.dispatchEvent(new Event("input", { bubbles: true }));
     input.dispatchEvent(new Event("change", { bubbles: true }));
   }
+  return entered;
 }"""
-"""Enters settings as the reader does, without a way to Python for each."""
+"""Enters settings as the reader does, without a way to Python for each. What
+stands there already is left alone; returns how many are not."""
+
+SEEN = """(root) => {
+  const all = (selector) => [...root.querySelectorAll(selector)];
+  const held = all("[data-key]:not(button)")
+    .filter((e) => !e.closest("[hidden]") && (e.type !== "radio" || e.checked))
+    .map((e) => [e.dataset.key, e.type === "checkbox" ? e.checked : e.value]);
+  return {
+    numbers: Object.fromEntries(all("[data-number]")
+      .map((e) => [e.dataset.number, e.dataset.value ?? null])),
+    labels: all(".mb-picture").map((e) => e.getAttribute("aria-label")),
+    controls: Object.fromEntries(held),
+    said: all("[aria-live=polite]")
+      .filter((e) => e.checkVisibility({ visibilityProperty: true }))
+      .map((e) => e.innerText),
+  };
+}"""
+"""What a widget shows: its numbers, the labels of its pictures, what its
+controls hold, and what is to be seen where it is read out."""
 
 
 def document(*widgets, style=""):
@@ -135,6 +186,11 @@ def document(*widgets, style=""):
         f"{bundle.module_text(name)}</script>"
         f"<script>{HOST.read_text()}</script>"
     )
+
+
+def control(page, key):
+    """The control of a trait."""
+    return page.locator(f'[data-key="{key}"]')
 
 
 def said(page, slider):
@@ -160,10 +216,10 @@ def said(page, slider):
             for (const [number, [at, act]] of [...due])
               if (at <= now && due.delete(number)) act();
           };
-          const live = document.querySelector("[aria-live]");
           const said = [];
-          new MutationObserver(() => said.push(live.textContent))
-            .observe(live, { childList: true });
+          for (const live of document.querySelectorAll("[aria-live]"))
+            new MutationObserver(() => said.push(live.textContent))
+              .observe(live, { childList: true });
           const slider = document.querySelector(selector);
           for (let i = 0; i < 5; i++) {
             slider.stepUp();
@@ -192,85 +248,64 @@ def colours(page, selector):
     return set(found)
 
 
-def misfits(page, states, widget=0, crossed=False):
-    """Enters each state; those with texts that overlap or leave a picture.
+TOPS = """() => [...document.querySelectorAll(".mb-picture")]
+  .map((e) => Math.round(e.getBoundingClientRect().top + scrollY)).join()"""
+"""Where the pictures begin, for `walk`."""
+
+IMMEDIATE = """() => {
+  const later = window.setTimeout;
+  window.setTimeout = (act) => later(act);
+}"""
+"""What would wait until the reader pauses does not wait."""
+
+
+def walk(page, states, look=SEEN, widget=0):
+    """Brings a widget to each state by its controls; what is seen there.
 
     Args:
         page: what `show` gave.
         states: for each state the pairs of a control's key and its value.
+        look: JavaScript, a function of the widget's element.
         widget: the number of the widget on the page.
-        crossed: whether also those where a dashed line goes through a text.
     """
     page.wait_for_function(
         "[...document.querySelectorAll('.mb-picture')]"
         ".every((svg) => svg.viewBox.baseVal.width !== 640)"
     )
     states = [list(state) for state in states]
-    tests = [OVERLAPPING, OUTSIDE, *([CROSSED] if crossed else [])]
-    looked = page.evaluate(
+    seen = page.evaluate(
         f"""async ([number, states]) => {{
-          const [enter, tests] = [{ENTER}, [{", ".join(tests)}]];
-          const found = [];
+          const [enter, look] = [{ENTER}, {look}];
+          const root = document.querySelectorAll(".mb-root")[number];
+          const seen = [];
           for (const state of states) {{
-            enter([number, state]);
-            await scheduler.postTask(() => {{}});  // it is drawn by then
-            found.push(tests.flatMap((test) => test()));
+            for (const entry of state) {{
+              if (enter([number, [entry]]))
+                await scheduler.postTask(() => {{}});  // it is drawn by then
+            }}
+            for (let i = 0; i < 2; i += 1)
+              await new Promise((go) => setTimeout(go));
+            seen.push(look(root));
           }}
-          return found;
+          return seen;
         }}""",
         [widget, states],
     )
-    assert len(looked) == len(states) > 0
-    return [
-        (state, found)
-        for state, found in zip(states, looked, strict=True)
-        if found
-    ]
+    assert len(seen) == len(states) > 0
+    return seen
 
 
-def places(page, selector, states):
-    """How far down elements stand once a state's sentence is there.
-
-    The sentence waits until the reader pauses; here it does not.
+def misfits(page, states, widget=0, crossed=False):
+    """The states with texts that overlap or leave a picture.
 
     Args:
         page: what `show` gave.
-        selector: names the elements.
-        states: pairs of settings, as in `misfits`, and the sentence that the
-            page has to say in this state; None: any, but it is said anew.
+        states: as in `walk`.
+        widget: the number of the widget on the page.
+        crossed: whether also those where a dashed line goes through a text.
     """
-    found = page.evaluate(
-        f"""async ([selector, states]) => {{
-          const enter = {ENTER};
-          const live = document.querySelector("[aria-live=polite]");
-          const later = window.setTimeout;
-          window.setTimeout = (act) => later(act);
-          const places = [];
-          for (const [settings, sentence] of states) {{
-            let told = false;
-            const tell = () => (told = sentence === null ||
-              live.textContent === sentence);
-            const observer = new MutationObserver(tell);
-            observer.observe(live, {{ childList: true }});
-            enter([0, settings]);
-            if (sentence !== null) tell();
-            const end = performance.now() + 600_000;
-            while (!told) {{
-              if (performance.now() > end)
-                throw new Error(`${{live.textContent}} / ${{sentence}}`);
-              await new Promise((done) => later(done));
-            }}
-            observer.disconnect();
-            const box = live.getBoundingClientRect();
-            if (!box.width || !box.height) throw new Error("not visible");
-            const elements = [...document.querySelectorAll(selector)];
-            places.push(elements.map((element) =>
-              Math.round(element.getBoundingClientRect().top + scrollY)));
-          }}
-          window.setTimeout = later;
-          return places;
-        }}""",
-        [selector, list(states)],
-    )
-    assert all(found)
-    return set(map(tuple, found))
+    tests = [OVERLAPPING, OUTSIDE, *([CROSSED] if crossed else [])]
+    look = f"() => [{', '.join(tests)}].flatMap((test) => test())"
+    states = [list(state) for state in states]
+    seen = walk(page, states, look, widget)
+    return [pair for pair in zip(states, seen, strict=True) if pair[1]]

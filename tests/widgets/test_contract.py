@@ -1,0 +1,227 @@
+"""What every widget promises its reader, in a browser without a kernel."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import widget_pages as pages
+from kinds import agree, every_kind, sentences, set_to, shows
+
+from membudget.widgets import bundle
+
+pytestmark = every_kind
+
+
+@pytest.fixture
+def widget(kind):
+    return kind.make()
+
+
+def steps(kind, widget, states):
+    """The widget in each state, and what the controls hold in it."""
+    for traits in states:
+        set_to(widget, traits)
+        yield list(kind.controls(widget).items())
+
+
+def test_first_picture(show, kind, widget):
+    page = show(widget)
+    agree(kind, page, widget)
+    title = page.locator("figcaption b").first
+    assert title.inner_text().startswith(kind.title)
+    assert page.locator(".mb-fallback").count() == 0
+    assert page.locator(".mb-problem").locator("visible=true").count() == 0
+
+
+def test_the_page_shows_the_state_python_gave(show, kind):
+    shown = [kind.make(**arguments) for arguments in kind.given]
+    page = show(*shown)
+    for place, widget in enumerate(shown):
+        agree(kind, page, widget, place)
+        label = getattr(widget, "label", "")
+        assert page.get_by_text(label).count() or not label
+    ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
+    assert len(ids) == len(set(ids)) > 5 * len(shown)
+    key, _ = kind.rest
+    pages.control(page, key).first.press("ArrowRight")
+    for place, widget in enumerate(shown[1:], 1):
+        agree(kind, page, widget, place)
+
+
+@pytest.mark.parametrize(
+    "width, font",
+    [(320, pages.WIDE_FONT), (390, ""), (1000, pages.WIDE_FONT)],
+    ids=["320-wide", "390", "1000-wide"],
+)
+def test_every_control(show, kind, widget, width, font):
+    """Its numbers and words are Python's, and its labels have room."""
+    page = show(widget, width=width, style=font)
+    texts = [pages.OUTSIDE, pages.OVERLAPPING]
+    texts += [pages.CROSSED] if kind.crossed else []
+    look = f"""(root) => ({{
+      ...({pages.SEEN})(root),
+      misfits: [{", ".join(texts)}].flatMap((test) => test()),
+    }})"""
+    states = list(steps(kind, widget, kind.states))
+    seen = pages.walk(page, states, look)
+    widget = kind.make()
+    for traits, answer in zip(kind.states, seen, strict=True):
+        set_to(widget, traits)
+        shows(kind, widget, answer)
+        assert answer["misfits"] == [], traits
+
+
+def test_all_by_tab(show, kind, widget):
+    page = show(widget)
+    focus = "document.activeElement.dataset.key"
+    outline = "getComputedStyle(document.activeElement).outline"
+    for key in kind.tabs:
+        page.keyboard.press("Tab")
+        assert page.evaluate(focus) == key
+        assert "solid 2px" in page.evaluate(outline)
+
+
+def test_sliders_by_keyboard(show, kind, widget):
+    page = show(widget)
+    before = kind.controls(widget)
+    for slider in page.locator("input[type=range]").all():
+        key, start = slider.get_attribute("data-key"), slider.input_value()
+        assert start == str(before[key])
+        least = start == slider.get_attribute("min")
+        there, back = ("Right", "Left") if least else ("Left", "Right")
+        slider.press(f"Arrow{there}")
+        moved = int(slider.input_value()) - int(start)
+        assert moved == (1 if least else -1)
+        slider.press(f"Arrow{back}")
+        assert slider.input_value() == start
+
+
+def test_the_sentence_is_said_once_it_rests(show, kind, widget):
+    """A screen reader hears where the slider stops, not each number."""
+    key, traits = kind.rest
+    said = pages.said(show(widget), f'[data-key="{key}"]')
+    before = sentences(widget)
+    set_to(widget, traits)
+    assert said == [s for s in sentences(widget) if s not in before]
+
+
+def test_with_a_kernel(show, kind, widget):
+    """Its changes are shown, and the reader's come to it."""
+    page = show(widget)
+    page.evaluate(pages.KERNEL)
+    agree(kind, page, widget)
+    for arguments in kind.given:
+        other = kind.make(**arguments)
+        page.evaluate("traits => window.change(traits)", other.state())
+        agree(kind, page, other)
+    page.evaluate("traits => window.change(traits)", widget.state())
+    wanted = kind.make()
+    for traits in kind.states[:20:4]:
+        (entries,) = steps(kind, wanted, [traits])
+        pages.walk(page, [entries])
+        for sent in page.evaluate("window.sent.splice(0)"):
+            widget.set_state(sent)
+        assert widget.state() == wanted.state()
+
+
+def test_every_part_has_a_role_and_a_name(show, kind, widget):
+    page = show(widget)
+    images = page.get_by_role("img").all()
+    assert len(images) == page.locator(".mb-picture").count() >= 1
+    assert all(image.get_attribute("aria-label") for image in images)
+    parts = page.locator("input, select, button, summary")
+    named = """(all) => all.map((e) => [
+        "labels" in e && e.labels.length === 1 || e.innerText > "",
+        e.dataset.lmSuppressShortcuts,
+        e.type !== "range" || e.getAttribute("aria-valuetext") > "",
+      ].join())"""
+    # JupyterLab would else take the arrow keys for its shortcuts.
+    assert set(parts.evaluate_all(named)) == {"true,true,true"}
+    for key, words in kind.spoken.items():
+        spoken = pages.control(page, key).get_attribute("aria-valuetext")
+        assert spoken == words
+    columns = page.get_by_role("columnheader").all_inner_texts()
+    assert tuple(columns[: len(kind.columns)]) == kind.columns
+    assert page.get_by_role("rowheader").count() >= 4
+    assert page.locator("[aria-live=polite]").count() == len(sentences(widget))
+
+
+@pytest.mark.parametrize(
+    "width, style",
+    [(320, ""), (390, pages.DARK), (1280, pages.DARK)],
+    ids=["320", "390-dark", "1280-dark"],
+)
+def test_every_width_and_theme(show, kind, width, style):
+    page = show(kind.make(**kind.given[0]), width=width, style=style)
+    page.locator("summary").evaluate_all("all => all.map((e) => e.click())")
+    pages.walk(page, [[]])
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(pages.OUTSIDE) == []
+    colours = pages.colours(
+        page,
+        ".mb-root, .mb-root :is(td, th, dd, label, summary, p, figcaption, "
+        "button, select, [type=text], [type=number])",
+    )
+    assert colours == {"rgb(206, 214, 221)" if style else "rgb(0, 0, 0)"}
+
+
+@pytest.mark.parametrize("width", [390, 760])
+def test_nothing_jumps_while_it_is_moved(show, kind, width):
+    """The sentences have room for their longest."""
+    for arguments, moves in kind.moves:
+        widget = kind.make(**arguments)
+        page = show(widget, width=width)
+        states = list(steps(kind, widget, moves))
+        assert len(set(pages.walk(page, states, pages.TOPS))) == 1
+
+
+def test_no_part_is_told_by_colour_alone(show, kind, widget):
+    """Neighbours differ in their pattern as well."""
+    looks = show(widget).eval_on_selector_all(
+        ".mb-swatch",
+        """(all) => all.map((swatch) => {
+          const [plain, over] = swatch.querySelectorAll("rect");
+          const id = over?.getAttribute("fill").slice(5, -1);
+          const pattern = document.getElementById(id);
+          const turn = pattern?.getAttribute("patternTransform");
+          const look = `${pattern?.innerHTML ?? "plain"} ${turn}`;
+          return [getComputedStyle(plain).fill, look];
+        })""",
+    )[: kind.parts]
+    assert len(set(map(tuple, looks))) == len(looks) == kind.parts
+    for (_, one), (_, next_) in pairwise(looks):
+        assert one != next_
+
+
+def test_nothing_moves_by_itself(show, kind, widget):
+    assert show(widget).evaluate("document.getAnimations().length") == 0
+    style = bundle.style_text(kind.name)
+    assert "transition" not in style and "animation" not in style
+
+
+def test_clean_up(show, kind, widget):
+    listeners, children, *left = show(widget).evaluate(pages.CLEAN_UP)
+    assert listeners >= 1 and children >= 1
+    assert left == [0, 0]
+
+
+@pytest.mark.parametrize("font", ["", pages.WIDE_FONT], ids=["", "wide"])
+def test_without_javascript(show, kind, font):
+    shown = [kind.make(), *(kind.make(**given) for given in kind.given)]
+    page = show(*shown, java_script_enabled=False, width=360, style=font)
+    assert page.get_by_role("img").count() == len(shown)
+    for widget, picture in zip(shown, page.locator("svg").all(), strict=True):
+        box = picture.bounding_box()
+        assert 0 < box["width"] <= 360 - box["x"]
+        said = page.get_by_text(widget.sentence(), exact=True)
+        assert said.first.is_visible()
+    outside = pages.OUTSIDE.replace(".mb-picture", "svg")
+    small = "box.height < 11"
+    assert small in outside
+    assert page.evaluate(outside.replace(small, "false")) == []
+
+
+def test_the_modules_weight(kind, widget):
+    """With its state it takes no more than a quarter of a page."""
+    text = bundle.module_text(kind.name) + bundle.style_text(kind.name)
+    assert len(text) + len(json.dumps(widget.state())) < 75_000
