@@ -515,9 +515,24 @@ def test_other_right_answers_of_chapter_4():
         loss.backward()
         return loss
 
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, segment, x, *parameters):
+            ctx.segment = segment
+            ctx.save_for_backward(x, *parameters)
+            return segment(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, *parameters = ctx.saved_tensors
+            inputs = x.detach().requires_grad_(), *parameters
+            with torch.enable_grad():
+                y = ctx.segment(inputs[0])
+            return None, *torch.autograd.grad(y, inputs, gradient)
+
     def by_function(segments, x):
         for segment in segments:
-            x = ck.checkpoint_by_hand(segment, x)
+            x = Again.apply(segment, x, *segment.parameters())
         x.sum().backward()
 
     def sequential(layers, x, count):
