@@ -138,6 +138,24 @@ def module(value: Thing, name: str = "the model") -> Thing:
     return instance(value, nn.Module, name, "a torch.nn.Module")
 
 
+def trained(
+    model: nn.Module, use: str = "hand over the model of the step"
+) -> list[nn.Parameter]:
+    """The model's parameters that are trained, if there are any.
+
+    Raises:
+        TypeError: it is no module.
+        ValueError: there are none.
+    """
+    found = [p for p in module(model).parameters() if p.requires_grad]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no parameters that are trained "
+            f"(requires_grad): {use}"
+        )
+    return found
+
+
 def stepper(value: Thing, name: str = "the optimizer") -> Thing:
     """The value, if it is an optimizer of PyTorch.
 
@@ -226,6 +244,49 @@ def scalar_loss(loss: object) -> torch.Tensor:
             "outside torch.no_grad() and without detach() or item()"
         )
     return loss
+
+
+def check_heads(
+    width: int, heads: int, kv_heads: int = 1, paired: bool = False
+) -> None:
+    """Refuse heads of attention that do not divide what they share.
+
+    Args:
+        width: of a token's vector, which the heads share.
+        kv_heads: heads of keys and values, which the heads share.
+        paired: whether each head's numbers are paired for rotary positions.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if width % heads:
+        raise ValueError(
+            f"width {width} is not a multiple of {heads} heads: use a number "
+            "of heads that divides it"
+        )
+    if heads % kv_heads:
+        raise ValueError(
+            f"{heads} heads cannot share {kv_heads} heads of keys and "
+            "values: use a number that divides the heads"
+        )
+    if paired and width // heads % 2:
+        raise ValueError(
+            f"{width // heads} numbers for each head cannot be paired for "
+            "rotary positions: use an even number"
+        )
+
+
+def check_positions(tokens: int, context: int) -> None:
+    """Refuse more tokens than there are learned positions.
+
+    Raises:
+        ValueError: there are more.
+    """
+    if tokens > context:
+        raise ValueError(
+            f"{tokens} tokens are more than the {context} learned positions: "
+            "use fewer tokens or a larger context"
+        )
 
 
 def refused(name: str, value: object, use: str) -> TypeError:

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from membudget.checks import device as checked_device
 from membudget.checks import (
+    check_heads,
+    check_positions,
     flag,
     function,
     instance,
@@ -15,6 +16,7 @@ from membudget.checks import (
     number,
     whole,
 )
+from membudget.checks import device as checked_device
 
 MOST, MOST_LAYERS = 2**20, 1000
 """Of a size, and of layers or blocks."""
@@ -235,11 +237,7 @@ def _tensor(x: torch.Tensor, name: str, ndim: int | None = None):
 
 def _heads(width: int, heads: int) -> tuple[int, int]:
     width, heads = _size(width, "width"), _size(heads, "heads")
-    if width % heads:
-        raise ValueError(
-            f"width {width} is not a multiple of {heads} heads: use a number "
-            "of heads that divides it"
-        )
+    check_heads(width, heads)
     return width, heads
 
 
@@ -296,12 +294,7 @@ class GPT(nn.Module):
             ValueError: more tokens than positions, or not two dimensions.
         """
         _tensor(tokens, "tokens", 2)
-        context = self.position.num_embeddings
-        if tokens.shape[1] > context:
-            raise ValueError(
-                f"{tokens.shape[1]} tokens are more than the {context} "
-                "learned positions: use fewer tokens or a larger context"
-            )
+        check_positions(tokens.shape[1], self.position.num_embeddings)
         place = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(place)
         return self.head(self.norm(self.blocks(x)))
@@ -333,19 +326,10 @@ class LlamaBlock(nn.Module):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        width, heads = _heads(width, heads)
+        width, heads = _size(width, "width"), _size(heads, "heads")
         kv_heads, hidden = _size(kv_heads, "kv_heads"), _size(hidden, "hidden")
         flag(fused, "fused")
-        if width // heads % 2:
-            raise ValueError(
-                f"{width // heads} numbers for each head cannot be paired "
-                "for rotary positions: use an even number"
-            )
-        if heads % kv_heads:
-            raise ValueError(
-                f"{heads} heads cannot share {kv_heads} heads of keys and "
-                "values: use a number that divides the heads"
-            )
+        check_heads(width, heads, kv_heads, paired=True)
         self.heads, self.kv_heads, self.fused = heads, kv_heads, fused
         shared = width // heads * kv_heads
         self.norm1 = nn.RMSNorm(width, eps=1e-5)

@@ -543,7 +543,9 @@ def test_bad_input(step, loss, batch, message):
 
 @pytest.mark.parametrize("step", [trace_step, dry_run])
 def test_models_and_batches_of_other_things(step):
-    message = "the batch holds list: hand over tensors, and leave the rest"
+    message = (
+        r"the batch holds list: hand over tensors \(unpack lists with \*\)"
+    )
     with pytest.raises(TypeError, match=message):
         step(nn.Linear(4, 4), mean_square, [[1.0, 2.0, 3.0, 4.0]])
     for model in (nn.ReLU(), nn.Linear(4, 4).requires_grad_(False)):

@@ -1015,7 +1015,10 @@ def test_the_state_survives():
 
 
 def test_a_master_of_nothing():
-    message = "has no parameters that are trained (requires_grad)"
+    message = (
+        "has no parameters that are trained (requires_grad): hand over one "
+        "that is to be trained"
+    )
     for model in (nn.ReLU(), classifier().requires_grad_(False)):
         with pytest.raises(
             ValueError, match=says(f"{type(model).__name__} {message}")

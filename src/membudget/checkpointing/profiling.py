@@ -13,6 +13,7 @@ from membudget.checkpointing.tape import Stage
 from membudget.checks import flag, instance
 from membudget.internals import FakeTensor, FakeTensorMode
 from membudget.measuring import FlopCounter, PeakTracker, unsure
+from membudget.measuring.dry import held_tensors, without_data
 from membudget.measuring.fakes import Fakes
 
 
@@ -98,20 +99,13 @@ def _fakes(
     mode: FakeTensorMode, modules: list[nn.Module], x: torch.Tensor
 ) -> tuple[list[nn.Module], torch.Tensor]:
     """Copies of them on a CPU, without data."""
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-        )
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(made, tensor.requires_grad)
-        return made.requires_grad_(tensor.requires_grad)
-
     outer = nn.ModuleList(modules)
-    with mode:
-        held = [*outer.parameters(), *outer.buffers()]
-        copied = copy.deepcopy(outer, {id(t): fake(t) for t in held})
-        return list(copied), fake(x)
+    bases: dict[int, torch.Tensor] = {}
+    fakes = {
+        id(tensor): without_data(mode, tensor, "cpu", bases)
+        for tensor in [*held_tensors(outer), x]
+    }
+    return list(copy.deepcopy(outer, fakes)), fakes[id(x)]
 
 
 @contextmanager

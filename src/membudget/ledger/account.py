@@ -23,10 +23,8 @@ from membudget.measuring import (
 from membudget.measuring.allocator import Usage
 from membudget.measuring.dry import no_large_mask
 from membudget.measuring.fakes import SMALL
-from membudget.measuring.step import only_tensors
+from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.measuring.tracker import BEFORE
-
-Loss = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -199,13 +197,7 @@ def largest_batch(
     """
     limit = whole(limit, "limit", 1, 2**60)
     module(model), only_tensors(batch), flag(check, "check")
-    if len(counts := {t.shape[:1] for t in batch}) != 1 or min(counts) < (1,):
-        raise ValueError(
-            f"the example's tensors have the shapes "
-            f"{[tuple(t.shape) for t in batch]}: use the same number of "
-            "samples, at least 1, along the first dimension of each, and "
-            "leave the rest to the loss function"
-        )
+    samples_of(batch)
     if check and any(t.is_meta for t in [*model.parameters(), *batch]):
         raise ValueError(
             "the model or the example is on meta, and real steps are to "

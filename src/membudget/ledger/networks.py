@@ -11,8 +11,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from membudget.checks import (
+    check_heads,
+    check_positions,
+    flag,
+    listed,
+    one_of,
+    whole,
+)
 from membudget.checks import device as checked_device
-from membudget.checks import flag, listed, one_of, whole
 from membudget.ledger import operators as op
 from membudget.ledger.paper import Paper, PaperTensor
 from membudget.models import GPT, Llama, MLPBlock
@@ -74,21 +81,8 @@ class Transformer:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
             self._whole(name)
-        if self.width % self.heads:
-            raise ValueError(
-                f"width {self.width} is not a multiple of {self.heads} "
-                "heads: use a number of heads that divides it"
-            )
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"{self.heads} heads cannot share {self.kv_heads} heads of "
-                "keys and values: use a number that divides the heads"
-            )
-        if self.family == "llama" and self.width // self.heads % 2:
-            raise ValueError(
-                f"{self.width // self.heads} numbers for each head cannot be "
-                "paired for rotary positions: use an even number"
-            )
+        paired = self.family == "llama"
+        check_heads(self.width, self.heads, self.kv_heads, paired)
         if self.family == "gpt" and (
             self.kv_heads < self.heads or self.hidden != 4 * self.width
         ):
@@ -185,11 +179,8 @@ class Transformer:
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
         flag(checkpointed, "checkpointed")
-        if self.family == "gpt" and tokens > self.context:
-            raise ValueError(
-                f"{tokens} tokens are more than the {self.context} learned "
-                "positions: use fewer tokens or a larger context"
-            )
+        if self.family == "gpt":
+            check_positions(tokens, self.context)
         return _Written(
             self,
             batch,

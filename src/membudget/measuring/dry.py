@@ -108,7 +108,7 @@ def dry_run(
         stepper(optimizer)
     if on is not None:
         on = checked_device(on, "on")
-    held = _held(model, optimizer)
+    held = held_tensors(model, optimizer)
     if any(t.layout is not torch.strided for t in [*batch, *held]):
         raise ValueError(SPARSE)
     device_of_model = next(
@@ -140,7 +140,9 @@ def dry_run(
     ]
     bases: dict[int, torch.Tensor] = {}
     copies |= {
-        id(t): _fake(fake, t, on, bases) for t in held if id(t) not in kept
+        id(t): without_data(fake, t, on, bases)
+        for t in held
+        if id(t) not in kept
     }
     model, optimizer = copy.deepcopy((model, optimizer), copies)
     with fake, Fakes(fake), logging_nothing():
@@ -212,8 +214,8 @@ def _values_needed(error: Exception, batch: tuple[torch.Tensor, ...]) -> str:
     )
 
 
-def _held(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None
+def held_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> list[torch.Tensor]:
     """The tensors of the model's modules and of the optimizer."""
     dicts = [vars(module) for module in model.modules()]
@@ -266,7 +268,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def _fake(
+def without_data(
     mode: FakeTensorMode,
     tensor: torch.Tensor,
     on: torch.device | str | None,

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from membudget.checks import device as checked_device
-from membudget.checks import function, instance, module, stepper
+from membudget.checks import function, instance, stepper, trained
 from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
-from membudget.measuring.step import LOSS, Loss
+from membudget.measuring.step import LOSS, Loss, only_tensors, samples_of
 from membudget.measuring.storages import optimizer_tensors
 from membudget.measuring.tracker import (
     CATEGORIES,
@@ -248,26 +248,11 @@ class CatchOutOfMemory:
         changes: Mapping[str, Loss] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        module(model)
+        parameters = trained(model)
         if optimizer is not None:
             stepper(optimizer)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        if not parameters:
-            raise ValueError(
-                f"{type(model).__name__} has no parameters that are trained "
-                "(requires_grad): hand over the model of the step"
-            )
-        if others := [t for t in batch if not isinstance(t, torch.Tensor)]:
-            raise TypeError(
-                f"the batch holds a {type(others[0]).__name__}: hand over "
-                "tensors (unpack lists with *)"
-            )
-        lengths = {len(t) if t.ndim else 0 for t in batch}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(
-                f"the batch has tensors of {sorted(lengths)} samples: each "
-                "has the same samples, one or more, along its first dimension"
-            )
+        only_tensors(batch)
+        self.samples = samples_of(batch) if batch else 0
         losses = {} if loss is None else {UNCHANGED: loss}
         changes = {} if changes is None else changes
         use = "a dictionary of names and functions"
@@ -282,7 +267,6 @@ class CatchOutOfMemory:
         self.device = (
             parameters[0].device if device is None else checked_device(device)
         )
-        self.samples = lengths.pop() if lengths else 0
         self.report: OutOfMemoryReport | None = None
         self._budget = budget
         self.tracker = self._watch()

@@ -7,7 +7,7 @@ from reprlib import repr as short
 import torch
 from torch import nn
 
-from membudget.checks import flag, function, module, stepper, whole
+from membudget.checks import flag, function, module, stepper, trained, whole
 from membudget.internals import nothing_compiled
 from membudget.measuring.tracker import COMPILED, PeakTracker
 
@@ -84,15 +84,11 @@ def trace_step(
             kept = loss(model, *batch)
         del kept  # alive until here
         return tracker
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no parameters that are trained "
-            "(requires_grad): hand over the model whose step is to be "
-            "measured, or ask for inference=True"
-        )
+    use = "hand over the model of the step, or ask for inference=True"
+    trained(model, use)
     samples = size = 1  # as one, however many they are
     if micro_batch is not None:
-        samples, size = _samples(batch), whole(micro_batch, "micro_batch")
+        samples, size = samples_of(batch), whole(micro_batch, "micro_batch")
 
     def step(mark: Callable[[str], None]) -> None:
         for start in range(0, samples, size):
@@ -133,20 +129,26 @@ def only_tensors(batch: tuple) -> None:
     for item in batch:
         if not isinstance(item, torch.Tensor):
             raise TypeError(
-                f"the batch holds {type(item).__name__}: hand over tensors, "
-                "and leave the rest to the loss function"
+                f"the batch holds {type(item).__name__}: hand over tensors "
+                "(unpack lists with *), and leave the rest to the loss "
+                "function"
             )
 
 
-def _samples(batch: tuple[torch.Tensor, ...]) -> int:
-    """How many samples the batch has."""
+def samples_of(batch: tuple[torch.Tensor, ...]) -> int:
+    """How many samples the batch has.
+
+    Raises:
+        ValueError: no tensors, or tensors that have none or not the same
+            number.
+    """
     counts = {len(t) if t.ndim else 0 for t in batch}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
             f"the batch's tensors have the shapes "
-            f"{[tuple(t.shape) for t in batch]}: to cut it into "
-            "micro-batches, use tensors with the same number of samples, at "
-            "least 1, along the first dimension"
+            f"{[tuple(t.shape) for t in batch]}: use the same number of "
+            "samples, at least 1, along the first dimension of each, and "
+            "leave the rest to the loss function"
         )
     return counts.pop()
 

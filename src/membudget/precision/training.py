@@ -11,10 +11,10 @@ from torch import nn
 from membudget.checks import (
     flag,
     function,
-    module,
     number,
     scalar_loss,
     stepper,
+    trained,
 )
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
@@ -250,13 +250,8 @@ class MasterWeights:
         model: nn.Module,
         optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     ) -> None:
-        module(model), function(optimizer, "optimizer")
-        self.weights = [p for p in model.parameters() if p.requires_grad]
-        if not self.weights:
-            raise ValueError(
-                f"{type(model).__name__} has no parameters that are trained "
-                "(requires_grad)"
-            )
+        self.weights = trained(model, "hand over one that is to be trained")
+        function(optimizer, "optimizer")
         _fp32(self.weights)
         self.copies = [p.detach().clone() for p in self.weights]
         made = optimizer(self.copies)
