@@ -16,11 +16,11 @@ KEPT = {"use_reentrant": False, "preserve_rng_state": False}
 REENTRANT = KEPT | {"use_reentrant": True}
 
 
-def chain(depth, activation=nn.ReLU, width=WIDTH, bias=True):
+def chain(depth, activation=nn.ReLU, width=WIDTH):
     """Linear layers and activations by turns."""
     layers = []
     for _ in range(depth):
-        layers += [nn.Linear(width, width, bias=bias), activation()]
+        layers += [nn.Linear(width, width), activation()]
     return nn.Sequential(*layers)
 
 

@@ -89,32 +89,6 @@ def test_rounding(size, block, segment):
 # Segments and splitting --------------------------------------------------
 
 
-def test_small_requests_share_a_segment_of_2_mib():
-    allocator = CachingAllocator()
-    for _ in range(2):
-        allocator.allocate(MIB - 512)
-    assert layout(allocator) == [[MIB - 512, MIB - 512, -1024]]
-    allocator.allocate(1025)  # does not fit into the rest
-    assert layout(allocator)[1] == [1536, -(2 * MIB - 1536)]
-    allocator.allocate(1000)  # fits it
-    assert layout(allocator)[0] == [MIB - 512, MIB - 512, 1024]
-    assert [segment.pool for segment in allocator.segments] == ["small"] * 2
-
-
-@pytest.mark.parametrize(
-    ("second", "blocks"),
-    [
-        (MIB - 512, [MIB, MIB - 512, -512]),
-        (MIB, [MIB, MIB]),
-    ],
-)
-def test_small_rests_split_from_512_bytes(second, blocks):
-    allocator = CachingAllocator()
-    allocator.allocate(MIB)
-    allocator.allocate(second)
-    assert layout(allocator) == [blocks]
-
-
 @pytest.mark.parametrize(
     ("size", "blocks"),
     [
@@ -148,19 +122,9 @@ def test_the_smallest_block_that_fits_is_taken():
     assert in_mib(allocator) == [[9, -21], [10], [12, 8]]
 
 
-def test_of_equal_blocks_the_first_is_taken():
-    allocator = CachingAllocator()
-    handles = [allocator.allocate(10 * MIB) for _ in range(3)]
-    for handle in reversed(handles):
-        allocator.free(handle)
-    allocator.allocate(10 * MIB)
-    assert in_mib(allocator) == [[10], [-10], [-10]]
-
-
 @pytest.mark.parametrize(
     ("order", "steps"),
     [
-        ("abc", [[-4, 4, 4, -8], [-8, 4, -8], [-20]]),
         ("acb", [[-4, 4, 4, -8], [-4, 4, -12], [-20]]),
         ("cba", [[4, 4, -12], [4, -16], [-20]]),
         ("bac", [[4, -4, 4, -8], [-8, 4, -8], [-20]]),
@@ -288,15 +252,6 @@ def test_pages_are_mapped_as_needed():
     assert in_mib(allocator) == [[30, 5, 26, -19], small]
     assert allocator.reserved == 84 * MIB
     assert [s.pool for s in allocator.segments] == ["large", "small"]
-
-
-def test_expandable_rests_split_from_512_bytes():
-    allocator = CachingAllocator(expandable_segments=True)
-    allocator.allocate(20 * MIB - 512)
-    assert layout(allocator) == [[20 * MIB - 512, -512]]
-    allocator.allocate(2 * MIB)
-    assert allocator.allocated == 22 * MIB - 512
-    assert layout(allocator) == [[20 * MIB - 512, 2 * MIB, -(18 * MIB + 512)]]
 
 
 def test_whole_free_pages_go_back():

@@ -88,19 +88,6 @@ def test_a_module_that_is_no_part_goes_by_its_class():
     assert seen == [("Note", ["Hides", "Note"])] * 2
 
 
-def test_two_models_and_a_call_inside_the_other():
-    stack, first, seen = watched(Note)
-    second = Note(first.log, first)
-    with stack:
-        first(torch.ones(1))
-        second(torch.ones(1))
-    names = [names for _, names in seen]
-    assert names[:2] == [["Note"]] * 2
-    # Its path is now the one below the model that was called.
-    part = ["Note", "parts.0"]
-    assert names[2:] == [["Note"], part, part, ["Note"]]
-
-
 def test_a_pre_hook_that_fails_ends_its_module():
     def fail(module, args):
         raise ValueError
@@ -258,16 +245,6 @@ def test_a_module_called_twice_and_functions_between():
     assert modules_of(tracker, "aten.sin") == [("Twice", "backward")]
     found = modules_of(tracker, "aten.tanh_backward")
     assert found == [("Twice", "backward")]
-
-
-def test_a_shared_module_in_backward():
-    shared = nn.Linear(4, 4)
-    model, x = nn.Sequential(shared, nn.Tanh(), shared), torch.ones(2, 4)
-    with PeakTracker(model, x) as tracker:
-        model(x).sum().backward()
-    assert set(modules_of(tracker, "aten.mm")) == {("0", "backward")}
-    found = modules_of(tracker, "aten.tanh_backward")
-    assert found == [("1", "backward")]
 
 
 @pytest.mark.parametrize("options", [KEPT, REENTRANT])

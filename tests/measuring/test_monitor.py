@@ -88,17 +88,19 @@ def test_before_the_first_reading():
         m.line()
 
 
-# Steps, values and the line ----------------------------------------------
-
-
-def test_steps_are_counted_on_from_the_last():
+def test_steps_are_counted_on_and_the_line_shows_the_last_values():
     m = reading([1] * 5, budget=10)
-    m()
-    m()
+    m(loss=1.0)
+    m(rate=0.1, loss=2.0)
+    assert m.line().endswith("NORMAL | rate 0.1 | loss 2")
     m(10)
+    assert m.line().endswith("NORMAL")
     m()
     m(step=0)
     assert [r.step for r in m.readings] == [0, 1, 10, 11, 0]
+
+
+# Steps, values and the line ----------------------------------------------
 
 
 def test_the_line_of_a_log():
@@ -134,15 +136,6 @@ def test_values_are_rounded(value, text):
     m = reading([1], budget=10)
     m(value=value)
     assert m.line().endswith(f"NORMAL | value {text}")
-
-
-def test_the_line_shows_only_the_last_values_in_their_order():
-    m = reading([1, 1, 1], budget=10)
-    m(loss=1.0)
-    m(rate=0.1, loss=2.0)
-    assert m.line().endswith("NORMAL | rate 0.1 | loss 2")
-    m()
-    assert m.line().endswith("NORMAL")
 
 
 def test_a_loss_does_not_keep_its_graph():

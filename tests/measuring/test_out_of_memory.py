@@ -6,7 +6,6 @@ A budget stands for the device, so all of it runs on a CPU. CUDA is a stub.
 import gc
 import re
 import sys
-import weakref
 from contextlib import suppress
 
 import pytest
@@ -248,20 +247,6 @@ def test_the_printed_report():
     )
 
 
-def test_no_line_of_a_report_is_too_long():
-    guard, _ = fail(
-        "optimizer",
-        loss=loss,
-        changes={
-            "a change with a rather long name, as people give them": loss,
-            "wrong": lambda *a: [1 / 0, "x" * 60 + " y" * 60],
-        },
-    )
-    lines = str(guard.report).splitlines()
-    assert max(map(len, lines)) <= 79
-    assert len(lines) > 15
-
-
 # Recovery ----------------------------------------------------------------
 
 
@@ -276,38 +261,6 @@ def test_nothing_of_a_failed_step_stays_wherever_it_fails(fn, above):
     assert not any("still held" in note for note in guard.report.notes)
     assert hooked() == before
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_tensor_of_the_failed_step_is_gone(phase):
-    """Seen by weak references of our own, of tensors and of storages."""
-    refs = []
-
-    class Collect(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for t in result if isinstance(result, list | tuple) else [result]:
-                if isinstance(t, torch.Tensor):
-                    refs.append(weakref.ref(t))
-                    refs.append(weakref.ref(t.untyped_storage()))
-            return result
-
-    fn, warm, _, above = PHASES[phase]
-    model, x, y, optimizer = setting(warm)
-    before = [*model.parameters(), x, y]
-    before += [t for s in optimizer.state.values() for t in s.values()]
-    kept = {t.untyped_storage()._cdata for t in before}
-    with Collect():
-        guard = CatchOutOfMemory(model, x, y, optimizer=optimizer)
-        guard._budget = guard.tracker.start + above
-        with guard:
-            fn(model, x, y).backward()
-            optimizer.step()
-    assert guard.report.operator.phase == phase.replace("loss", "forward")
-    assert len(refs) > 4
-    held = [ref() for ref in refs if ref() is not None]
-    held = [t.untyped_storage() if torch.is_tensor(t) else t for t in held]
-    assert all(storage._cdata in kept for storage in held)
 
 
 KEPT = []
@@ -444,7 +397,7 @@ def test_gradients_of_the_optimizers_other_parameters_are_removed_too():
     model, x, y, _ = setting()
     scale = nn.Parameter(torch.ones(64, 1))
     optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
-    guard = CatchOutOfMemory(model, x, y, optimizer=optimizer, budget=10**6)
+    guard = guarded((model, x, y, optimizer), 10**6)
     with guard:
         (loss(model, x, y) + scale.sum()).backward()
         torch.ones(10**6)
@@ -456,18 +409,17 @@ def test_running_statistics_that_have_moved_are_reported():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     x = torch.randn(32, 8)
     start = PeakTracker(model, x).start
-    guard = CatchOutOfMemory(model, x, budget=start + 3 * KIB)
-    with guard:
-        model(x).sum().backward()
-    (note,) = guard.report.notes
-    assert note == (
+    notes = []
+    for above in (10, 3 * KIB):
+        guard = CatchOutOfMemory(model, x, budget=start + above)
+        with guard:
+            model(x).sum().backward()
+        notes.append(guard.report.notes)
+    moved = (
         "The failed step has changed buffers of the model, such as running "
         "statistics."
     )
-    guard = CatchOutOfMemory(model, x, budget=start + 10)
-    with guard:
-        model(x).sum().backward()
-    assert guard.report.notes == ()
+    assert notes == [(), (moved,)]
 
 
 @pytest.mark.parametrize(

@@ -406,26 +406,23 @@ def test_the_keys_are_those_of_pytorch(made):
 def test_the_tools_of_pytorch_accept_it(expandable):
     allocator = simulated(expandable)
     snapshot = allocator.snapshot()
+    sizes, reserved = _memory_viz.Bytes, allocator.reserved
+    free = reserved - allocator.requested
+    share = (allocator.allocated - allocator.requested) / free * 100
     text = _memory_viz.segsum(snapshot)
-    sizes = _memory_viz.Bytes
-    free = allocator.reserved - allocator.requested
-    rounding = allocator.allocated - allocator.requested
-    assert f"segments: {len(allocator.segments)}\n" in text
-    assert f"total_reserved: {sizes(allocator.reserved)}\n" in text
-    assert f"total_allocated: {sizes(allocator.requested)}\n" in text
-    assert (
-        f"total_free: {sizes(free)} ({rounding / free * 100:.1f}% internal)"
-        in text
-    )
+    for line in (
+        f"segments: {len(allocator.segments)}\n",
+        f"total_reserved: {sizes(reserved)}\n",
+        f"total_allocated: {sizes(allocator.requested)}\n",
+        f"total_free: {sizes(free)} ({share:.1f}% internal)",
+    ):
+        assert line in text
     text = _memory_viz.trace(snapshot)
     assert f"{len(snapshot['device_traces'][0])} entries" in text
-    left = sizes(200 * MIB - allocator.reserved)
+    left = sizes(200 * MIB - reserved)
     assert f"Error # 500.0MiB requested, {left} free in CUDA" in text
     lines = _memory_viz.memory(snapshot, format_flamegraph=str).splitlines()
-    assert (
-        sum(int(line.rsplit(" ", 1)[1]) for line in lines)
-        == allocator.reserved
-    )
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == reserved
     assert "seg_" in _memory_viz.segments(snapshot, format_flamegraph=str)
     assert "snapshot" in _memory_viz.trace_plot(snapshot)
     assert "snapshot" in _memory_viz.segment_plot(snapshot)

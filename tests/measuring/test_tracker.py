@@ -113,28 +113,6 @@ def test_tensors_made_of_python_numbers_are_counted(make):
     assert tracker.live == 0
 
 
-@pytest.mark.parametrize(("depth", "bias"), [(1, True), (2, False), (9, True)])
-def test_a_layer_chain_holds_one_unit_more_than_its_depth(depth, bias):
-    """Setting S: inputs, parameters and gradients are not counted.
-
-    The peak is in the backward of the last Linear: the outputs of the other
-    layers, its own output's and its input's gradient, the new gradient of
-    its parameters, the loss and the loss's gradient. With one layer no
-    input gradient is needed, and the peak is a moment earlier.
-    """
-    batch, width = 64, 16
-    model = chain(depth, width=width, bias=bias)
-    x = torch.randn(batch, width)
-    model(x).sum().backward()
-    existing = [x, *model.parameters(), *gradients_of(model)]
-    with PeakTracker(*existing) as tracker:
-        model(x).sum().backward()
-    unit = 4 * batch * width
-    new = 4 * width * (width + bias) if depth > 1 else 0
-    assert tracker.peak - tracker.start == (depth + 1) * unit + new + 8
-    assert tracker.live == tracker.start
-
-
 # The account adds up -----------------------------------------------------
 
 
@@ -249,7 +227,7 @@ PROGRAM = st.lists(
 )
 
 
-@settings(derandomize=True, database=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(PROGRAM)
 def test_any_program_adds_up(program):
     weight, held = nn.Parameter(torch.ones(6, 6)), [torch.ones(6, 6)]
@@ -593,20 +571,6 @@ def test_a_training_step_category_by_category():
     check_account(tracker)
 
 
-def test_the_gradient_is_one_from_its_birth_on():
-    """Made in the backward pass as a temporary, kept as ``grad``."""
-    model, x = nn.Linear(WIDTH, WIDTH), rows()
-    with PeakTracker(model, x) as tracker:
-        model(x).sum().backward()
-    made = [a for a in tracker.allocations if a.category == "gradients"]
-    assert sorted(a.bytes for a in made) == [BIAS, WEIGHT]
-    assert {a.operator for a in made} == {
-        Operator("aten.mm", "Linear", "backward"),
-        Operator("aten.sum", "Linear", "backward"),
-    }
-    assert all(a.death is None for a in made)
-
-
 def test_a_second_gradient_is_temporary_until_it_is_added():
     model, x = nn.Linear(WIDTH, WIDTH, bias=False), rows()
     with PeakTracker(model, x) as tracker:
@@ -619,23 +583,6 @@ def test_a_second_gradient_is_temporary_until_it_is_added():
     assert split_at(tracker, "again")["gradients"] == WEIGHT
     assert at_end(tracker)["gradients"] == WEIGHT
     assert tracker.live == tracker.start + WEIGHT
-
-
-def test_gradients_left_over_from_before():
-    model, x = nn.Linear(WIDTH, WIDTH, bias=False), rows()
-    model(x).sum().backward()
-    with PeakTracker(model, x) as tracker:
-        tracker.mark("zero")
-        model.zero_grad()
-        tracker.mark("forward")
-        model(x).sum().backward()
-    assert tracker.start == 2 * WEIGHT + UNIT
-    expected = {"parameters": WEIGHT, "gradients": WEIGHT, "inputs": UNIT}
-    assert split_at(tracker, "zero") == expected
-    assert split_at(tracker, "forward") == expected  # before its first
-    assert tracker.split(0)["gradients"] == 0
-    assert at_end(tracker)["gradients"] == WEIGHT
-    assert sum(a.category == "gradients" for a in tracker.allocations) == 2
 
 
 def test_gradients_assigned_by_hand():
@@ -721,19 +668,6 @@ def test_optimizer_states_from_before_the_block():
         assert at_end(tracker).get("optimizer", 0) == known
 
 
-def test_what_an_optimizer_works_with_is_temporary():
-    model = nn.Linear(WIDTH, WIDTH, bias=False)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
-    model.weight.grad = torch.ones(WIDTH, WIDTH)
-    optimizer.step()
-    with PeakTracker(model, optimizer) as tracker:
-        optimizer.step()
-    assert tracker.peak > tracker.start
-    assert tracker.split()["temporaries"] == tracker.peak - tracker.start
-    named = [o for o in tracker.operators if not o.name.startswith("profiler")]
-    assert {o.phase for o in named} == {"optimizer"}
-
-
 def test_lbfgs_calls_the_model_inside_its_step():
     model, x = chain(1, nn.Tanh), rows()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
@@ -779,33 +713,6 @@ def test_inputs_drawn_in_the_block():
     check_account(tracker)
 
 
-def test_nested_inputs_drawn_in_the_block():
-    class Sum(nn.Module):
-        def forward(self, pair, more):
-            return pair[0] + pair[1] + more["x"]
-
-    with PeakTracker() as tracker:
-        parts = [torch.ones(3), torch.ones(3), torch.ones(3)]
-        Sum()((parts[0], [parts[1]][0]), {"x": parts[2]})
-    assert nonzero(tracker.split(2)) == {"inputs": 36}
-
-
-def test_a_parameter_that_a_model_is_called_with_stays_one():
-    class Project(nn.Module):
-        def forward(self, x, weight):
-            return x @ weight.t()
-
-    model, x = nn.Linear(WIDTH, WIDTH), rows()
-    with PeakTracker(model) as tracker:
-        Project()(x, model.weight).sum().backward()
-        model.weight.grad.zero_()
-        Project()(x, model.weight.grad)
-    end = at_end(tracker)
-    assert end["parameters"] == LAYER
-    assert end["gradients"] == WEIGHT
-    assert "inputs" not in end
-
-
 def test_an_output_of_a_model_is_no_input_of_the_next():
     first, second, x = chain(1, nn.Tanh), chain(1, nn.Tanh), rows()
     with PeakTracker(first, second, x) as tracker:
@@ -817,15 +724,6 @@ def test_an_output_of_a_model_is_no_input_of_the_next():
         "inputs": UNIT,
         "activations": 2 * UNIT + 4,
     }
-
-
-def test_a_leaf_input_and_its_gradient():
-    model, x = chain(1, nn.Tanh), rows(requires_grad=True)
-    with PeakTracker(model, x) as tracker:
-        model(x).sum().backward()
-    end = at_end(tracker)
-    assert end["inputs"] == end["temporaries"] == UNIT == x.grad.nbytes
-    assert tracker.live == tracker.start + LAYER + UNIT
 
 
 def test_losses_kept_in_a_list_keep_their_graphs():
