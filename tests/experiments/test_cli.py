@@ -1,7 +1,6 @@
 """The command, in this process and as its own."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -71,25 +70,9 @@ def test_check_and_list_need_no_torch():
     assert done.stdout.endswith(b" records, 0 of them bad\n")
 
 
-def test_an_edited_committed_record_is_found(tmp_path, capsys):
-    folder = shutil.copytree(records.RECORDS, tmp_path / "records")
-    assert cli.main(["check", str(folder)]) == 0
-    path = sorted(folder.glob("micro_batch.*.json"))[0]
-    text = path.read_text("utf-8")
-    sample = text.index('"samples"')
-    digit = next(i for i in range(sample, len(text)) if text[i] in "12345678")
-    changed = str(int(text[digit]) + 1)
-    path.write_text(text[:digit] + changed + text[digit + 1 :], "utf-8")
-    capsys.readouterr()
-    assert cli.main(["check", str(folder)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{path.name}: its digest is not that of its")
-    assert lines[-1].endswith("records, 1 of them bad")
-
-
 def test_check_names_every_bad_record(tmp_path, capsys):
     records.write(good(), tmp_path)
-    place(tmp_path, good(size="huge", commit="x"), "a.json")
+    place(tmp_path, good(size="huge", commit="x"), "a.json")  # two faults
     place(tmp_path, [], "b.json")
     (tmp_path / ".half.tmp").write_text("{")
     (tmp_path / "README.md").write_text("x")
@@ -277,8 +260,7 @@ sys.exit(__main__.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_command(tmp_path, sent):
+def test_an_interrupted_command(tmp_path):
     folder, out = tmp_path / "experiments", tmp_path / "out"
     wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(86_400)'
     plant(folder, a=SIMPLE, b=wait, c=SIMPLE)
@@ -296,18 +278,17 @@ def test_an_interrupted_command(tmp_path, sent):
         line = process.stderr.readline()
         assert line, seen
         seen += line
-    process.send_signal(sent)
+    process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=PATIENCE)
     by_name = {path.name.split(".")[0]: path for path in out.glob("*.json")}
     assert set(by_name) == {"a", "b"}
     assert read(by_name["a"])["outcome"] == "measured"
     assert read(by_name["b"])["outcome"] == "predicted"
-    if sent == signal.SIGINT:
-        assert process.returncode == 130
-        assert err.endswith("interrupted: run again to go on\n")
-        assert "b tiny  interrupted, " in err
-        table = [line.split()[0] for line in rest.splitlines()]
-        assert table == ["experiment", "a"]
+    assert process.returncode == 130
+    assert err.endswith("interrupted: run again to go on\n")
+    assert "b tiny  interrupted, " in err
+    table = [line.split()[0] for line in rest.splitlines()]
+    assert table == ["experiment", "a"]
 
 
 NOTHING_BUT_TORCH = """

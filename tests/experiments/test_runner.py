@@ -256,23 +256,6 @@ def test_a_bad_record_runs_again(run, harm):
     assert records.check(path) == []
 
 
-def test_an_interruption_keeps_what_is_finished(run):
-    stop = 'yield {"total": 1}\nyield {"value": 1}\nraise KeyboardInterrupt'
-    with pytest.raises(KeyboardInterrupt):
-        run(a=SIMPLE, b=stop, c=SIMPLE)
-    by_name = {p.name.split(".")[0]: p for p in run.out.glob("*.json")}
-    assert set(by_name) == {"a", "b"}
-    assert records.check(by_name["a"]) == []
-    assert read(by_name["b"])["outcome"] == "predicted"
-    assert "interrupted" in records.check(by_name["b"])[0]
-    results = run(a=SIMPLE, b=SIMPLE, c=SIMPLE)
-    assert [r.seconds is None for r in results.values()] == [
-        True,
-        False,
-        False,
-    ]
-
-
 def test_a_folder_that_vanishes_is_no_failure_of_the_experiment(run):
     body = f"import shutil\nshutil.rmtree({str(run.out)!r})\n{SIMPLE}"
     with pytest.raises(OSError):
