@@ -82,16 +82,11 @@ SEEN["after a sample"] = path.read_text("utf-8")
 
 
 def test_a_failing_experiment_among_others(run, capsys):
-    results = run(
-        a=SIMPLE,
-        b='yield {"total": 1}\nyield {"value": 1}\nraise KeyError("lost")',
-        c=SIMPLE,
-    )
-    assert {n: r.record["outcome"] for n, r in results.items()} == {
-        "a": "measured",
-        "b": "failed",
-        "c": "measured",
-    }
+    broken = 'yield {"total": 1}\nyield {"value": 1}\nraise KeyError("lost")'
+    results = run(a=SIMPLE, b=broken, c=SIMPLE)
+    assert [found.record["outcome"] for found in results.values()] == [
+        *("measured", "failed", "measured")
+    ]
     record = results["b"].record
     assert record["error"] == "KeyError: 'lost'"
     assert record["samples"] == [{"value": 1}]
@@ -145,31 +140,21 @@ def test_no_sample_at_all(run):
     assert "yields no sample" in result.record["error"]
 
 
-OUT_OF_MEMORY = {
-    "CUDA": 'torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")',
-    "Python": 'MemoryError("too much")',
-    "the CPU's allocator": "RuntimeError(\"DefaultCPUAllocator: can't allocate"
-    ' memory: you tried to allocate 9 bytes")',
-    "cuBLAS": 'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")',
-}
-
-
-@pytest.mark.parametrize("case", OUT_OF_MEMORY)
-def test_out_of_memory_keeps_the_samples_and_frees_the_tensors(run, case):
-    short = f"""\
+def test_out_of_memory_keeps_the_samples_and_frees_the_tensors(run):
+    short = """\
 def step():
     big = torch.ones(1000)
     SEEN["big"] = weakref.ref(big)
     cycle = [big]
     cycle.append(cycle)
     held.append(big)
-    raise {OUT_OF_MEMORY[case]}
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB")
 
-yield {{"total": 1}}
+yield {"total": 1}
 held = [torch.ones(1000)]
 SEEN["held"] = weakref.ref(held[0])
-yield {{"value": 1}}
-yield {{"value": 2}}
+yield {"value": 1}
+yield {"value": 2}
 step()
 """
     look = """\
@@ -180,12 +165,21 @@ yield {"value": SEEN["big"]() is None and SEEN["held"]() is None}
     record = results["a"].record
     assert record["outcome"] == "out of memory"
     assert record["samples"] == [{"value": 1}, {"value": 2}]
-    assert record["error"].split(":")[0] in OUT_OF_MEMORY[case]
+    assert record["error"].startswith("OutOfMemoryError: CUDA out of")
     assert records.check(results["a"].path) == []
     assert results["b"].record["samples"] == [{"value": True}]
 
 
-def test_other_errors_are_no_lack_of_memory():
+def test_what_is_a_lack_of_memory():
+    with pytest.raises(RuntimeError) as short:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    for error in (
+        short.value,
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError("too much"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+    ):
+        assert runner.is_out_of_memory(error)
     for error in (RuntimeError("shapes"), ValueError("can't allocate memory")):
         assert not runner.is_out_of_memory(error)
 
@@ -195,7 +189,6 @@ def test_an_error_is_stored_without_paths():
         "no file /home/ann/x.txt here": "ValueError: no file … here",
         r"C:\Users\ann\x is bad": "ValueError: … is bad",
         "two\n  lines": "ValueError: two lines",
-        "see (https://pytorch.org/docs)": "ValueError: see …",
         "": "ValueError:",
         "x" * 999: f"ValueError: {'x' * 388}",
     }
@@ -287,20 +280,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_without_a_terminal():
-    stream = io.StringIO()
-    progress = Progress("one tiny", 2, stream)
-    progress.show(1)
-    progress.show(2)
-    progress.end("measured, 0.1 s")
-    assert stream.getvalue() == (
-        "one tiny  0/2\none tiny  1/2\none tiny  2/2\n"
-        "one tiny  measured, 0.1 s\n"
-    )
-
-
 def test_one_line_on_a_terminal():
     stream = Terminal()
+    Progress("nothing expected", 0, stream).show(0)
     progress = Progress("one tiny", 4, stream)
     progress.show(1)
     progress.show(9)  # more than were expected
@@ -309,8 +291,14 @@ def test_one_line_on_a_terminal():
     assert shown.count("\n") == 1
     assert shown.endswith("one tiny  measured\n")
     bars = re.findall(r"[#.]{24}", shown)
-    assert [bar.count("#") for bar in bars] == [0, 6, 24]
+    assert [bar.count("#") for bar in bars] == [0, 0, 0, 6, 24]
 
 
-def test_nothing_expected():
-    Progress("one tiny", 0, Terminal()).show(0)
+def test_plain_lines_without_a_terminal():
+    stream = io.StringIO()
+    progress = Progress("one tiny", 2, stream)
+    progress.show(2)
+    progress.end("measured, 0.1 s")
+    assert stream.getvalue() == (
+        "one tiny  0/2\none tiny  2/2\none tiny  measured, 0.1 s\n"
+    )
