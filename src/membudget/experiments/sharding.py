@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 from membudget.experiments.definition import experiment
-from membudget.experiments.precision import seeded
+from membudget.experiments.precision import _clear, seeded
 from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
 from membudget.experiments.sizes import FSDP_ONE_GPU, FSDP_RANKS, SHARDED_RANKS
@@ -642,13 +642,6 @@ def _trained(
         "losses": losses,
         "seconds": seconds(training.step, device, warm_up, repeats),
     }
-
-
-def _clear(device: torch.device) -> None:
-    """Free what nobody holds, the allocator's cache included."""
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
 
 
 def _tracked(training: Training) -> int:
