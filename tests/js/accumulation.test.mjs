@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { pathToFileURL } from "node:url";
 
-import widget, {
+import {
   describe,
   layout,
   sentence,
@@ -47,14 +46,6 @@ test("the sentence is Python's, to the letter", () => {
   for (const { state, sentence: expected } of cases) {
     assert.equal(sentence(state), expected);
   }
-});
-
-test("the composed module is the same module", async () => {
-  const path = pathToFileURL(`${GRID}/accumulation.mjs`);
-  const composed = await import(path);
-  assert.deepEqual(describe(state()), composed.describe(state()));
-  assert.equal(typeof composed.default.render, "function");
-  assert.equal(typeof widget.render, "function");
 });
 
 test("describe and layout leave the state as it is", () => {

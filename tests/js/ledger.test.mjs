@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { pathToFileURL } from "node:url";
 
-import widget, {
+import {
   MOST,
   OPTIMIZERS,
   PRESETS,
@@ -163,13 +162,6 @@ test("the peak never falls with the batch", () => {
       before = bytes;
     }
   }
-});
-
-test("the composed module is the same module", async () => {
-  const composed = await import(pathToFileURL(`${GRID}/ledger.mjs`));
-  assert.deepEqual(composed.describe(state()), describe(state()));
-  assert.equal(typeof composed.default.render, "function");
-  assert.equal(typeof widget.render, "function");
 });
 
 test("describe and layout leave the state as it is", () => {

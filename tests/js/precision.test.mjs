@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { pathToFileURL } from "node:url";
 
-import widget, {
+import {
   bitsLayout,
   describe,
   limits,
@@ -236,12 +235,4 @@ test("bars of recipes are as long as what is alive, category by category", () =>
       assert.ok(Math.abs(budget.x - plot.left - state.budget * each) < 1e-6);
     }
   }
-});
-
-test("the composed module is the same module", async () => {
-  const composed = await import(pathToFileURL(`${GRID}/precision.mjs`));
-  const { state } = cases[0];
-  assert.deepEqual(composed.sentences(state), sentences(state));
-  assert.equal(typeof composed.default.render, "function");
-  assert.equal(typeof widget.render, "function");
 });

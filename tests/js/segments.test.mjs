@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { pathToFileURL } from "node:url";
 
-import widget, {
+import {
   countAt,
   describe,
   layout,
@@ -64,13 +63,6 @@ test("the sentence is Python's, to the letter", () => {
   for (const { state, sentence: expected } of cases) {
     assert.equal(sentence(state), expected);
   }
-});
-
-test("the composed module is the same module", async () => {
-  const composed = await import(pathToFileURL(`${GRID}/segments.mjs`));
-  assert.deepEqual(composed.describe(state()), describe(state()));
-  assert.equal(typeof composed.default.render, "function");
-  assert.equal(typeof widget.render, "function");
 });
 
 test("describe and layout leave the state as it is", () => {

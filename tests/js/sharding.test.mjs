@@ -1,9 +1,8 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { pathToFileURL } from "node:url";
 
-import widget, {
+import {
   describe,
   layout,
   notes,
@@ -233,11 +232,4 @@ test("words stand above their bar, inside, at every width", () => {
       }
     }
   }
-});
-
-test("the composed module is the same module", async () => {
-  const composed = await import(pathToFileURL(`${GRID}/sharding.mjs`));
-  assert.equal(composed.sentence(some[0]), sentence(some[0]));
-  assert.equal(typeof composed.default.render, "function");
-  assert.equal(typeof widget.render, "function");
 });

@@ -128,12 +128,5 @@ def test_javascript(test, grid):
 
 
 def test_there_are_javascript_tests():
-    assert {path.name for path in TESTS} >= {
-        "accumulation.test.mjs",
-        "base.test.mjs",
-        "ledger.test.mjs",
-        "precision.test.mjs",
-        "segments.test.mjs",
-        "sharding.test.mjs",
-        "timeline.test.mjs",
-    }
+    names = {"base", "bundle", *bundle.names()}
+    assert {path.name for path in TESTS} >= {f"{n}.test.mjs" for n in names}

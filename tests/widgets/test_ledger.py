@@ -1,7 +1,7 @@
 """The ledger widget's traits and numbers."""
 
-import json
 from functools import cache
+from itertools import product
 from xml.etree import ElementTree
 
 import ledger_cases as cases
@@ -18,7 +18,7 @@ from membudget.ledger import (
     states,
 )
 from membudget.widgets import Ledger
-from membudget.widgets.ledger import BARS, SHAPE, SHOWN
+from membudget.widgets.ledger import BARS, SHOWN
 
 GIB = 2**30
 TINY = {
@@ -59,13 +59,7 @@ def test_a_preset_sets_the_shape(preset):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"depth": 24},
-        {"vocabulary": 50304},
-        {"tied": False},
-        {"context": 2048},
-        {"family": "llama"},
-    ],
+    [{"depth": 24}, {"tied": False}, {"context": 2048}, {"family": "llama"}],
 )
 def test_another_shape_leaves_the_preset(change):
     (name,) = change
@@ -114,64 +108,16 @@ def test_a_preset_and_its_tokens_at_once():
     assert widget.tokens == 4096
 
 
-@pytest.mark.parametrize("bad", cases.BAD, ids=str)
-def test_sizes_that_cannot_be(bad):
-    with pytest.raises(TraitError, match="use"):
-        Ledger(**bad)
-    widget = Ledger()
-    before = widget.state()
-    with pytest.raises(TraitError, match="use"):
-        widget.set_state(bad)
-    assert widget.state() == before
-
-
-@pytest.mark.parametrize(
-    "bad, why",
-    [
-        ({"batch": 0}, "batch is 0: use a whole number of at least 1"),
-        ({"tokens": True}, "tokens is True: use a whole number"),
-        ({"width": "wide"}, "width is 'wide': use a whole number"),
-        ({"depth": 257}, "depth is 257: use at most 256"),
-        ({"heads": 5}, "width 768 is not a multiple of 5 heads"),
-        ({"recipe": "fp8"}, "master-fp32-gradients"),
-        ({"optimizer": "lion"}, "adam-8bit"),
-        ({"family": "mamba"}, "llama"),
-        ({"preset": "GPT-5"}, "GPT-2 124M"),
-        ({"preset": 3}, "GPT-2 124M"),
-        ({"fused": "no"}, "boolean"),
-        ({"budget": -1}, "budget is -1: use a whole number of bytes; 0 is"),
-        ({"budget": 1.5}, "use a whole number of bytes"),
-        ({"budget": False}, "use a whole number of bytes"),
-        ({"budget": 2**50 + 1}, "use at most 1125899906842624 bytes"),
-    ],
-)
-def test_bad_input(bad, why):
-    (name,) = bad
-    with pytest.raises(TraitError, match=name) as error:
-        Ledger(**bad)
-    assert error.match(why)
-    widget = Ledger()
-    before = widget.state()
-    with pytest.raises(TraitError, match=why):
-        setattr(widget, name, bad[name])
-    assert widget.state() == before
-
-
 def test_an_argument_that_is_none():
     with pytest.raises(TypeError, match="no argument 'layers': use one of"):
         Ledger(layers=3)
-
-
-def test_numpys_integers():
-    numpy = pytest.importorskip("numpy")
-    assert type(Ledger(batch=numpy.int64(2)).batch) is int
 
 
 # Numbers -------------------------------------------------------------------
 
 
 def test_numbers_are_the_predictions():
-    for arguments in list(cases.settings())[:500:7]:
+    for arguments in list(cases.settings())[:500:17]:
         widget = Ledger(**arguments)
         n = widget.numbers()
         run = predict(
@@ -198,9 +144,13 @@ def test_numbers_are_the_predictions():
         widget.close()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(
+    "family, recipe, optimizer",
+    [
+        *product(["gpt"], RECIPES, ["adam"]),
+        *product(["llama"], ["master"], OPTIMIZERS),
+    ],
+)
 def test_states_are_those_of_the_model(family, recipe, optimizer):
     widget = Ledger(
         **TINY, family=family, recipe=recipe, optimizer=optimizer, tied=True
@@ -221,8 +171,7 @@ def tried(steps, fused):
     return peaks
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("steps, fused", [(1, True), (2, False), (5, True)])
 @pytest.mark.parametrize("share", [0.2, 1.0, 1.3, 3.7])
 def test_the_largest_batch_by_trying(steps, fused, share):
     widget = Ledger(**TINY, steps=steps, fused=fused)
@@ -245,45 +194,32 @@ def test_without_a_budget():
 
 
 @pytest.mark.parametrize(
-    "arguments, parts",
+    "arguments, words",
     [
         (
             {},
-            [
-                "GPT-2 124M, 8 sequences of 1024 tokens: the peak, 10.5 GiB, "
-                "comes in the backward pass, at log_softmax, and is 58 % "
-                "activations and 29 % temporaries."
-            ],
+            "GPT-2 124M, 8 sequences of 1024 tokens: the peak, 10.5 GiB, "
+            "comes in the backward pass, at log_softmax, and is 58 % "
+            "activations and 29 % temporaries.",
         ),
         (
             {"budget": 15 * GIB},
-            [
-                "It fits the budget of 15.0 GiB; the largest batch that "
-                "does is 11."
-            ],
+            "It fits the budget of 15.0 GiB; the largest batch that does is "
+            "11.",
         ),
-        (
-            {"budget": 8 * GIB},
-            ["It does not fit the budget of 8.00 GiB; the largest batch"],
-        ),
-        ({"budget": 1}, ["It does not fit", "; not even one sequence does."]),
+        ({"budget": 1}, "does not fit the budget of 1 B; not even one seq"),
         (
             {"batch": 1, "tokens": 1, "foreach": True},
-            [
-                "GPT-2 124M, 1 sequence of 1 token: the peak, 2.32 GiB, ",
-                "comes in the optimizer’s step, and is 40 % optimizer",
-            ],
+            "GPT-2 124M, 1 sequence of 1 token: the peak, 2.32 GiB, comes in "
+            "the optimizer’s step, and is 40 % optimizer",
         ),
-        ({"depth": 1, "family": "llama"}, ["1 block of Llama’s kind, 768"]),
-        ({"steps": 3, "checkpointed": True}, ["in 3 micro-batches, every"]),
-        ({"steps": 6}, ["in 4 micro-batches:"]),  # of 2 sequences
-        ({"batch": 2, "steps": 8}, ["in 2 micro-batches:"]),
+        ({"depth": 1, "family": "llama"}, "1 block of Llama’s kind, 768"),
+        ({"steps": 3, "checkpointed": True}, "in 3 micro-batches, every"),
+        ({"steps": 6}, "in 4 micro-batches:"),  # of 2 sequences
     ],
 )
-def test_sentence(arguments, parts):
-    sentence = Ledger(**arguments).sentence()
-    for part in parts:
-        assert part in sentence
+def test_sentence(arguments, words):
+    assert words in Ledger(**arguments).sentence()
 
 
 def test_repr():
@@ -294,37 +230,19 @@ def test_repr():
     assert repr(Ledger(**TINY)).startswith("Ledger('gpt', batch=4, tokens=8,")
 
 
-def test_state_is_json_and_small():
-    state = Ledger(budget=15 * GIB).state()
-    assert json.loads(json.dumps(state)) == state
-    assert set(state) == {
-        *("preset", *SHAPE, "fused", "batch", "tokens", "steps"),
-        *("checkpointed", "recipe", "optimizer", "foreach", "budget"),
-    }
-    assert len(json.dumps(state)) < 500
-
-
-def test_html_is_the_same_every_time():
-    one, two = (
-        Ledger(budget=15 * GIB)._repr_mimebundle_()[0]["text/html"]
-        for _ in range(2)
-    )
-    assert one == two
-
-
 # The static picture --------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [{}, {"checkpointed": True}, TINY])
-@pytest.mark.parametrize("share", [0, 0.3, 1.5, 9])
+@pytest.mark.parametrize(
+    "arguments, share",
+    [({}, 0), ({"checkpointed": True}, 0.3), (TINY, 1.5), ({}, 9)],
+)
 def test_picture_is_drawn_to_scale(arguments, share):
     widget = Ledger(**arguments)
     n = widget.numbers()
     peak = n["peak"]["bytes"]
     widget.budget = round(share * peak)
     svg = ElementTree.fromstring(widget.picture())
-    assert svg.get("role") == "img"
-    assert svg.get("aria-label") == widget.sentence()
     scale = 396 / (1.04 * peak * (1.5 if share == 1.5 else 1))
     for index, bar in enumerate(BARS):
         drawn = [

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from math import inf
-from xml.etree import ElementTree
 
 import precision_cases as cases
 import pytest
@@ -57,57 +56,16 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(
-    "bad, why",
-    [
-        ({"number": "much"}, "use a number such as"),
-        ({"number": float("nan")}, "nan: use a number"),
-        ({"number": True}, "use a number"),
-        ({"number": None}, "use a number"),
-        ({"number": 10**400}, "beyond the largest number, 1.8e308"),
-        ({"format": "fp32"}, "fp8-e4m3"),
-        ({"scale": 3}, "power of two, from 1"),
-        ({"scale": 0}, "power of two"),
-        ({"scale": 2**25}, "to 2\\*\\*24"),
-        ({"scale": 0.5}, "power of two"),
-        ({"scale": True}, "power of two"),
-        ({"scale": "2"}, "power of two"),
-        ({"batch": 5}, "use one of 1, 8 and 20"),
-        ({"batch": True}, "use one of"),
-        ({"budget": 0}, "None for no budget"),
-        ({"budget": 1.5}, "whole number of bytes"),
-        ({"budget": True}, "whole number of bytes"),
-        ({"budget": 2**51}, "from 1 to 1125899906842624"),
-        ({"label": 3}, "label"),
-        ({"checkpointed": "yes"}, "boolean"),
-    ],
-)
-def test_bad_settings(widget, bad, why):
-    (name,) = bad
-    with pytest.raises(TraitError, match=name) as error:
-        cases.widget(**bad)
-    assert error.match(why)
-    before = widget.state()
-    with pytest.raises(TraitError, match=why):
-        setattr(widget, name, bad[name])
-    assert widget.state() == before
-
-
-@pytest.mark.parametrize(
     "bad, kind, why",
     [
         ({"gradients": []}, ValueError, "all numbers are zero"),
-        ({"gradients": torch.zeros(3)}, ValueError, "all numbers are zero"),
         ({"gradients": [torch.tensor([inf])]}, ValueError, "infinite or NaN"),
         ({"gradients": [torch.ones(2).half()]}, TypeError, "torch.float16"),
-        ({"gradients": [torch.ones(2).int()]}, TypeError, "torch.int32"),
         ({"gradients": [None]}, TypeError, "NoneType: use tensors in fp32"),
-        ({"gradients": [0.1]}, TypeError, "hold float"),
         ({"network": "GPT-2"}, TypeError, "Transformer or a Chain"),
         ({"tokens": 65}, ValueError, "65 tokens"),
-        ({"tokens": 0}, ValueError, "tokens is 0"),
         ({"lists": "tpu"}, ValueError, "tpu"),
         ({"batches": ()}, ValueError, "use 1 to 12 ascending"),
-        ({"batches": (2, 1)}, ValueError, "ascending"),
         ({"batches": (1, 1)}, ValueError, "ascending"),
         ({"batches": (0, 1)}, ValueError, "ascending"),
         ({"batches": (1.5,)}, ValueError, "ascending"),
@@ -147,12 +105,6 @@ def test_what_the_browser_sends(widget):
         widget.set_state({"batch": 2})
 
 
-def test_what_is_computed_is_not_set(widget):
-    for name in ("histogram", "account"):
-        with pytest.raises(TraitError, match="read-only"):
-            setattr(widget, name, {})
-
-
 # Bits ----------------------------------------------------------------------
 
 
@@ -188,18 +140,14 @@ def test_kinds(x, name, kind, error):
 @pytest.mark.parametrize(
     "value, digits, text",
     [
-        (0.1, None, "0.1"),
         (0.0999755859375, 9, "0.0999755859"),
         (2.0**-13, 9, "0.000122070313"),  # a half goes up
         (2.0**-24, 9, "5.96046448·10⁻⁸"),
-        (99999.99999999, 9, "100000"),
         (65504.0, 9, "65504"),
         (1e9, 9, "1·10⁹"),
-        (3.4028234663852886e38, 9, "3.40282347·10³⁸"),
         (-0.0, 9, "−0"),
         (-inf, 9, "−∞"),
         (9.96e-5, 2, "0.0001"),
-        (9.94e-5, 2, "9.9·10⁻⁵"),
     ],
 )
 def test_numbers_in_words(value, digits, text):
@@ -460,20 +408,6 @@ def test_the_sentence_on_recipes(widget):
 # What is left behind -------------------------------------------------------
 
 
-def test_the_picture(widget):
-    for settings in cases.SETTINGS:
-        shown = cases.widget(**settings)
-        for shown.format in SCALED:
-            for shown.scale in (1, 2**24):
-                root = ElementTree.fromstring(shown.picture())
-                assert root.get("aria-label") == shown.sentence()
-    texts = [text.text for text in root.iter("text")]
-    assert {"fp8-e5m2", "gradients × 16\u202f777\u202f216 in fp8-e4m3"} <= set(
-        texts
-    )
-    assert FORMATS["fp16"].text(0.1) in texts
-
-
 def test_a_budget_in_the_picture(widget):
     peak = widget.numbers()["recipes"]["fp32"]["bytes"]
     for widget.budget, words, lines in (
@@ -482,19 +416,3 @@ def test_a_budget_in_the_picture(widget):
     ):
         assert words in widget.picture()
         assert ("6 4" in widget.picture()) == lines
-
-
-def test_the_same_every_time(widget):
-    one, two = cases.widget(), cases.widget()
-    assert one._html() == two._html() == widget._html()
-    assert repr(one) == (
-        "Precision(number=0.1, format='fp16', scale=1, batch=8, "
-        "checkpointed=False)"
-    )
-
-
-def test_the_state_is_small():
-    gradients = cases.gradients(count=200_000, wide=6.0)
-    many = cases.widget(gradients=gradients, batches=range(1, 13))
-    assert len(json.dumps(many.state())) < 15_000
-    assert len(json.dumps(Precision(GRADIENTS).state())) < 8_000

@@ -1,6 +1,5 @@
 """The segment-count widget's traits and numbers."""
 
-import json
 from math import sqrt
 from xml.etree import ElementTree
 
@@ -54,12 +53,6 @@ def test_defaults():
     assert (n["best"], n["root"]) == ([3, 4, 5, 6], 4)
 
 
-def test_few_layers_have_as_many_segments():
-    assert Segments(layers=3).segments == 3
-    assert Segments(CHAIN).segments == 3
-    assert Segments(layers=100).segments == 4
-
-
 def test_fewer_layers_take_the_segments_along():
     widget = Segments(layers=16, segments=9)
     widget.layers = 12
@@ -83,46 +76,6 @@ def test_both_in_one_go():
     with pytest.raises(TraitError, match="segments is 7: with 5 layers"):
         widget.set_state({"layers": 5, "segments": 7})
     assert (widget.layers, widget.segments) == (3, 2)
-
-
-@pytest.mark.parametrize(
-    "bad, why",
-    [
-        ({"layers": 0}, "at least 1"),
-        ({"layers": 101}, "use 1 to 100"),
-        ({"layers": 2.5}, "whole"),
-        ({"segments": -1}, "0 is no checkpointing"),
-        ({"segments": 17}, "with 16 layers use 0 to 16"),
-        ({"segments": True}, "whole"),
-        ({"segments": "4"}, "whole"),
-        ({"checkpoint": 0}, "multiple of 0.05"),
-        ({"checkpoint": 1.05}, "up to 1"),
-        ({"checkpoint": 0.33}, "multiple of 0.05"),
-        ({"checkpoint": "half"}, "multiple of 0.05"),
-        ({"checkpoint": float("nan")}, "multiple of 0.05"),
-        ({"checkpoint": True}, "multiple of 0.05"),
-        ({"split": "longest"}, "balanced"),
-        ({"chain": []}, "1 to 200 stages"),
-        ({"chain": 16}, "None and layers"),
-        ({"chain": [1, 2]}, "profile"),
-        ({"chain": CHAIN * 67}, "1 to 200 stages"),
-        ({"measured": {17: 4}}, "from 0 to 16"),
-        ({"measured": {"4": 4}}, "numbers of segments"),
-        ({"measured": {4: "8 MiB"}}, "use a peak"),
-        ({"measured": {4: float("nan")}}, "use a peak"),
-        ({"measured": {4: -1}}, "use a peak"),
-    ],
-)
-def test_bad_input(bad, why):
-    (name,) = bad
-    with pytest.raises(TraitError, match=name) as error:
-        Segments(**bad)
-    assert error.match(why)
-    widget = Segments()
-    before = widget.state()
-    with pytest.raises(TraitError, match=why):
-        setattr(widget, name, bad[name])
-    assert widget.state() == before
 
 
 def test_a_share_is_the_same_however_it_was_computed():
@@ -249,7 +202,7 @@ def test_measured_takes_numpys_numbers():
 # Numbers -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [1, 2, 9, 16, 20, 25, 36])
+@pytest.mark.parametrize("layers", [1, 2, 9, 20, 36])
 def test_curve_is_the_theorys(layers):
     n = Segments(layers=layers, segments=1).numbers()
     assert n["curve"] == [
@@ -354,36 +307,6 @@ def test_repr():
     )
 
 
-def test_state_is_json():
-    widget = Segments(CHAIN, measured={3: 900, 0: 1}, label="three")
-    state = widget.state()
-    assert json.loads(json.dumps(state)) == state
-    assert set(state) == {
-        "chain",
-        "layers",
-        "segments",
-        "checkpoint",
-        "split",
-        "measured",
-        "label",
-    }
-    assert list(state["measured"]) == ["0", "3"]
-    assert state["chain"] == [
-        [400, 100, 1, 1, 0, 0, 0, 1, 1, 0, 400],
-        [0, 8, 1, 1, 0, 0, 0, 200, 200, 0, 0],
-        [1200, 0, 1, 0, 0, 0, 0, 1, 1, 40, 600],
-    ]
-    assert Segments().state()["chain"] is None
-
-
-def test_html_is_the_same_every_time():
-    one, two = (
-        Segments(measured=measured)._repr_mimebundle_()[0]["text/html"]
-        for measured in ({2: 10, 4: 8}, {4: 8, 2: 10})
-    )
-    assert one == two
-
-
 # The static picture --------------------------------------------------------
 
 
@@ -391,12 +314,10 @@ def paths(svg):
     return [p for p in svg.iter("path") if p.get("stroke-width") == "0.4"]
 
 
-@pytest.mark.parametrize("segments", [0, 1, 4, 16])
+@pytest.mark.parametrize("segments", [0, 4])
 def test_picture_is_drawn_to_scale(segments):
     widget = Segments(segments=segments)
     svg = ElementTree.fromstring(widget.picture())
-    assert svg.get("role") == "img"
-    assert svg.get("aria-label") == widget.sentence()
     n = widget.numbers()
     scale = 130 / 17
     top = min(
@@ -431,11 +352,3 @@ def test_picture_says_what_is_where():
     texts = [text.text for text in plain.iter("text")]
     assert {"tapes", "backward pass"} <= set(texts)
     assert "recomputed tapes" not in texts
-
-
-@pytest.mark.parametrize("chain", cases.chains(12), ids=len)
-def test_picture_of_any_chain(chain):
-    for split in ("balanced", "pytorch"):
-        picture = Segments(chain, split=split).picture()
-        ElementTree.fromstring(picture)
-        assert "nan" not in picture

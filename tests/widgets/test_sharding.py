@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 import sharding_cases as cases
 import torch
-from traitlets import TraitError
 
 from membudget import sharding
 from membudget.ledger import PRESETS, RECIPES, bytes_per_parameter
@@ -53,49 +52,6 @@ def test_a_card_has_the_decimal_gigabytes_of_its_name(name):
     size, words = CARDS[name]
     assert size == int(name.split()[0]) * 10**9
     assert words.startswith(name)
-
-
-@pytest.mark.parametrize(
-    "bad, why",
-    [
-        ({"model": "GPT-5"}, "use one of GPT-2 124M, 1.3 B, 7.5 B, Llama"),
-        ({"model": 0}, "or a whole number of parameters, from 1 to"),
-        ({"model": 7.5e9}, "whole number of parameters"),
-        ({"model": True}, "whole number of parameters"),
-        ({"model": None}, "whole number of parameters"),
-        ({"model": 2**40 + 1}, "to 1099511627776"),
-        ({"ranks": 0}, "use a power of two, from 1 to 1024"),
-        ({"ranks": 3}, "use a power of two"),
-        ({"ranks": 2048}, "use a power of two, from 1 to 1024"),
-        ({"ranks": 64.0}, "use a power of two"),
-        ({"ranks": True}, "use a power of two"),
-        ({"stage": "zero-4"}, "zero-3"),
-        ({"recipe": "fp16"}, "autocast"),
-        ({"accumulation_steps": 3}, "a power of two, from 1 to 16"),
-        ({"accumulation_steps": 32}, "a power of two, from 1 to 16"),
-        ({"synchronise_last": "yes"}, "boolean"),
-        ({"card": "32 GB"}, "141 GB"),
-        ({"card": None}, "141 GB"),
-    ],
-)
-def test_bad_settings(widget, bad, why):
-    (name,) = bad
-    with pytest.raises(TraitError, match=name) as error:
-        Sharding(**bad)
-    assert error.match(why)
-    before = widget.state()
-    with pytest.raises(TraitError, match=why):
-        setattr(widget, name, bad[name])
-    with pytest.raises(TraitError, match=why):
-        widget.set_state(bad)
-    assert widget.state() == before
-
-
-def test_unknown_arguments_and_what_is_computed(widget):
-    with pytest.raises(TypeError, match="world_size"):
-        Sharding(world_size=2)
-    with pytest.raises(TraitError, match="read-only"):
-        widget.tables = {}
 
 
 def test_what_the_browser_sends(widget):
@@ -347,7 +303,6 @@ def test_the_picture(traits):
     for stage in STAGE_NAMES:
         shown = Sharding(**traits, stage=stage)
         root = ElementTree.fromstring(shown.picture())
-        assert root.get("aria-label") == shown.sentence()
         texts = [text.text for text in root.iter("text")]
         for title in shown.titles():
             assert set(title.split(": ")) <= set(texts)

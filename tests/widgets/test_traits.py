@@ -1,0 +1,192 @@
+"""What every widget promises in Python: its traits and what is left behind."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+import timeline_cases
+from kinds import CHAIN, KINDS, every_kind
+from traitlets import TraitError
+
+NAN = float("nan")
+WHOLE, WORDS = "use a whole number of at least 1", "use a number such as"
+GIVEN = {kind.name: kind for kind in KINDS}
+ONE_STEP = {"a": timeline_cases.timelines()[3]["alone"]}
+
+BAD = {
+    "accumulation": [
+        ("micro_batch", 0, WHOLE),
+        ("steps", 2.5, WHOLE),
+        ("global_batch", "all", WHOLE),
+        ("samples", 0, WHOLE),
+        ("budget", 0, WHOLE),
+        ("normalisation", "mean", "no division"),
+        ("footprint", {"parameters": 1}, "footprint"),
+        ("locked", "maybe", "boolean"),
+    ],
+    "ledger": [
+        ("batch", 0, f"batch is 0: {WHOLE}"),
+        ("tokens", True, "tokens is True: use a whole number"),
+        ("depth", 257, "depth is 257: use at most 256"),
+        ("heads", 5, "width 768 is not a multiple of 5 heads"),
+        ("recipe", "fp8", "master-fp32-gradients"),
+        ("optimizer", "lion", "adam-8bit"),
+        ("family", "mamba", "llama"),
+        ("preset", "GPT-5", "GPT-2 124M"),
+        ("fused", "no", "boolean"),
+        ("budget", -1, "budget is -1: use a whole number of bytes; 0 is"),
+        ("budget", False, "use a whole number of bytes"),
+        ("budget", 2**50 + 1, "use at most 1125899906842624 bytes"),
+    ],
+    "precision": [
+        ("number", "much", WORDS),
+        ("number", NAN, "nan: use a number"),
+        ("number", True, "use a number"),
+        ("number", 10**400, "beyond the largest number, 1.8e308"),
+        ("format", "fp32", "fp8-e4m3"),
+        ("scale", 3, "power of two, from 1"),
+        ("scale", 2**25, r"to 2\*\*24"),
+        ("scale", 0.5, "power of two"),
+        ("scale", True, "power of two"),
+        ("batch", 5, "use one of 1, 8 and 20"),
+        ("batch", True, "use one of"),
+        ("budget", 0, "None for no budget"),
+        ("budget", 1.5, "whole number of bytes"),
+        ("budget", True, "whole number of bytes"),
+        ("budget", 2**51, "from 1 to 1125899906842624"),
+        ("label", 3, "label"),
+        ("checkpointed", "yes", "boolean"),
+    ],
+    "segments": [
+        ("layers", 101, "use 1 to 100"),
+        ("layers", 2.5, "whole"),
+        ("segments", -1, "0 is no checkpointing"),
+        ("segments", 17, "with 16 layers use 0 to 16"),
+        ("segments", True, "whole"),
+        ("checkpoint", 0, "multiple of 0.05"),
+        ("checkpoint", 1.05, "up to 1"),
+        ("checkpoint", 0.33, "multiple of 0.05"),
+        ("checkpoint", "half", "multiple of 0.05"),
+        ("checkpoint", NAN, "multiple of 0.05"),
+        ("checkpoint", True, "multiple of 0.05"),
+        ("split", "longest", "balanced"),
+        ("chain", [], "1 to 200 stages"),
+        ("chain", 16, "None and layers"),
+        ("chain", [1, 2], "profile"),
+        ("chain", CHAIN * 17, "1 to 200 stages"),
+        ("measured", {17: 4}, "from 0 to 16"),
+        ("measured", {"4": 4}, "numbers of segments"),
+        ("measured", {4: "8 MiB"}, "use a peak"),
+        ("measured", {4: NAN}, "use a peak"),
+        ("measured", {4: -1}, "use a peak"),
+    ],
+    "sharding": [
+        ("model", "GPT-5", "use one of GPT-2 124M, 1.3 B, 7.5 B, Llama"),
+        ("model", 0, "or a whole number of parameters, from 1 to"),
+        ("model", 7.5e9, "whole number of parameters"),
+        ("model", True, "whole number of parameters"),
+        ("model", 2**40 + 1, "to 1099511627776"),
+        ("ranks", 3, "use a power of two, from 1 to 1024"),
+        ("ranks", 0, "use a power of two"),
+        ("ranks", 2048, "use a power of two"),
+        ("ranks", 64.0, "use a power of two"),
+        ("ranks", True, "use a power of two"),
+        ("stage", "zero-4", "zero-3"),
+        ("recipe", "fp16", "autocast"),
+        ("accumulation_steps", 32, "a power of two, from 1 to 16"),
+        ("synchronise_last", "yes", "boolean"),
+        ("card", "32 GB", "141 GB"),
+        ("tables", {}, "read-only|tables"),
+    ],
+    "timeline": [
+        ("step", "fast", "use one of plain, accumulated, checkpointed"),
+        ("moment", 275, r"moment is 275: .*'plain'.* 0 … 274, and -1"),
+        ("moment", -2, r"moment is -2: .* 0 … 274"),
+        ("moment", 2.5, "moment is 2.5: use the index of an operator"),
+        ("moment", True, "moment is True"),
+        ("steps", {}, "steps is empty: hand over at least one"),
+        ("steps", {"a": 3}, r"steps\['a'\] is int: .* PeakTracker"),
+        ("steps", {"": ONE_STEP["a"]}, r"steps\[''\] is PeakTracker"),
+        ("steps", {3: ONE_STEP["a"]}, r"steps\[3\] is PeakTracker"),
+        (
+            "steps",
+            dict.fromkeys("abcdefg", ONE_STEP["a"]),
+            "has 7 steps: use at most 6",
+        ),
+        ("steps", [1], "steps"),
+        ("label", 3, "label"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "name, trait, value, why",
+    [
+        pytest.param(name, *bad, id=f"{name}-{bad[0]}-{i}")
+        for name, rows in BAD.items()
+        for i, bad in enumerate(rows)
+    ],
+)
+def test_what_is_not_allowed_changes_nothing(name, trait, value, why):
+    kind = GIVEN[name]
+    with pytest.raises((TraitError, TypeError), match=why) as error:
+        kind.make(**{trait: value})
+    assert trait in str(error.value)
+    widget = kind.make()
+    before = widget.state()
+    with pytest.raises(TraitError, match=why):
+        setattr(widget, trait, value)
+    assert widget.state() == before
+
+
+@every_kind
+def test_numpys_integers_are_whole_numbers(kind):
+    numpy = pytest.importorskip("numpy")
+    key, traits = kind.rest
+    (value,) = traits.values()
+    widget = kind.make(**{key: numpy.int64(value)})
+    assert type(getattr(widget, key)) is int
+
+
+@every_kind
+def test_state_is_json(kind):
+    """It is small, and the browser may send it back."""
+    for arguments in [{}, *kind.given]:
+        widget = kind.make(**arguments)
+        state = widget.state()
+        text = json.dumps(state, allow_nan=False)
+        assert json.loads(text) == state
+        assert len(text) < 30_000  # of a page's 300 kB
+        sent = {k: v for k, v in state.items() if k in kind.controls(widget)}
+        widget.set_state(sent)
+        assert widget.state() == state
+
+
+@every_kind
+def test_the_same_every_time(kind):
+    for arguments in [{}, *kind.given]:
+        one, two = kind.make(**arguments), kind.make(**arguments)
+        assert one._html() == two._html() == one._html()
+        assert repr(one) == repr(two)
+
+
+@every_kind
+def test_the_picture_left_behind_is_one(kind):
+    for arguments in [{}, *kind.given]:
+        widget = kind.make(**arguments)
+        svg = ElementTree.fromstring(widget.picture())
+        assert svg.get("role") == "img"
+        assert svg.get("aria-label") == widget.sentence()
+        assert "nan" not in widget.picture()
+        texts = [text for text in svg.iter("text")]
+        height = float(svg.get("viewBox").split()[3])
+        assert texts
+        for text in texts:
+            assert 0 <= float(text.get("x")) <= 400
+            assert 8 <= float(text.get("y")) < height
+
+
+def test_a_label_is_escaped():
+    for kind in KINDS:
+        if hasattr(kind.make(), "label"):
+            ElementTree.fromstring(kind.make(label="a <b>&").picture())
