@@ -14,26 +14,30 @@ from project import pages
 HOST = "https://example.com"
 
 
-@pytest.fixture
-def copy(site, tmp_path):
+@pytest.fixture(scope="module")
+def copy(site, tmp_path_factory):
     """A copy of the built book."""
-    return shutil.copytree(site, tmp_path / "site")
+    return shutil.copytree(site, tmp_path_factory.mktemp("planted") / "site")
 
 
 @pytest.fixture
 def short(monkeypatch):
     """What never comes is waited for as long as a busy machine needs."""
-    monkeypatch.setattr(checks, "TIMEOUT", 5_000)
+    monkeypatch.setattr(checks, "TIMEOUT", 2_000)
 
 
 @pytest.fixture
 def page(copy):
-    """The first page that has a widget."""
-    return next(
+    """The first page that has a widget; afterwards it is as it was."""
+    page = next(
         page
         for page in pages()
         if checks.soup(copy, page).select("article .mb-widget")
     )
+    path = copy / f"{page}.html"
+    before = path.read_bytes()
+    yield page
+    path.write_bytes(before)
 
 
 def plant(copy, page, pattern, text):

@@ -143,7 +143,11 @@ def test_what_follows_cannot_be_set():
 
 @pytest.mark.parametrize(
     "normalisation, sizes",
-    zip(NORMALISATIONS, [(8, 8), (24, 100), (64, 65)], strict=True),
+    [
+        ("window", (8, 8)),
+        ("mean of means", (24, 100)),
+        ("no division", (64, 65)),
+    ],
 )
 def test_numbers_are_the_plans(normalisation, sizes):
     micro_batch, global_batch = sizes
