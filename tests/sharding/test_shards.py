@@ -134,12 +134,12 @@ def test_other_errors_of_units():
     assert type(model) is nn.Sequential  # nothing was done
 
 
-@pytest.mark.parametrize("length", [*range(1, 20), 100, 101])
-@pytest.mark.parametrize("ranks", [*range(1, 10), 64])
-def test_rows_are_those_of_chunk(length, ranks):
-    chunks = [len(part) for part in torch.zeros(length).chunk(ranks)]
-    chunks += [0] * (ranks - len(chunks))
-    assert [rows(length, ranks, rank) for rank in range(ranks)] == chunks
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
+def test_rows_are_those_of_chunk(ranks):
+    for length in *range(1, 20), 101:
+        chunks = [len(part) for part in torch.zeros(length).chunk(ranks)]
+        chunks += [0] * (ranks - len(chunks))
+        assert [rows(length, ranks, rank) for rank in range(ranks)] == chunks
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
@@ -187,20 +187,14 @@ def test_a_bias_of_two_on_four_ranks():
     assert rank_states([unit], 4, 3) == States(4, 4, 0 + 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((0,), "ranks is 0"),
-        ((4, 4), "rank is 4: 4 ranks are numbered 0 to 3"),
-        ((4, -1), "rank is -1"),
-        ((4, 0, "adam-8bit"), "no optimizer 'adam-8bit'.*sgd, momentum, adam"),
-    ],
-)
-def test_errors_of_states(arguments, said):
+def test_errors_of_states():
     frozen = Unit("", ((2,),), (4,), frozenset({0}))
     for unit in Unit("", ((2,),)), frozen:
+        said = "^rank is 4: use a whole number from 0 to 3$"
         with pytest.raises(ValueError, match=said):
-            rank_states([unit], *arguments)
+            rank_states([unit], 4, 4)
+        with pytest.raises(ValueError, match="no optimizer 'adam-8bit'"):
+            rank_states([unit], 4, 0, "adam-8bit")
 
 
 def test_held_states_of_a_model_that_is_not_sharded():

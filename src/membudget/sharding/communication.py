@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from membudget.checks import flag, one_of, whole
 from membudget.internals import OpOverload, TorchDispatchMode
 from membudget.measuring.storages import is_wrapper, tensors
-from membudget.sharding.shards import Unit, checked_units
+from membudget.sharding.shards import Unit, checked_units, frees
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
 """The collectives of data parallelism."""
@@ -166,7 +166,7 @@ def fsdp_traffic(
         ValueError: another stage, or a number below 1. A first block that is
             frozen, under ZeRO-3.
     """
-    one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    again = frees(stage)
     units, ranks = checked_units(units), whole(ranks, "ranks")
     if gathered is not None:
         gathered = whole(gathered, "gathered")
@@ -179,13 +179,13 @@ def fsdp_traffic(
         return found
     trained = [unit.trained for unit in units if unit.trained.shapes]
     for first in [unit for unit in units if unit.name][:1]:
-        if stage == "zero-3" and not first.trained.shapes:
+        if again and not first.trained.shapes:
             raise ValueError(
                 f"{first.name}, the first block, is frozen: what comes before "
                 "it decides whether the backward pass gathers it. Take the "
                 "traffic of simulate_rank"
             )
-    gathers = accumulation_steps * (2 if stage == "zero-3" else 1)
+    gathers = accumulation_steps * (2 if again else 1)
     reductions = 1 if synchronise_last else accumulation_steps
     for name, times, parts, itemsize in (
         ("all-gather", gathers, units, gathered),

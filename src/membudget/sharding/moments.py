@@ -6,8 +6,13 @@ from math import prod
 
 import torch
 
-from membudget.checks import flag, instance, one_of, whole
-from membudget.sharding.shards import Unit, checked_units, rank_states
+from membudget.checks import flag, instance, whole
+from membudget.sharding.shards import (
+    Unit,
+    checked_units,
+    frees,
+    rank_states,
+)
 
 
 @dataclass(frozen=True)
@@ -201,16 +206,16 @@ def rank_moments(
         raise ValueError(
             f"embedding is {embedding}: the model's own unit has {own} tensors"
         )
-    one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    again = frees(stage)
     ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
     walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting, rules)
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
-    walk.forward(stage)
+    walk.forward(again)
     forward, after_forward = walk.worst(), walk.held()
-    walk.backward(stage, synchronise, embedding)
+    walk.backward(again, synchronise, embedding)
     backward, after_backward = walk.worst(), walk.held()
     return Moments(
         between,
@@ -310,7 +315,7 @@ class _Walk:
             before = copy
         self.add("buffers", -before)
 
-    def forward(self, stage: str) -> None:
+    def forward(self, again: bool) -> None:
         before = 0
         for unit in self.units:
             buffer = self.gather(unit)
@@ -320,17 +325,16 @@ class _Walk:
             if not self.rules.at_once:
                 self.add("buffers", -before)
             before = buffer
-            if unit.name and stage == "zero-3":
+            if unit.name and again:
                 self.add("gathered", -self.whole(unit))
         self.add("buffers", -before)
         for unit in self.units:
-            if not unit.name and stage == "zero-3":
+            if not unit.name and again:
                 self.add("gathered", -self.whole(unit))
 
-    def backward(self, stage: str, synchronise: bool, embedding: int) -> None:
+    def backward(self, again: bool, synchronise: bool, embedding: int) -> None:
         own = [unit for unit in self.units if not unit.name]
         blocks = [unit for unit in self.units if unit.name][::-1]
-        again = stage == "zero-3"
         order = own + blocks
         late = own + ([] if embedding else blocks[-1:])
         fetched = self.gather(order[0]) if again else 0

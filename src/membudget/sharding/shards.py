@@ -23,6 +23,9 @@ from membudget.ledger import OPTIMIZERS, States
 
 Shape = tuple[int, ...]
 
+FSDP2 = ("zero-2", "zero-3")
+"""The stages of ZeRO that FSDP2 has."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -225,24 +228,19 @@ def rows(length: int, ranks: int, rank: int) -> int:
         ValueError: a length below 0, or no such rank.
     """
     length, ranks = whole(length, "length", 0), whole(ranks, "ranks")
-    rank = checked_rank(rank, ranks)
+    rank = whole(rank, "rank", 0, ranks - 1)
     each = -(-length // ranks)
     return max(min(each, length - rank * each), 0)
 
 
-def checked_rank(rank: int, ranks: int) -> int:
-    """The rank, if a group of so many has it.
+def frees(stage: str) -> bool:
+    """Whether a stage of FSDP2 frees what it gathered for a forward pass.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: no such rank.
+        TypeError: a name that is no string.
+        ValueError: neither ``"zero-3"``, which does, nor ``"zero-2"``.
     """
-    rank = whole(rank, "rank", 0)
-    if rank >= ranks:
-        raise ValueError(
-            f"rank is {rank}: {ranks} ranks are numbered 0 to {ranks - 1}"
-        )
-    return rank
+    return one_of(stage, FSDP2, "stage of FSDP2") == "zero-3"
 
 
 def checked_units(units: Sequence[Unit]) -> list[Unit]:
@@ -285,7 +283,7 @@ def rank_states(
         ValueError: no such rank or optimizer, or an itemsize below 1.
     """
     units, ranks = checked_units(units), whole(ranks, "ranks")
-    rank = checked_rank(rank, ranks)
+    rank = whole(rank, "rank", 0, ranks - 1)
     if itemsize is not None:
         itemsize = whole(itemsize, "itemsize")
     known = [name for name in OPTIMIZERS if not OPTIMIZERS[name].block]
@@ -361,9 +359,9 @@ def shard(
     Raises:
         ValueError: another stage, and what :func:`units_of` refuses.
     """
-    one_of(stage, ("zero-2", "zero-3"), "stage of FSDP2")
+    again = frees(stage)
     blocks = list(iterable(blocks, "blocks", "modules"))
     units_of(model, blocks)
     for part in [*blocks, model]:
-        fully_shard(part, reshard_after_forward=stage == "zero-3", **options)
+        fully_shard(part, reshard_after_forward=again, **options)
     return model

@@ -23,7 +23,7 @@ from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
 from membudget.sharding._private import fake_group
 from membudget.sharding.communication import CommunicationCounter, Traffic
-from membudget.sharding.shards import checked_rank, held_states
+from membudget.sharding.shards import held_states
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -108,7 +108,7 @@ def simulate_rank(
             model, or this PyTorch lacks what the simulation needs.
     """
     ranks = whole(ranks, "ranks", 1, MOST_RANKS)
-    rank = checked_rank(rank, ranks)
+    rank = whole(rank, "rank", 0, ranks - 1)
     micro_batches = whole(micro_batches, "micro_batches", 1, MOST_STEPS)
     flag(synchronise_last, "synchronise_last")
     function(build, "build"), function(shard, "shard"), function(loss, "loss")
