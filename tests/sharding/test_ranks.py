@@ -21,13 +21,14 @@ from membudget.sharding import (
     zero_states,
     zero_traffic,
 )
+from tests.soak import SOAK
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(),
     reason="this PyTorch has no gloo",
 )
 
-SIZES = (1, 2, 3, 4)
+SIZES = (1, 2, 3, 4) if SOAK else (1, 3, 4)
 
 
 @cache
@@ -63,27 +64,21 @@ def simulated(name, ranks, rank):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_are_the_formulas(found, name):
+def test_states_and_traffic_are_the_formulas(found, name):
     case, ranks = CASES[name], len(found)
-    for rank, cases in enumerate(found):
-        states = States(*cases[name].states)
-        said = rank_states(units(name), ranks, rank, case.optimizer)
-        assert states == said, f"rank {rank} of {ranks}"
-        assert cases[name].finite
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_traffic_is_the_formulas(found, name):
-    case = CASES[name]
     said = fsdp_traffic(
         units(name),
-        len(found),
+        ranks,
         case.stage,
         gathered=2 if case.bf16 else 4,
         accumulation_steps=case.steps,
         synchronise_last=case.last,
     )
-    assert [cases[name].traffic for cases in found] == [said] * len(found)
+    for rank, cases in enumerate(found):
+        states = rank_states(units(name), ranks, rank, case.optimizer)
+        assert States(*cases[name].states) == states, f"{rank} of {ranks}"
+        assert cases[name].traffic == said
+        assert cases[name].finite
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,7 +105,6 @@ def test_the_ranks_have_the_model_together(found, name):
 @pytest.mark.parametrize(
     "name",
     [
-        "uneven",
         "uneven, zero-2, bf16",
         "a bias of 2 and one of 1",
         "tied in a block",

@@ -30,12 +30,9 @@ pytestmark = pytest.mark.skipif(
 LAST = 3  # the newest checkpoint of `run`
 INTERRUPTIONS = [  # which step is saved, where it ends, on which rank, how
     (LAST + 1, "before", 1, "raise"),
-    (LAST, "before", 0, "kill"),
     (LAST + 1, "writing", 1, "kill"),
-    (LAST, "writing", 1, "raise"),
     (LAST, "after", 0, "raise"),
     (LAST, "manifest", 0, "kill"),
-    (LAST + 1, "manifest", 0, "kill"),
     (LAST, "deleting", 0, "kill"),
 ]
 
@@ -92,7 +89,7 @@ def says(text):
 # Round trips -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_saved_on_four_ranks_and_loaded_on_any_number(run, pools, ranks):
     """The optimizer, too: the next step is the same."""
     folder, after = run
@@ -112,7 +109,7 @@ def test_loaded_in_a_plain_process(run, recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize("optimizer", ["momentum", "sgd"])
 def test_saved_in_a_plain_process(tmp_path, pools, optimizer):
     after = train(tmp_path, 3, optimizer=optimizer)
     assert alike(resume(tmp_path, optimizer)[2], after[2])
@@ -237,39 +234,34 @@ def test_a_checkpoint_of_other_shapes(run, pools):
         assert alike(after, before)
 
 
-def test_a_checkpoint_of_other_names(tmp_path):
+@pytest.mark.parametrize(
+    ("saved", "loaded", "said"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2)),
+            lambda: nn.Linear(2, 2),
+            "another model, 4 tensors differ: 0.bias is (2,) float32 in the "
+            "checkpoint and missing in the model; 0.weight is (2, 2) float32 "
+            "in the checkpoint and missing in the model; bias is missing in "
+            "the checkpoint and (2,) float32 in the model. ",
+        ),
+        (  # PyTorch would convert the numbers and say nothing
+            lambda: nn.Linear(2, 2, dtype=torch.bfloat16),
+            lambda: nn.Linear(2, 2),
+            "another model, 2 tensors differ: bias is (2,) bfloat16 in the "
+            "checkpoint and (2,) float32 in the model; ",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_names_or_dtypes(tmp_path, saved, loaded, said):
     def sgd(model):
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
-    save_checkpoint(tmp_path, 1, *sgd(nn.Sequential(nn.Linear(2, 2))))
-    model, optimizer = sgd(nn.Linear(2, 2))
+    save_checkpoint(tmp_path, 1, *sgd(saved()))
+    model, optimizer = sgd(loaded())
     before = everything(model, optimizer)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=re.escape(said)):
         load_checkpoint(tmp_path, model, optimizer)
-    text = str(caught.value)
-    assert "another model, 4 tensors differ" in text
-    there = "in the checkpoint and missing in the model"
-    assert f"0.bias is (2,) float32 {there}" in text
-    here = "is missing in the checkpoint and (2,) float32 in the model"
-    assert f"bias {here}" in text
-    assert alike(everything(model, optimizer), before)
-
-
-def test_a_checkpoint_in_another_dtype(tmp_path):
-    """PyTorch would convert the numbers and say nothing."""
-
-    def adam(dtype):
-        model = nn.Linear(2, 2, dtype=dtype)
-        return model, torch.optim.Adam(model.parameters())
-
-    save_checkpoint(tmp_path, 1, *adam(torch.bfloat16))
-    model, optimizer = adam(torch.float32)
-    before = everything(model, optimizer)
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path, model, optimizer)
-    assert "bias is (2,) bfloat16 in the checkpoint and (2,) float32" in str(
-        caught.value
-    )
     assert alike(everything(model, optimizer), before)
 
 
@@ -412,14 +404,6 @@ DAMAGE = {
         lambda folder: cut(shards(folder)[1]),
         r"__1_0\.distcp has \d+ of \d+ bytes",
     ),
-    "an empty file": (
-        lambda folder: shards(folder)[0].write_bytes(b""),
-        r"__0_0\.distcp has 0 of \d+ bytes",
-    ),
-    "a file too long": (
-        lambda folder: shards(folder)[0].open("ab").write(b"x"),
-        r"__0_0\.distcp has \d+ of \d+ bytes",
-    ),
     "a file that is missing": (
         lambda folder: shards(folder)[2].unlink(),
         r"__2_0\.distcp is missing",
@@ -427,10 +411,6 @@ DAMAGE = {
     "the metadata are missing": (
         lambda folder: (checkpoint(folder) / ".metadata").unlink(),
         r"\.metadata is missing",
-    ),
-    "overwritten metadata": (
-        lambda folder: overwrite(checkpoint(folder) / ".metadata"),
-        r"\.metadata is not what was written",
     ),
     "overwritten bytes": (
         lambda folder: overwrite(shards(folder)[0]),
@@ -451,10 +431,6 @@ DAMAGE = {
     "a file that cannot be read": (
         lambda folder: unreadable(shards(folder)[1]),
         r"__1_0\.distcp cannot be read: Input/output error",
-    ),
-    "an empty folder": (
-        lambda folder: [f.unlink() for f in checkpoint(folder).iterdir()],
-        r"complete\.json is missing or cut short",
     ),
 }
 
