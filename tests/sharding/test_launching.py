@@ -201,8 +201,8 @@ def lacks_a_value():
 def uses_lock():
     return lock
 
-def uses_it_too():
-    return uses_lock()
+def calls_itself_and_uses_it(n):
+    return calls_itself_and_uses_it(n - 1) if n else uses_lock()
 
 def closure():
     lines = (line for line in ())
@@ -253,7 +253,7 @@ def test_what_cannot_travel(cell):
     lock = "lock, which uses_lock uses, cannot be sent to another process: "
     for said, worker, *args in (
         (lock + "cannot pickle '_thread.lock' object. Send", cell.uses_lock),
-        (lock, cell.uses_it_too),
+        (lock, cell.calls_itself_and_uses_it, 3),
         ("lines, which <lambda> uses, cannot be sent", cell.closure()),
         ("this cannot be sent", workers.echo, generator),
         ("this cannot be sent", workers.echo, torch.ops.c10d.barrier),

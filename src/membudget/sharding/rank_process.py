@@ -57,14 +57,19 @@ def pack(*objects: object) -> bytes:
     return buffer.getvalue()
 
 
-def _culprit(thing: object, seen: tuple = ()) -> str:
+def _culprit(thing: object, seen: tuple[int, ...] = ()) -> str:
     """The name of what cannot travel, if a function uses it."""
-    if isinstance(thing, FunctionType) and thing not in seen:
-        used = inspect.getclosurevars(thing)
-        for name, value in {**used.globals, **used.nonlocals}.items():
-            if not _travels(value):
-                inner = _culprit(value, (*seen, thing))
-                return inner or f"{name}, which {thing.__name__} uses,"
+    if not isinstance(thing, FunctionType):
+        return ""
+    seen = (*seen, id(thing))
+    used = inspect.getclosurevars(thing)
+    for name, value in {**used.globals, **used.nonlocals}.items():
+        if id(value) in seen or _travels(value):
+            continue
+        if not isinstance(value, FunctionType):
+            return f"{name}, which {thing.__name__} uses,"
+        if found := _culprit(value, seen):
+            return found
     return ""
 
 
