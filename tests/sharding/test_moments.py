@@ -286,7 +286,9 @@ def test_a_version_that_is_not_known(monkeypatch):
     assert rank_moments(units, 2, version="2.13")
 
 
-def test_an_embedding_of_more_tensors_than_there_are():
+def test_embeddings_that_cannot_be():
     units = [Unit("", ((2,), (3,))), Unit("0", ((4,), (5,), (6,)))]
     with pytest.raises(ValueError, match=r"^embedding is 3: .* has 2 tensors"):
         rank_moments(units, 2, embedding=3)
+    with pytest.raises(ValueError, match=r"^embedding is -1: use a"):
+        rank_moments(units, 2, embedding=-1)

@@ -190,9 +190,12 @@ def test_a_bias_of_two_on_four_ranks():
 def test_errors_of_states():
     frozen = Unit("", ((2,),), (4,), frozenset({0}))
     for unit in Unit("", ((2,),)), frozen:
-        said = "^rank is 4: use a whole number from 0 to 3$"
-        with pytest.raises(ValueError, match=said):
-            rank_states([unit], 4, 4)
+        for rank in -1, 4:
+            said = f"^rank is {rank}: use a whole number from 0 to 3$"
+            with pytest.raises(ValueError, match=said):
+                rank_states([unit], 4, rank)
+    with pytest.raises(ValueError, match=r"^rank is -1: use"):
+        rows(5, 4, -1)
         with pytest.raises(ValueError, match="no optimizer 'adam-8bit'"):
             rank_states([unit], 4, 0, "adam-8bit")
 

@@ -269,6 +269,7 @@ def broken_loss(model, x):
     ("options", "error", "said"),
     [
         ({"rank": 2}, ValueError, "rank is 2: use .* 0 to 1"),
+        ({"rank": -1}, ValueError, "rank is -1"),
         (
             {"ranks": 8, "mesh": (2, 3)},
             ValueError,

@@ -135,6 +135,12 @@ def test_traffic_of_the_paper(stage, said):
     assert zero_traffic(PSI, stage, "fp32", ranks=4) == said * PSI * 3
 
 
+def test_what_is_meant_where_nothing_is_said():
+    said = zero_states(PSI, 64, "zero-3", "master", "adam", waiting=False)
+    assert zero_states(PSI, 64) == said
+    assert zero_traffic(PSI) == zero_traffic(PSI, "zero-3", "master")
+
+
 @pytest.mark.parametrize(
     ("stage", "each", "last"),
     [

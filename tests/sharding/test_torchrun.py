@@ -251,7 +251,7 @@ def test_a_script_that_is_missing(tmp_path):
         ("ranks", 0, "from 1 to 1024"),
         ("nodes", 1025, "from 1 to 1024"),
         ("restarts", -1, "of at least 0"),
-        ("deadline", 0, "above 0"),
+        ("deadline", 0, "above 0 and up to 1000000.0"),
     ],
 )
 def test_numbers_that_cannot_be(name, bad, least):
