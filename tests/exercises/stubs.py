@@ -4,56 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.checkpoint import checkpoint
-
-from membudget import checkpointing as ck
-
-
-def remember(length): ...
-
-
-def forget(length): ...
-
-
-def square_root(length): ...
-
-
-def shrinking(length): ...
-
-
-def two_sweeps(length): ...
-
-
-def uneven(chain, budget): ...
-
-
-def expensive(chain): ...
-
-
-def best_count(length, boundary, tape): ...
-
-
-def sequential_peak(length, count): ...
-
-
-def segment_step(segments, x):
-    for segment in segments[:-1]:
-        with torch.no_grad():  # keeps no activations
-            x = segment(x)
-    checkpoint(segments[-1], x, use_reentrant=False).sum().backward()
-
-
-def cheapest_count(chain, budget): ...
-
-
-def survive(step, batch): ...
-
-
-def same_network(layers, x, count):
-    for part in ck.equal_segments(len(layers), count):
-        segment = nn.Sequential(*[layers[i] for i in part])
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
 
 
 def own_ledger():

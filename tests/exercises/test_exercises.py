@@ -32,10 +32,13 @@ EXERCISES = {
     for name, check in CHECKERS.items()
     if isinstance(check, exercises.Exercise)
 }
-OBSERVED = {
-    check.observe.__qualname__.split(".")[0]: name
-    for name, check in EXERCISES.items()
-}
+
+
+def observer(check):
+    return check.observe.__qualname__.split(".")[0]
+
+
+OBSERVED = {observer(check): name for name, check in EXERCISES.items()}
 """For each way to observe a function, an exercise that does."""
 
 each_exercise = pytest.mark.parametrize("name", EXERCISES)
@@ -72,7 +75,8 @@ def test_solution(name, capsys, monkeypatch):
 def test_every_mistake_gets_its_hint(name):
     check = EXERCISES[name]
     known = [*mistakes(check.solution, check.mistakes), *check.others]
-    assert len(known) >= 2
+    # any schedule may be right: what a wrong one misses is seen
+    assert len(known) >= 2 or observer(check) == "schedule"
     for hint, mistake in known:
         outcome = check.judge(mistake)
         assert outcome.state == NOT_RIGHT
@@ -248,8 +252,8 @@ def test_empty_function(name, empty):
 @each_observer
 def test_the_callers_state_is_kept_and_does_not_matter(name):
     check = EXERCISES[name]
-    ((_, mistake), *_) = mistakes(check.solution, check.mistakes)
-    answers = [check.solution, mistake]
+    first = mistakes(check.solution, check.mistakes)[:1]
+    answers = [check.solution, vandal, *(mistake for _, mistake in first)]
     expected = [check.judge(answer) for answer in answers]
     torch.manual_seed(7)
     torch.set_default_dtype(torch.float64)

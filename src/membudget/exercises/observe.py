@@ -15,7 +15,7 @@ from weakref import WeakSet, ref
 import torch
 from torch import nn
 
-from membudget.checkpointing import Action, Run, simulate
+from membudget.checkpointing import Action, Run, Stage, simulate
 from membudget.exercises.compare import Seen, numbers
 from membudget.exercises.guard import kind, message, uses_arguments
 from membudget.exercises.leaks import leak
@@ -352,7 +352,8 @@ def schedule(
         except (ValueError, TypeError) as error:
             return Seen(hint=f"{message(error)}.")
         target = allowed(*args)
-        seen = Seen({"schedule": torch.ones(())}, _beyond(run, target))
+        missed = _beyond(run, target, args[0])
+        seen = Seen({"schedule": torch.ones(())}, missed)
         if run.peak < target.peak or run.extra_time < target.extra < inf:
             seen.remark = (
                 f"Better than asked: with {len(run.runs)} stages yours peaks "
@@ -380,7 +381,7 @@ def _as_lists(value: object) -> object:
     return value
 
 
-def _beyond(run: Run, allowed: Allowed) -> str:
+def _beyond(run: Run, allowed: Allowed, chain: int | list[Stage]) -> str:
     """Say which targets a schedule misses, and where."""
     missed = []
     if run.peak > allowed.peak:
@@ -390,13 +391,15 @@ def _beyond(run: Run, allowed: Allowed) -> str:
         missed.append(
             f"the peak is {run.peak} units in action {run.peak_moment}, "
             f"{moment.action}: {parts}; at most {allowed.peak} are allowed."
+            f"{_to_forget(run, chain)}"
         )
     if run.extra_time > allowed.extra:
         again = f"it runs {_stages(run)} again"
         if run.extra_time != run.extra_runs:
             again += f", which takes {run.extra_time}"
         few = f"at most {allowed.extra} are" if allowed.extra else "none is"
-        missed.append(f"{again}; {few} allowed.")
+        told = TO_REMEMBER * isinstance(chain, list)
+        missed.append(f"{again}; {few} allowed.{told}")
     if max(run.runs) > allowed.again + 1:
         stage = run.runs.index(max(run.runs))
         missed.append(
@@ -410,11 +413,37 @@ ALIVE = ("kept", "at work", "on tapes", "of gradient", "of workspace")
 """What to call the parts of a moment."""
 
 
+TO_REMEMBER = (
+    " Let a stage keep its tape where that is small, where its turn comes "
+    "soon, or where it takes long."
+)
+
+
+def _to_forget(run: Run, chain: int | list[Stage]) -> str:
+    """The largest boundary that waits at the peak, where sizes differ."""
+    if isinstance(chain, int) or len({stage.output for stage in chain}) == 1:
+        return ""
+    actions = [moment.action for moment in run.moments[: run.peak_moment + 1]]
+    kept = {i for kind, i in actions if kind == "keep"}
+    kept -= {i for kind, i in actions if kind == "drop"}
+    held = {b for kind, i in actions if kind == "record" for b in (i, i + 1)}
+    at_work = actions[-1].stage
+    waiting = [b for b in kept | held if 0 < b < at_work]
+    if not waiting:
+        return ""
+    largest = max(waiting, key=lambda b: chain[b - 1].output)
+    return (
+        f" Boundary {largest}, with {chain[largest - 1].output} units, is the "
+        f"largest that waits below stage {at_work}: forget large ones, in a "
+        "segment that begins and ends at small ones."
+    )
+
+
 def _stages(run: Run) -> str:
     return f"{run.extra_runs} stage{'s' * (run.extra_runs != 1)}"
 
 
-def segment_step(
+def segmented_step(
     limit: Callable[..., int],
 ) -> Callable[[Callable, tuple], Seen]:
     """The gradients of modules that run one after the other, and the peak.
