@@ -325,18 +325,7 @@ check_amp_step = Exercise(
         or
         .backward() => .backward(); {CLIP}
             {loops.CLIP_EACH}
-        {CLIP} =>
-        or
-        scaler.unscale_(optimizer) =>
-        {CLIP} =>
-            {loops.NO_CLIP}
-        {loops.CLIPPING}
-        scaler.unscale_(optimizer) =>
-        or
-        scaler.unscale_(optimizer) => {CLIP}
-        {CLIP} => scaler.unscale_(optimizer)
-            the gradient is clipped while it is still multiplied by the loss
-            scale: call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
+        {loops.AMP}
         .backward() => .backward(); scaler.unscale_(optimizer)
         scaler.unscale_(optimizer) =>
             `unscale_` runs after every micro-batch, and later gradients are
@@ -345,17 +334,6 @@ check_amp_step = Exercise(
             `scaler.update()` runs before the scaler has seen a gradient:
             `scaler.unscale_` and `scaler.step`, then one update, after the
             last micro-batch.
-        scaler.update() =>
-            the loss scale stays as it was: call `scaler.update()` once, after
-            the step.
-        scaler.step(optimizer) => optimizer.step()
-            an overflow must skip the step: `scaler.step(optimizer)` does,
-            `optimizer.step()` does not.
-        torch.float16 => enabled=False
-        or
-        torch.float16 => torch.bfloat16
-            the forward pass does not run in fp16: put it under
-            `torch.autocast("cpu", torch.float16)`.
         {loops.WEIGHTS}
         """,
     shown=(

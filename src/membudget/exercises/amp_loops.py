@@ -1,29 +1,18 @@
 """The exercises on precision of the lab: five broken AMP loops to repair."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
-from membudget.exercises import loops_old as loops
+from membudget.exercises import loops
 from membudget.exercises.compare import Seen
-from membudget.exercises.core_old import Case, Exercise, variants
-from membudget.exercises.loops_old import NO_CLIP, mean_loss
+from membudget.exercises.core import Case, Exercise
 from membudget.exercises.observe import amp_update, answer
 from membudget.models import mlp
 
-NO_STEP = "the optimizer does not step: the parameters stay as they are."
-NO_UPDATE = (
-    "the loss scale stays as it was: call `scaler.update()` once, after the "
-    "step."
-)
-PLAIN_STEP = (
-    "the step is taken with a gradient that still holds the loss scale, "
-    "overflow or not: `scaler.step(optimizer)` divides by it and looks, "
-    "`optimizer.step()` does not."
-)
 NO_SCALE = (
     "the loss is not scaled, so the scaler has nothing to unscale: call "
     "`scaler.scale(loss).backward()`."
@@ -35,119 +24,77 @@ NO_SCALER = (
 )
 
 
-def _model() -> nn.Module:
-    return mlp(inputs=4, width=8, depth=2, outputs=3)
-
-
-def _samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(count, 4), torch.randint(3, (count,))
+def _training(count: int, scale: float) -> tuple:
+    """Model, SGD, a scaler that doubles its scale after a step, x and y."""
+    model = mlp(inputs=4, width=8, depth=2, outputs=3)
+    scaler = torch.amp.GradScaler("cpu", scale, growth_interval=1)
+    return model, _sgd(model), scaler, *_samples(count)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def _scaler(scale: float) -> torch.amp.GradScaler:
-    """One that doubles its scale after every step without an overflow."""
-    return torch.amp.GradScaler("cpu", scale, growth_interval=1)
-
-
-def _finish(
-    names: str,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler | None = None,
-) -> None:
-    """What comes after a backward pass, by names."""
-    actions: dict[str, Callable] = {
-        "plain": optimizer.step,
-        "wipe": optimizer.zero_grad,
-    }
-    if scaler:
-        actions |= {
-            "unscale": lambda: scaler.unscale_(optimizer),
-            "step": lambda: scaler.step(optimizer),
-            "update": scaler.update,
-        }
-    for name in names.split():
-        actions[name]()
+def _samples(count: int) -> loops.MicroBatch:
+    return torch.randn(count, 4), torch.randint(3, (count,))
 
 
 # Clipped before it is unscaled
 
 
-def _clip_case(max_norm: float, scale: float) -> Case:
-    def make() -> tuple:
-        model = _model()
-        x, y = _samples(8)
-        return model, _sgd(model), _scaler(scale), x, y, max_norm
-
-    return Case(f"max_norm = {max_norm}, loss scale {scale:.0f}", make)
-
-
-def _clipped(model, optimizer, scaler, x, y, max_norm, **change) -> None:
-    loops.step(model, optimizer, scaler, [(x, y)], max_norm, **change)
+def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
 
 
-SCALED_CLIP = (
-    "the gradient is clipped while it is still multiplied by the loss scale, "
-    "so nearly every step is cut to a fraction of itself: call "
-    "`scaler.unscale_(optimizer)` before `clip_grad_norm_`."
-)
-NOT_FP16 = (
-    "the forward pass does not run in fp16: put it under "
-    '`torch.autocast("cpu", torch.float16)`.'
-)
+def _clipped(max_norm: float, scale: float) -> Case:
+    return Case(
+        f"max_norm = {max_norm}, loss scale {scale:.0f}",
+        lambda: (*_training(8, scale), max_norm),
+    )
+
 
 check_clipped_amp_step = Exercise(
-    signature="clipped_amp_step(model, optimizer, scaler, x, y, max_norm)",
-    cases=[
-        _clip_case(0.1, 1024.0),
-        _clip_case(1000, 1024.0),
-        _clip_case(0.1, 2.0**40),
-    ],
+    clipped_amp_step,
+    cases=[_clipped(0.1, 1024), _clipped(1000, 1024), _clipped(0.1, 2**40)],
     observe=amp_update,
-    solution=_clipped,
-    mistakes=variants(
-        _clipped,
-        [
-            (NO_SCALER, {"scaled": False, "end": "clip plain wipe"}),
-            (NO_SCALER, {"scaled": False, "end": "plain wipe"}),
-            (NO_SCALE, {"scaled": False, "end": "clip plain update wipe"}),
-            (NO_SCALE, {"scaled": False, "end": "clip step update wipe"}),
-            (NO_SCALE, {"scaled": False}),
-            (SCALED_CLIP, {"end": "clip step update wipe"}),
-            (SCALED_CLIP, {"end": "clip unscale step update wipe"}),
-            (NO_CLIP, {"end": "unscale step update wipe"}),
-            (
-                "`clip_grad_value_` cuts each number by itself; "
-                "`clip_grad_norm_` keeps the direction.",
-                {"end": "unscale cut step update wipe"},
-            ),
-            (
-                "the gradient is brought to the norm max_norm even where it "
-                "is shorter: clipping never lengthens it.",
-                {"end": "unscale normalise step update wipe"},
-            ),
-            (NO_UPDATE, {"end": "unscale clip step wipe"}),
-            (
-                "an overflow must skip the step: `scaler.step(optimizer)` "
-                "does, `optimizer.step()` does not.",
-                {"end": "unscale clip plain update wipe"},
-            ),
-            (
-                "`scaler.update()` runs before the step: the step divides by "
-                "the new scale. Update last.",
-                {"end": "unscale clip update step wipe"},
-            ),
-            (
-                "`scaler.unscale_` runs twice, and once is enough: "
-                "`scaler.step` knows that the gradient is unscaled.",
-                {"end": "unscale clip unscale step update wipe"},
-            ),
-            (NOT_FP16, {"dtype": torch.bfloat16}),
-            (NOT_FP16, {"dtype": None}),
-        ],
-    ),
+    mistakes=f"""
+        scaler.scale(loss) => loss
+        scaler.unscale_(optimizer) =>
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+        or
+        scaler.scale(loss) => loss
+        scaler.unscale_(optimizer) =>
+        {loops.CLIP} =>
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+            {NO_SCALER}
+        scaler.scale(loss) => loss
+        or
+        scaler.scale(loss) => loss
+        scaler.unscale_(optimizer) =>
+        or
+        scaler.scale(loss) => loss
+        scaler.unscale_(optimizer) =>
+        scaler.step(optimizer) => optimizer.step()
+            {NO_SCALE}
+        {loops.AMP}
+        scaler.step(optimizer) => scaler.update()
+        scaler.update() => scaler.step(optimizer)
+            `scaler.update()` runs before the step: the step divides by the
+            new scale. Update last.
+        scaler.step(optimizer) => \
+        scaler.unscale_(optimizer); scaler.step(optimizer)
+            `scaler.unscale_` runs twice, and once is enough: `scaler.step`
+            knows that the gradient is unscaled.
+        """,
     shown=(
         "max_norm means the true norm here, whatever the loss scale is, and "
         "an overflow skips the step."
@@ -155,160 +102,108 @@ check_clipped_amp_step = Exercise(
     tolerance=1e-2,
 )
 
-
 # Two losses, two scalers
 
 
-def _loss_case(scale: float) -> Case:
-    def make() -> tuple:
-        model = _model()
-        return model, _sgd(model), _scaler(scale), *_samples(8)
-
-    return Case(f"8 samples, loss scale {scale:.0f}", make)
-
-
-def _two_losses(
-    model,
-    optimizer,
-    scaler,
-    x,
-    y,
-    own: float = 0,
-    scaled: Sequence[str] = ("main", "auxiliary"),
-    used: Sequence[str] = ("main", "auxiliary"),
-    retain: bool = True,
-    between: str = "",
-    end: str = "step update wipe",
-    dtype: torch.dtype | None = torch.float16,
-    full: bool = True,
-) -> None:
-    """A step on the sum of two losses: the second is the mean square logit.
-
-    Args:
-        model, optimizer, scaler, x, y: of the exercise.
-        own: scale of a second scaler, for the auxiliary loss.
-        scaled: the losses that are multiplied by a scale.
-        used: the losses that have a backward pass.
-        retain: whether the graph is kept for the second backward pass.
-        between: actions after the first backward pass.
-        end: actions after the last one; ``other`` divides by ``own``.
-        dtype: of autocast.
-        full: whether the logits are squared in fp32.
-    """
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+def two_losses(model, optimizer, scaler, x, y):
+    with torch.autocast("cpu", torch.float16):
         logits = model(x)
-        losses = {
-            "main": F.cross_entropy(logits, y),
-            "auxiliary": (logits.float() if full else logits).square().mean(),
-        }
-    scales = {"main": scaler, "auxiliary": _scaler(own) if own else scaler}
-    for name in used:
-        loss = losses[name]
-        if name in scaled:
-            loss = scales[name].scale(loss)
-        loss.backward(retain_graph=retain and name == "main")
-        if name == "main":
-            _finish(between, optimizer, scaler)
-    if "other" in end:
-        _finish("unscale", optimizer, scales["auxiliary"])
-        end = end.replace("other", "")
-    _finish(end, optimizer, scaler)
+        main = F.cross_entropy(logits, y)
+        auxiliary = logits.float().square().mean()
+    scaler.scale(main + auxiliary).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
 
 
-OWN_SCALER = (
-    "the auxiliary loss has a scaler of its own. The gradients of both "
-    "losses are added up at two scales, and the step divides the sum by one "
-    "of them: one scaler for both."
+def _two(scale: float) -> Case:
+    return Case(
+        f"8 samples, loss scale {scale:.0f}", lambda: _training(8, scale)
+    )
+
+
+BOTH = "scaler.scale(main + auxiliary).backward()"
+MAIN = "scaler.scale(main).backward(retain_graph=True)"
+AUXILIARY = "scaler.scale(auxiliary).backward()"
+SECOND = 'second = torch.amp.GradScaler("cpu", 2.0**{})'
+APART = f"{SECOND}; {MAIN}; second.scale(auxiliary).backward()"
+OWN_SCALER = "\nor\n".join(
+    f"{BOTH} => {APART.format(power)}" for power in (16, *range(7, 16))
 )
-UPDATE_BETWEEN = (
-    "`scaler.update()` comes between the two losses, and changes the scale "
-    "while gradients of both are added up: update once, after the step."
-)
+"""Gradients whose ratio says how much the second scale is larger."""
 
 check_two_losses = Exercise(
-    signature="two_losses(model, optimizer, scaler, x, y)",
-    cases=[_loss_case(8.0), _loss_case(65536.0), _loss_case(2.0**40)],
+    two_losses,
+    cases=[_two(8), _two(2**16), _two(2**40)],
     observe=amp_update,
-    solution=_two_losses,
-    mistakes=[
-        (
-            "the gradient is unscaled between the two losses, and a scaled "
-            "one is added to it: unscale once, after both.",
-            partial(_two_losses, between="unscale"),
-        ),
-        *[
-            (OWN_SCALER, partial(_two_losses, own=2.0**power))
-            for power in (16, *range(7, 16))
-        ],
-        (
-            "both scalers divide the sum by their scale, so it is divided "
-            "twice: one scaler for both losses.",
-            partial(
-                _two_losses, own=2.0**16, end="unscale other step update wipe"
-            ),
-        ),
-        (
-            "the auxiliary loss is not scaled, and its gradient is divided "
-            "by the loss scale with the rest: scale it, too.",
-            partial(_two_losses, scaled=["main"]),
-        ),
-        (
-            "the main loss is not scaled, and its gradient is divided by the "
-            "loss scale with the rest: scale it, too.",
-            partial(_two_losses, scaled=["auxiliary"]),
-        ),
-        (NO_SCALE, partial(_two_losses, scaled=[])),
-        (NO_SCALER, partial(_two_losses, scaled=[], end="plain wipe")),
-        (
-            "the auxiliary loss is in fp16, and so is the gradient on its "
-            "way back from it, which begins with the loss scale: 65 536 is "
-            "an overflow there, and the step is skipped. So is the square of "
-            "a logit from 256 on. Square `logits.float()`.",
-            partial(_two_losses, full=False),
-        ),
-        (
-            "the auxiliary loss is missing.",
-            partial(_two_losses, used=["main"]),
-        ),
-        (
-            "the main loss is missing: its gradient must still be there when "
-            "that of the auxiliary one is added.",
-            partial(_two_losses, used=["auxiliary"]),
-        ),
-        (
-            "the first backward pass frees the graph that both losses share: "
-            "`retain_graph=True`, or one backward pass for their sum.",
-            partial(_two_losses, retain=False),
-        ),
-        (
-            "there is a step for each loss: add their gradients up, and step "
-            "once.",
-            partial(_two_losses, between="step"),
-        ),
-        (
-            "there is a step for each loss: add their gradients up, and step "
-            "once.",
-            partial(_two_losses, between="step update"),
-        ),
-        (
-            "there is a step for each loss: add their gradients up, and step "
-            "once.",
-            partial(_two_losses, between="step update wipe"),
-        ),
-        (
-            "the gradient is unscaled between the two losses, and again "
-            "after them: once is enough, and `scaler.step` does it.",
-            partial(
-                _two_losses, between="unscale", end="unscale step update wipe"
-            ),
-        ),
-        (UPDATE_BETWEEN, partial(_two_losses, between="update")),
-        (UPDATE_BETWEEN, partial(_two_losses, between="unscale update")),
-        (NO_UPDATE, partial(_two_losses, end="step wipe")),
-        (PLAIN_STEP, partial(_two_losses, end="plain wipe")),
-        (PLAIN_STEP, partial(_two_losses, own=2.0**16, end="plain wipe")),
-        (NOT_FP16, partial(_two_losses, dtype=None)),
-    ],
+    mistakes=f"""
+        {BOTH} => {MAIN}; scaler.unscale_(optimizer); {AUXILIARY}
+            the gradient is unscaled between the two losses, and a scaled one
+            is added to it: unscale once, after both.
+        {OWN_SCALER}
+            the auxiliary loss has a scaler of its own. The gradients of both
+            losses are added up at two scales, and the step divides the sum by
+            one of them: one scaler for both.
+        {BOTH} => {APART.format(16)}; \
+        scaler.unscale_(optimizer); second.unscale_(optimizer)
+            both scalers divide the sum by their scale, so it is divided
+            twice: one scaler for both losses.
+        scaler.scale(main + auxiliary) => (scaler.scale(main) + auxiliary)
+            the auxiliary loss is not scaled, and its gradient is divided by
+            the loss scale with the rest: scale it, too.
+        scaler.scale(main + auxiliary) => (main + scaler.scale(auxiliary))
+            the main loss is not scaled, and its gradient is divided by the
+            loss scale with the rest: scale it, too.
+        scaler.scale(main + auxiliary) => (main + auxiliary)
+            {NO_SCALE}
+        scaler.scale(main + auxiliary) => (main + auxiliary)
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+            {NO_SCALER}
+        logits.float() => logits
+            the auxiliary loss is in fp16, and so is the gradient on its way
+            back from it, which begins with the loss scale: 65 536 is an
+            overflow there, and the step is skipped. So is the square of a
+            logit from 256 on. Square `logits.float()`.
+        main + auxiliary => main
+            the auxiliary loss is missing.
+        main + auxiliary => auxiliary
+            the main loss is missing: its gradient must still be there when
+            that of the auxiliary one is added.
+        {BOTH} => scaler.scale(main).backward(); {AUXILIARY}
+            the first backward pass frees the graph that both losses share:
+            `retain_graph=True`, or one backward pass for their sum.
+        {BOTH} => {MAIN}; scaler.step(optimizer); {AUXILIARY}
+        or
+        {BOTH} => {MAIN}; scaler.step(optimizer); scaler.update(); {AUXILIARY}
+        or
+        {BOTH} => {MAIN}; scaler.step(optimizer); scaler.update(); \
+        model.zero_grad(); {AUXILIARY}
+            there is a step for each loss: add their gradients up, and step
+            once.
+        {BOTH} => {MAIN}; scaler.unscale_(optimizer); {AUXILIARY}; \
+        scaler.unscale_(optimizer)
+            the gradient is unscaled between the two losses, and again after
+            them: once is enough, and `scaler.step` does it.
+        {BOTH} => {MAIN}; scaler.update(); {AUXILIARY}
+        or
+        {BOTH} => {MAIN}; scaler.unscale_(optimizer); scaler.update(); \
+        {AUXILIARY}
+            `scaler.update()` comes between the two losses, and changes the
+            scale while gradients of both are added up: update once, after
+            the step.
+        {loops.NO_UPDATE}
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+        or
+        {BOTH} => {APART.format(16)}
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+            the step is taken with a gradient that still holds the loss scale,
+            overflow or not: `scaler.step(optimizer)` divides by it and looks,
+            `optimizer.step()` does not.
+        {loops.NOT_FP16}
+        """,
     shown=(
         "Both losses are added up in `param.grad` at one scale, the one that "
         "the step divides by. A second scale is right only while it equals "
@@ -317,8 +212,15 @@ check_two_losses = Exercise(
     tolerance=1e-2,
 )
 
-
 # Autocast around the backward pass
+
+
+def backward_outside(model, optimizer, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 class FullHead(nn.Module):
@@ -340,7 +242,7 @@ class FullHead(nn.Module):
             return self.head(features.float())
 
 
-def _head_case(count: int, width: int) -> Case:
+def _full_head(count: int, width: int) -> Case:
     def make() -> tuple:
         model = FullHead(width)
         return model, _sgd(model), *_samples(count)
@@ -348,54 +250,27 @@ def _head_case(count: int, width: int) -> Case:
     return Case(f"{count} samples, width {width}, head in fp32", make)
 
 
-def _backward(
-    model,
-    optimizer,
-    x,
-    y,
-    inside: bool = False,
-    end: str = "plain wipe",
-    dtype: torch.dtype | None = torch.bfloat16,
-) -> None:
-    """A step, with the backward pass in or behind the block."""
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        loss = mean_loss(model, (x, y))
-        if inside:
-            loss.backward()
-    if not inside:
-        loss.backward()
-    _finish(end, optimizer)
-
-
-NOT_BF16 = (
-    "the forward pass does not run in bf16: put it under "
-    '`torch.autocast("cpu", torch.bfloat16)`.'
-)
-
 check_backward_outside = Exercise(
-    signature="backward_outside(model, optimizer, x, y)",
-    cases=[_head_case(16, 16), _head_case(5, 8)],
+    backward_outside,
+    cases=[_full_head(16, 16), _full_head(5, 8)],
     observe=amp_update,
-    solution=_backward,
-    mistakes=[
-        (
-            "the backward pass runs under autocast. The model's head was "
-            "taken out of it and is in fp32, but its gradients were computed "
-            "in bf16; and the 16-bit copies of all weights stay alive as "
-            "long as the block does. Leave the block after the loss.",
-            partial(_backward, inside=True),
-        ),
-        (NOT_BF16, partial(_backward, dtype=None)),
-        (NOT_BF16, partial(_backward, dtype=torch.float16)),
-        (
-            "the optimizer does not step.",
-            partial(_backward, end="wipe"),
-        ),
-        (
-            "there are two steps: one is asked.",
-            partial(_backward, end="plain plain wipe"),
-        ),
-    ],
+    mistakes="""
+        model(x), y) => model(x), y); loss.backward()
+        loss.backward() =>
+            the backward pass runs under autocast. The model's head was taken
+            out of it and is in fp32, but its gradients were computed in bf16;
+            and the 16-bit copies of all weights stay alive as long as the
+            block does. Leave the block after the loss.
+        torch.bfloat16 => enabled=False
+        or
+        torch.bfloat16 => torch.float16
+            the forward pass does not run in bf16: put it under
+            `torch.autocast("cpu", torch.bfloat16)`.
+        optimizer.step() =>
+            the optimizer does not step.
+        optimizer.step() => optimizer.step(); optimizer.step()
+            there are two steps: one is asked.
+        """,
     shown=(
         "Neither the backward pass nor the step is under autocast. Each "
         "gradient has the precision that its operator had, and no 16-bit "
@@ -404,8 +279,11 @@ check_backward_outside = Exercise(
     tolerance=1e-5,
 )
 
-
 # Losses compared in fp16
+
+
+def best_epoch(losses):
+    return int(torch.stack(losses).argmin())
 
 
 def _epochs(*losses: float) -> Case:
@@ -415,42 +293,10 @@ def _epochs(*losses: float) -> Case:
     )
 
 
-def _first(
-    losses: Sequence[torch.Tensor],
-    pick: Callable = min,
-    dtype: torch.dtype = torch.float32,
-    shift: int = 0,
-    last: bool = False,
-) -> int:
-    """The index of a loss.
-
-    Args:
-        losses: of the exercise.
-        pick: ``min`` or ``max``.
-        dtype: in which they are compared.
-        shift: added to the index.
-        last: whether the last of equal ones is taken.
-    """
-    values = [loss.to(dtype).item() for loss in losses]
-    indices = range(len(values))
-    if last:
-        indices = reversed(indices)
-    return pick(indices, key=values.__getitem__) + shift
-
-
-IN_FP16 = (
-    "the losses are compared in fp16: from 2 to 4 its numbers are 0.00195 "
-    "apart, and from 65 520 on all are infinite. Compare them as they are, "
-    "in fp32."
-)
-IN_BF16 = (
-    "the losses are compared in bf16, which has three fraction bits fewer "
-    "than fp16: from 2 to 4 its numbers are 0.0156 apart. Compare them as "
-    "they are, in fp32."
-)
+LAST = "len(losses) - 1 - int(torch.stack(losses).{}().flip(0).argmin())"
 
 check_best_epoch = Exercise(
-    signature="best_epoch(losses)",
+    best_epoch,
     cases=[
         _epochs(2.34, 2.303, 2.3013, 2.3016, 2.3011, 2.3019, 2.3012, 2.3022),
         _epochs(95000.0, 81000.0, 70000.0, 72000.0),
@@ -458,36 +304,49 @@ check_best_epoch = Exercise(
         _epochs(0.5),
     ],
     observe=answer,
-    solution=_first,
-    mistakes=[
-        (IN_FP16, partial(_first, dtype=torch.float16)),
-        (IN_FP16, partial(_first, dtype=torch.float16, last=True)),
-        (IN_BF16, partial(_first, dtype=torch.bfloat16)),
-        (IN_BF16, partial(_first, dtype=torch.bfloat16, last=True)),
-        (
-            "this is the epoch with the largest loss.",
-            partial(_first, pick=max),
-        ),
-        (
-            "this is the epoch after the best one: count from 0.",
-            partial(_first, shift=1),
-        ),
-        (
-            "this is the loss itself: the index of its epoch is asked.",
-            lambda losses: min(loss.item() for loss in losses),
-        ),
-    ],
+    mistakes=f"""
+        .argmin() => .half().argmin()
+        or
+        int(torch.stack(losses).argmin()) => {LAST.format("half")}
+            the losses are compared in fp16: from 2 to 4 its numbers are
+            0.00195 apart, and from 65 520 on all are infinite. Compare them
+            as they are, in fp32.
+        .argmin() => .bfloat16().argmin()
+        or
+        int(torch.stack(losses).argmin()) => {LAST.format("bfloat16")}
+            the losses are compared in bf16, which has three fraction bits
+            fewer than fp16: from 2 to 4 its numbers are 0.0156 apart. Compare
+            them as they are, in fp32.
+        argmin => argmax
+            this is the epoch with the largest loss.
+        .argmin()) => .argmin()) + 1
+            this is the epoch after the best one: count from 0.
+        int(torch.stack(losses).argmin()) => torch.stack(losses).min()
+            this is the loss itself: the index of its epoch is asked.
+        """,
     shown=(
         "A loss is a single number: to keep it in fp32 costs nothing, and "
         "the digits that tell two epochs apart are still there."
     ),
 )
 
-
 # A scaler under bf16
 
 
-def _dtype_case(dtype: torch.dtype, power: int, small: bool = False) -> Case:
+def train_step(model, optimizer, scaler, x, y, dtype):
+    with torch.autocast("cpu", dtype):
+        loss = F.cross_entropy(model(x), y)
+    if dtype == torch.float16:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def _format(dtype: torch.dtype, power: int, small: bool = False) -> Case:
     """A step in a format.
 
     Args:
@@ -498,82 +357,21 @@ def _dtype_case(dtype: torch.dtype, power: int, small: bool = False) -> Case:
     """
 
     def make() -> tuple:
-        model = _model()
-        x, y = _samples(512 if small else 8)
+        count = 512 if small else 8
+        model, optimizer, scaler, x, y = _training(count, 2.0**power)
         if small:
             model[-1].requires_grad_(False).weight.mul_(2.0**-12)
-        return model, _sgd(model), _scaler(2.0**power), 16 * x, y, dtype
+        return model, optimizer, scaler, 16 * x, y, dtype
 
     told = f"{dtype}, loss scale 2^{power}"
     return Case(f"{told}{', small gradients' * small}", make)
 
 
-def _fp16(dtype: torch.dtype) -> bool:
-    return dtype == torch.float16
-
-
-def _train_step(
-    model,
-    optimizer,
-    scaler,
-    x,
-    y,
-    dtype,
-    scaled: Callable[[torch.dtype], bool] = _fp16,
-    stepped: Callable[[torch.dtype], bool] | None = None,
-    updated: Callable[[torch.dtype], bool] | None = None,
-    end: str = "step wipe",
-    casts: Callable[[torch.dtype], torch.dtype | None] = lambda dtype: dtype,
-) -> None:
-    """A step in a format.
-
-    Args:
-        model, optimizer, scaler, x, y, dtype: of the exercise.
-        scaled: where the loss is scaled.
-        stepped: where the scaler steps, if elsewhere.
-        updated: where it is updated, if elsewhere.
-        end: what comes after the backward pass where the scaler steps.
-        casts: dtype of autocast.
-    """
-    cast = casts(dtype)
-    with torch.autocast("cpu", cast, enabled=cast is not None):
-        loss = mean_loss(model, (x, y))
-    if scaled(dtype):
-        loss = scaler.scale(loss)
-    loss.backward()
-    stepped = stepped or scaled
-    _finish(end if stepped(dtype) else "plain wipe", optimizer, scaler)
-    if (updated or stepped)(dtype):
-        scaler.update()
-
-
-def _always(dtype: torch.dtype) -> bool:
-    return True
-
-
-def _never(dtype: torch.dtype) -> bool:
-    return False
-
-
-ALWAYS = (
-    "the scaler works under bf16, too. No gradient of bf16 underflows where "
-    "fp32's would not, so the scale only grows, until the scaled gradient "
-    "overflows and good steps are skipped; and a gradient that is infinite "
-    "by itself is skipped without a word. Use the scaler under fp16 alone."
-)
-NOT_UPDATED = (
-    "the scaler scales and steps under bf16, and only its update is left "
-    "out: here the loss scale makes the gradient overflow, and a good step "
-    "is skipped. Under bf16 leave all three out: `loss.backward()` and "
-    "`optimizer.step()`."
-)
-WRONG_CAST = "the forward pass does not run in `dtype`: hand it to autocast."
-
-
-def _train_seen(fn: Callable, args: tuple) -> Seen:
+def _with_its_scaler(fn: Callable, args: tuple) -> Seen:
     seen = amp_update(fn, args)
     _, _, scaler, _, _, dtype = args
-    if seen.parts and not _fp16(dtype) and scaler._scale is not None:
+    used = scaler._scale is not None
+    if seen.parts and used and dtype != torch.float16:
         seen.hint = seen.hint or (
             "the scaler is used under bf16: leave out `scale`, `step` and "
             "`update` there."
@@ -582,62 +380,56 @@ def _train_seen(fn: Callable, args: tuple) -> Seen:
 
 
 check_train_step = Exercise(
-    signature="train_step(model, optimizer, scaler, x, y, dtype)",
+    train_step,
     cases=[
-        _dtype_case(torch.bfloat16, 127),
-        _dtype_case(torch.bfloat16, 10),
-        _dtype_case(torch.float16, 14, small=True),
-        _dtype_case(torch.float16, 40),
+        _format(torch.bfloat16, 127),
+        _format(torch.bfloat16, 10),
+        _format(torch.float16, 14, small=True),
+        _format(torch.float16, 40),
     ],
-    observe=_train_seen,
-    solution=_train_step,
-    mistakes=[
-        (ALWAYS, partial(_train_step, scaled=_always)),
-        (NOT_UPDATED, partial(_train_step, scaled=_always, updated=_fp16)),
-        (
-            "`scaler.update()` is called and the scaler has scaled no loss. "
-            "The call comes last, under fp16 alone, and without a number: "
-            "the scaler looks for its scale by itself.",
-            partial(_train_step, updated=_always),
-        ),
-        (
-            "the loss is scaled under bf16, and the gradient never unscaled: "
-            "leave the scaler out of both.",
-            partial(_train_step, scaled=_always, stepped=_fp16),
-        ),
-        (
-            "the scaler steps under bf16 although the loss is not scaled: "
-            "leave it out of both.",
-            partial(_train_step, stepped=_always),
-        ),
-        (
-            "the scaler is left out under fp16, too, and there small "
-            "gradients become zero or lose their digits: scale, step and "
-            "update.",
-            partial(_train_step, scaled=_never),
-        ),
-        (
-            "under fp16 the loss is scaled, and the gradient never unscaled: "
-            "`scaler.step(optimizer)` and `scaler.update()`.",
-            partial(_train_step, stepped=_never),
-        ),
-        (NO_UPDATE, partial(_train_step, updated=_never)),
-        (NO_SCALE, partial(_train_step, scaled=_never, stepped=_fp16)),
-        (
-            "under fp16 an overflow must skip the step: "
-            "`scaler.step(optimizer)` does, `optimizer.step()` does not.",
-            partial(_train_step, end="unscale plain wipe"),
-        ),
-        (
-            WRONG_CAST,
-            partial(_train_step, casts=lambda dtype: torch.float16),
-        ),
-        (
-            WRONG_CAST,
-            partial(_train_step, casts=lambda dtype: torch.bfloat16),
-        ),
-        (WRONG_CAST, partial(_train_step, casts=lambda dtype: None)),
-    ],
+    observe=_with_its_scaler,
+    mistakes=f"""
+        dtype == torch.float16 => True
+            the scaler works under bf16, too. No gradient of bf16 underflows
+            where fp32's would not, so the scale only grows, until the scaled
+            gradient overflows and good steps are skipped; and a gradient that
+            is infinite by itself is skipped without a word. Use the scaler
+            under fp16 alone.
+        loss.backward() => scaler.scale(loss).backward()
+        optimizer.step() => scaler.step(optimizer)
+            the scaler scales and steps under bf16, and only its update is
+            left out: here the loss scale makes the gradient overflow, and a
+            good step is skipped. Under bf16 leave all three out:
+            `loss.backward()` and `optimizer.step()`.
+        optimizer.step() => optimizer.step(); scaler.update()
+            `scaler.update()` is called and the scaler has scaled no loss. The
+            call comes last, under fp16 alone, and without a number: the
+            scaler looks for its scale by itself.
+        loss.backward() => scaler.scale(loss).backward()
+            the loss is scaled under bf16, and the gradient never unscaled:
+            leave the scaler out of both.
+        optimizer.step() => scaler.step(optimizer)
+            the scaler steps under bf16 although the loss is not scaled: leave
+            it out of both.
+        dtype == torch.float16 => False
+            the scaler is left out under fp16, too, and there small gradients
+            become zero or lose their digits: scale, step and update.
+        scaler.step(optimizer) => optimizer.step()
+        scaler.update() =>
+            under fp16 the loss is scaled, and the gradient never unscaled:
+            `scaler.step(optimizer)` and `scaler.update()`.
+        {loops.NO_UPDATE}
+        scaler.scale(loss).backward() => loss.backward()
+            {NO_SCALE}
+        scaler.step(optimizer) => scaler.unscale_(optimizer); optimizer.step()
+            under fp16 {loops.OVERFLOW}
+        torch.autocast("cpu", dtype) => torch.autocast("cpu", torch.float16)
+        or
+        torch.autocast("cpu", dtype) => torch.autocast("cpu", torch.bfloat16)
+        or
+        torch.autocast("cpu", dtype) => torch.autocast("cpu", enabled=False)
+            the forward pass does not run in `dtype`: hand it to autocast.
+        """,
     shown=(
         "The scaler is for fp16, and left alone elsewhere. bf16 has the "
         "exponents of fp32: its gradients need no scale, and what is "

@@ -69,6 +69,43 @@ CLIPPING = f"""
     """
 """Mistakes of a loop that clips."""
 
+NO_UPDATE = """
+    scaler.update() =>
+        the loss scale stays as it was: call `scaler.update()` once, after the
+        step.
+    """
+NOT_FP16 = """
+    torch.float16 => enabled=False
+    or
+    torch.float16 => torch.bfloat16
+        the forward pass does not run in fp16: put it under
+        `torch.autocast("cpu", torch.float16)`.
+    """
+OVERFLOW = (
+    "an overflow must skip the step: `scaler.step(optimizer)` does, "
+    "`optimizer.step()` does not."
+)
+AMP = f"""
+    {CLIP} =>
+    or
+    scaler.unscale_(optimizer) =>
+    {CLIP} =>
+        {NO_CLIP}
+    {CLIPPING}
+    scaler.unscale_(optimizer) =>
+    or
+    scaler.unscale_(optimizer) => {CLIP}
+    {CLIP} => scaler.unscale_(optimizer)
+        the gradient is clipped while it is still multiplied by the loss
+        scale, so nearly every step is cut to a fraction of itself: call
+        `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
+    {NO_UPDATE}
+    scaler.step(optimizer) => optimizer.step()
+        {OVERFLOW}
+    {NOT_FP16}
+    """
+"""Mistakes of a loop that scales, clips and steps, in fp16."""
+
 
 def samples(*sizes: int) -> list[MicroBatch]:
     """Micro-batches that differ: later ones hold larger values."""

@@ -1,0 +1,342 @@
+"""Lab 3's five loops: what the broken ones cost, and other answers."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import clip_grad_norm_
+
+from membudget import exercises, models, precision
+from membudget.exercises import amp_loops
+from membudget.exercises.core import CORRECT, NOT_RIGHT
+from membudget.exercises.mistakes import mistakes
+from membudget.measuring import PeakTracker
+
+UPDATE = "update of the parameters"
+
+
+def checker(name):
+    return getattr(exercises, f"check_{name}")
+
+
+def mistaken(name, words):
+    """The first known mistake whose hint holds these words."""
+    check = checker(name)
+    known = mistakes(check.solution, check.mistakes)
+    return next(fn for hint, fn in known if words in hint)
+
+
+def under(dtype):
+    return partial(torch.autocast, "cpu", dtype)
+
+
+FP16, BF16 = under(torch.float16), under(torch.bfloat16)
+
+
+# What the broken loops cost
+
+inside = mistaken("backward_outside", "runs under autocast")
+
+
+def nested(model, optimizer, x, y):
+    with BF16():
+        loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def peak_of(step):
+    """Bytes above the start, and whether its backward pass saw autocast."""
+    model, optimizer, x, y = checker("backward_outside").cases[0].make()
+    seen = []
+
+    def watch(module, args, output):
+        output.register_hook(
+            lambda grad: seen.append(torch.is_autocast_enabled("cpu"))
+        )
+
+    model.register_forward_hook(watch)
+    with PeakTracker(model, optimizer, x, y) as tracker:
+        step(model, optimizer, x, y)
+    return tracker.peak - tracker.start, seen
+
+
+def test_backward_in_a_block_keeps_the_copies():
+    mended, outside = peak_of(amp_loops.backward_outside)
+    assert outside == [False]
+    for step, cast in [(inside, True), (nested, False)]:
+        peak, seen = peak_of(step)
+        assert seen == [cast]
+        assert peak > mended
+
+
+def trained(step, *scaler):
+    """The parameters of a small model after a step."""
+    torch.manual_seed(0)
+    model = models.mlp(inputs=4, width=8, depth=2, outputs=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    step(model, optimizer, *scaler, torch.randn(8, 4), torch.randint(3, (8,)))
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def test_backward_under_autocast_is_right_without_an_island():
+    mended = trained(amp_loops.backward_outside)
+    assert torch.equal(trained(inside), mended)
+
+
+@pytest.mark.parametrize(
+    ("scale", "weight"),
+    [(65536.0, 1), (32768.0, 2), (16384.0, 4), (131072.0, 0.5)],
+)
+def test_a_second_scaler_gives_its_loss_another_weight(scale, weight):
+    def weighted(model, optimizer, x, y):
+        main, auxiliary = losses(model, x, y)
+        (main + weight * auxiliary).backward()
+        optimizer.step()
+
+    before = trained(lambda *args: None)
+    expected = trained(weighted) - before
+    broken = mistaken("two_losses", "a scaler of its own")  # of 65 536
+    found = trained(broken, torch.amp.GradScaler("cpu", scale))
+    assert (found - before - expected).norm() < 0.01 * expected.norm()
+
+
+def losses(model, x, y):
+    with FP16():
+        logits = model(x)
+        return F.cross_entropy(logits, y), logits.float().square().mean()
+
+
+@pytest.mark.parametrize(("blocks", "steps"), [(1, 5), (5, 1)])
+def test_steps_in_one_block_read_stale_copies(blocks, steps):
+    seen = set()
+
+    def several(model, optimizer, x, y):
+        for _ in range(blocks):
+            with BF16():
+                for _ in range(steps):
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    seen.add(loss.item())
+
+    trained(several)
+    assert len(seen) == blocks
+
+
+def test_a_scaler_under_bf16_changes_nothing_until_it_overflows():
+    check = checker("train_step")
+    broken = mistaken("train_step", "works under bf16, too")
+    top, usual = check.cases[:2]
+    right = check.see(check.solution, usual).parts[UPDATE]
+    assert torch.equal(check.see(broken, usual).parts[UPDATE], right)
+    assert not check.see(broken, top).parts[UPDATE].any()
+    assert check.see(check.solution, top).parts[UPDATE].any()
+
+
+def test_fp16_without_a_scaler_loses_half_of_the_update():
+    check = checker("train_step")
+    (small,) = (case for case in check.cases if "small" in case.told)
+    right = check.see(check.solution, small).parts[UPDATE]
+    plain = mistaken("train_step", "left out under fp16, too")
+    lost = check.see(plain, small).parts[UPDATE]
+    assert 0.3 < (right - lost).norm() / right.norm() < 0.8
+
+
+# Other right answers
+
+
+def scaled_norm(model, optimizer, scaler, x, y, max_norm):
+    with FP16():
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
+    finish(optimizer, scaler)
+
+
+def apart(model, optimizer, scaler, x, y):
+    main, auxiliary = losses(model, x, y)
+    scaler.scale(auxiliary).backward(retain_graph=True)
+    scaler.scale(main).backward()
+    scaler.unscale_(optimizer)
+    finish(optimizer, scaler)
+
+
+def of_one_scale(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu", scaler.get_scale())
+    main, auxiliary = losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    second.scale(auxiliary).backward()
+    finish(optimizer, scaler)
+
+
+def finish(optimizer, scaler):
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def around_the_model(model, optimizer, x, y):
+    with BF16():
+        logits = model(x)
+    F.cross_entropy(logits, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def uncached(model, optimizer, x, y):
+    with BF16(cache_enabled=False):
+        loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+            optimizer.step()
+    optimizer.zero_grad()
+
+
+def index(losses):
+    return losses.index(min(losses))
+
+
+def disabled(model, optimizer, scaler, x, y, dtype):
+    if dtype == torch.bfloat16:
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with torch.autocast("cpu", dtype):
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    finish(optimizer, scaler)
+
+
+def by_the_package(model, optimizer, scaler, x, y, dtype):
+    of = {torch.bfloat16: ("bf16", None), torch.float16: ("fp16", scaler)}
+    name, scaler = of[dtype]
+    mixed = precision.MixedPrecision(
+        optimizer, name, scaler=scaler, emulated=True
+    )
+    with mixed.autocast():
+        loss = F.cross_entropy(model(x), y)
+    mixed.backward(loss)
+    mixed.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("clipped_amp_step", scaled_norm),
+        ("two_losses", apart),
+        ("two_losses", of_one_scale),
+        ("backward_outside", around_the_model),
+        ("backward_outside", uncached),
+        ("best_epoch", index),
+        ("train_step", disabled),
+        ("train_step", by_the_package),
+    ],
+)
+def test_other_right_answers(name, answer):
+    outcome = checker(name).judge(answer)
+    assert outcome.state == CORRECT
+
+
+# What the observer says
+
+
+def nested_amp(model, optimizer, scaler, x, y, max_norm):
+    with FP16():
+        loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm)
+    finish(optimizer, scaler)
+
+
+def backward_inside(model, optimizer, scaler, x, y):
+    with FP16():
+        scaler.scale(sum(losses(model, x, y))).backward()
+    finish(optimizer, scaler)
+
+
+def two_steps(model, optimizer, scaler, x, y):
+    second = torch.amp.GradScaler("cpu")
+    main, auxiliary = losses(model, x, y)
+    scaler.scale(main).backward(retain_graph=True)
+    scaler.step(optimizer)
+    second.scale(auxiliary).backward()  # the update is right, under SGD
+    second.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+def another_block(model, optimizer, x, y):
+    with BF16():
+        loss = F.cross_entropy(model(x), y)
+    with BF16():
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def two_blocks(model, optimizer, x, y):
+    with BF16():
+        for _ in range(2):
+            with BF16():
+                loss = F.cross_entropy(model(x), y)
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def step_inside(model, optimizer, x, y):
+    with BF16():
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    with BF16():
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def not_wiped(model, optimizer, x, y):
+    with BF16():
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+
+def fixed_scale(model, optimizer, scaler, x, y, dtype):
+    with torch.autocast("cpu", dtype):
+        loss = F.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update(None if dtype == torch.float16 else 65536.0)
+    optimizer.zero_grad()
+
+
+def fixed_before(model, optimizer, scaler, x, y, dtype):
+    if dtype == torch.bfloat16:
+        scaler.update(65536.0)
+    amp_loops.train_step(model, optimizer, scaler, x, y, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("clipped_amp_step", nested_amp, "but a block is still open"),
+        ("two_losses", backward_inside, "backward pass runs under autocast"),
+        ("two_losses", two_steps, "the optimizer steps 2 times"),
+        ("backward_outside", another_block, "pass runs under autocast"),
+        ("backward_outside", nested, "but a block is still open"),
+        ("backward_outside", two_blocks, "but a block is still open"),
+        ("backward_outside", step_inside, "the optimizer steps under autoca"),
+        ("backward_outside", not_wiped, "gradients are still there at the e"),
+        ("train_step", fixed_scale, "the scaler is used under bf16"),
+        ("train_step", fixed_before, "the scaler has scaled no loss"),
+    ],
+)
+def test_what_else_is_wrong(name, answer, words):
+    outcome = checker(name).judge(answer)
+    assert outcome.state == NOT_RIGHT
+    assert words in outcome.text
