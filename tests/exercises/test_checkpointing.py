@@ -9,6 +9,7 @@ from math import comb, inf
 import numpy as np
 import pytest
 import torch
+from soak import SOAK
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -124,7 +125,7 @@ def test_the_longest_chain_of_a_number_of_runs():
         most = comb(peak + runs - 3, runs) + 1
         assert reversible(most, peak - 2, runs)
         assert not reversible(most + 1, peak - 2, runs)
-        if peak < 5 and runs < 3:
+        if peak < 5 and runs < 3 and (most < 4 or SOAK):
             assert possible(most, peak, runs - 1)
             assert not possible(most + 1, peak, runs - 1)
 
