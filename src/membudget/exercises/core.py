@@ -49,8 +49,51 @@ def given(**arguments) -> Case:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Exercise:
-    """A checker: call it with the reader's function.
+class Checker:
+    """Call it with the reader's function, and it prints the outcome.
+
+    Args:
+        solution: a function that is right, as the page shows it.
+    """
+
+    solution: Callable
+
+    @property
+    def name(self) -> str:
+        return self.solution.__name__
+
+    @property
+    def signature(self) -> str:
+        """Such as ``"weights(counts)"``."""
+        return f"{self.name}({', '.join(signature(self.solution).parameters)})"
+
+    def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
+        """Print the outcome; with ``hint=False`` without the diagnosis."""
+        outcome = self.judge(fn)
+        if not hint and outcome.state == NOT_RIGHT:
+            outcome = Outcome(NOT_RIGHT, "take `hint=False` away for a hint.")
+        for line in str(outcome).split("\n"):
+            print(
+                textwrap.fill(
+                    line,
+                    width=79,
+                    subsequent_indent="  " * line.startswith("- "),
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+
+    def __repr__(self) -> str:
+        return f"check_{self.name}"
+
+    def judge(self, fn: Callable | None) -> Outcome:
+        """The outcome; whatever ``fn`` does, nothing is raised."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Exercise(Checker):
+    """A checker of what a function does with arguments.
 
     The function runs on each case. Where it differs from the solution, so do
     the known mistakes, and the hint is that of the one that does the same.
@@ -70,7 +113,6 @@ class Exercise:
         step: what to check where the numbers fit no known mistake.
     """
 
-    solution: Callable
     cases: Sequence[Case]
     observe: Callable[[Callable, tuple], Seen]
     mistakes: str
@@ -81,38 +123,12 @@ class Exercise:
     two: bool = True
     step: str = ""
 
-    @property
-    def name(self) -> str:
-        return self.solution.__name__
-
-    @property
-    def signature(self) -> str:
-        """Such as ``"weights(counts)"``."""
-        return f"{self.name}({', '.join(signature(self.solution).parameters)})"
-
     def known(self) -> Iterator[Known]:
         """The known mistakes: those of one edit, the others, then pairs."""
         yield from mistakes(self.solution, self.mistakes)
         yield from self.others
         if self.two:
             yield from pairs(self.solution, self.mistakes)
-
-    def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
-        """Print the outcome; with ``hint=False`` without the diagnosis."""
-        outcome = self.judge(fn)
-        if not hint and outcome.state == NOT_RIGHT:
-            outcome = Outcome(NOT_RIGHT, "take `hint=False` away for a hint.")
-        print(
-            textwrap.fill(
-                str(outcome),
-                width=79,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-
-    def __repr__(self) -> str:
-        return f"check_{self.name}"
 
     def judge(self, fn: Callable) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""

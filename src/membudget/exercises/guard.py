@@ -83,7 +83,7 @@ def unusable(fn: object, signature: str) -> str:
     with suppress(TypeError, ValueError):  # a builtin may have no signature
         parameters = inspect.signature(fn)
         try:
-            parameters.bind(*arguments.split(", "))
+            parameters.bind(*filter(None, arguments.split(", ")))
         except TypeError:
             takes = ", ".join(parameters.parameters)
             return f"your function takes ({takes}); keep `{signature}`."
