@@ -4,7 +4,6 @@ from math import ceil
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
@@ -117,21 +116,6 @@ def same_network(layers, x, count):
     for part in ck.equal_segments(len(layers), count):
         x = checkpoint(run, x, part, use_reentrant=False)
     return x
-
-
-def own_ledger():
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
-    optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.rand(32, 64), torch.zeros(32, dtype=torch.long)
-    n = 64 * 256 + 256 + 256 * 10 + 10
-    guess = {"parameters": 4 * n, "gradients": 4 * n}
-    guess["optimizer"] = 8 * n + 4 * 4  # four tensors
-    guess["activations"] = 4 * 32 * 256 + 4 * 32 * 10 + 8  # ReLU, loss
-    return model, optimizer, cross_entropy, batch, guess
-
-
-def cross_entropy(model, x, y):
-    return F.cross_entropy(model(x), y)
 
 
 def clipped_amp_step(model, optimizer, scaler, x, y, max_norm):

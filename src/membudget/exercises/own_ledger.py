@@ -1,19 +1,21 @@
 """The last exercise on the ledger: that of a model of the reader's own."""
 
-import inspect
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
+from types import EllipsisType, NoneType, NotImplementedType
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from membudget import ledger
 from membudget.exercises import guard
-from membudget.exercises.core_old import (
+from membudget.exercises.core import (
     CORRECT,
     NOT_ATTEMPTED,
     NOT_RIGHT,
+    Checker,
     Outcome,
 )
 from membudget.exercises.observe import NO_RETURN
@@ -22,24 +24,46 @@ from membudget.measuring import Allocation
 
 ENTRIES = ("parameters", "gradients", "optimizer", "activations")
 ORDER = "model, optimizer, loss, batch, guess"
+NEEDED = {
+    "model": (nn.Module, f"a torch.nn.Module. The order is {ORDER}"),
+    "optimizer": (
+        torch.optim.Optimizer | None,
+        f"a torch.optim.Optimizer or None. The order is {ORDER}",
+    ),
+    "loss": (Callable, "a function, called as `loss(model, *batch)`"),
+    "batch": (list | tuple, "a tensor or a tuple of tensors"),
+    "guess": (Mapping, f"a dictionary with the keys {', '.join(ENTRIES)}"),
+}
+"""Of each part of the result: its kind, and that in words."""
+EMPTY = NoneType | EllipsisType | NotImplementedType
+PHASES = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+    "": "before it begins",
+}
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What the reader's function returned, looked through."""
+def cross_entropy(model, x, y):
+    return F.cross_entropy(model(x), y)
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    loss: Callable[..., torch.Tensor]
-    batch: tuple[torch.Tensor, ...]
-    guess: Mapping[str, object]
+
+def own_ledger():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.rand(32, 64), torch.zeros(32, dtype=torch.long)
+    n = 64 * 256 + 256 + 256 * 10 + 10
+    guess = {"parameters": 4 * n, "gradients": 4 * n}
+    guess["optimizer"] = 8 * n + 4 * 4  # four tensors
+    guess["activations"] = 4 * 32 * 256 + 4 * 32 * 10 + 8  # ReLU, loss
+    return model, optimizer, cross_entropy, batch, guess
 
 
 class _Problem(Exception):
     """Something is not as it has to be; the message says what."""
 
 
-class OwnLedger:
+class OwnLedger(Checker):
     """The checker of a ledger that the reader filled in for any model.
 
     The function returns ``model, optimizer, loss, batch, guess``: a module,
@@ -50,32 +74,13 @@ class OwnLedger:
     allocated, and the model may be on ``meta``.
     """
 
-    signature = "own_ledger()"
-
-    def __call__(self, fn: Callable | None = None, hint: bool = True) -> None:
-        """Print the outcome; with ``hint=False`` without the diagnosis."""
-        outcome = self.judge(fn)
-        if not hint and outcome.state == NOT_RIGHT:
-            outcome = Outcome(NOT_RIGHT, "take `hint=False` away for a hint.")
-        for line in str(outcome).split("\n"):
-            print(
-                textwrap.fill(
-                    line,
-                    width=79,
-                    subsequent_indent="  " if line.startswith("- ") else "",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
-
-    def __repr__(self) -> str:
-        return "check_own_ledger"
-
     def judge(self, fn: Callable | None) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""
+        if problem := guard.unusable(fn, self.signature):
+            return Outcome(NOT_RIGHT, problem)
         with guard.sealed():
             try:
-                return self._judge(fn)
+                return _outcome(fn)
             except KeyboardInterrupt:
                 raise
             except _Problem as problem:
@@ -85,147 +90,120 @@ class OwnLedger:
                     return Outcome(NOT_ATTEMPTED)
                 return Outcome(NOT_RIGHT, guard.describe(error, fn))
 
-    def _judge(self, fn: Callable | None) -> Outcome:
-        if not callable(fn) or inspect.isclass(fn):
-            raise _Problem(
-                "hand over the function itself, "
-                f"`check_own_ledger(own_ledger)`; this is {guard.kind(fn)}."
-            )
-        result = fn()
-        if _is_empty(result):
-            if result is None and guard.uses_arguments(fn):
-                raise _Problem(NO_RETURN)
-            return Outcome(NOT_ATTEMPTED)
-        step = _looked_through(result)
-        if all(_is_empty(value) for value in step.guess.values()):
-            return Outcome(NOT_ATTEMPTED)
-        guess = _read(step.guess)
-        account = _accounted(step)
-        right = _right(account)
-        if guess == right:
-            phase = account.moment[2]
-            return Outcome(
-                CORRECT,
-                "All four entries are right to the byte. The peak of this "
-                f"step is {account.peak} bytes, {PHASES[phase]}.",
-            )
-        causes = _causes(step, account)
-        otherwise = {"activations": _places(account)}
-        if step.optimizer is None:
-            causes["optimizer"] = []
-            otherwise["optimizer"] = "There is no optimizer."
-        lines = [
-            f"- {name}: "
-            + _compared(
-                guess[name],
-                right[name],
-                causes[name],
-                otherwise.get(name, ""),
-            )
-            for name in ENTRIES
-        ]
-        number = sum(guess[name] == right[name] for name in ENTRIES)
-        verb = "is" if number == 1 else "are"
+
+def _outcome(fn: Callable) -> Outcome:
+    """The outcome of a function.
+
+    Raises:
+        NotImplementedError: nothing was filled in.
+    """
+    result = fn()
+    if result is None and guard.uses_arguments(fn):
+        raise _Problem(NO_RETURN)
+    if isinstance(result, EMPTY):
+        raise NotImplementedError
+    step = _looked_through(result)
+    guess = _read(step.guess)
+    account = _accounted(step)
+    right = {
+        "parameters": account.states.parameters,
+        "gradients": account.states.gradients,
+        "optimizer": account.states.optimizer,
+        "activations": account.activations,
+    }
+    if guess == right:
         return Outcome(
-            NOT_RIGHT,
-            "\n".join(
-                [f"{number} of 4 entries {verb} right to the byte.", *lines]
-            ),
+            CORRECT,
+            "All four entries are right to the byte. The peak of this step "
+            f"is {account.peak} bytes, {PHASES[account.moment[2]]}.",
         )
+    number = sum(guess[name] == right[name] for name in ENTRIES)
+    lines = [
+        f"{number} of 4 entries {'is' if number == 1 else 'are'} right to the "
+        "byte."
+    ]
+    for name, causes in CAUSES.items():
+        told = _compared(guess[name], right[name], *causes(step, account))
+        lines.append(f"- {name}: {told}")
+    return Outcome(NOT_RIGHT, "\n".join(lines))
 
 
-PHASES = {
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer's step",
-    "": "before it begins",
-}
+class _Step(NamedTuple):
+    """What the reader's function returned."""
 
-
-def _is_empty(value: object) -> bool:
-    return any(value is empty for empty in (None, ..., NotImplemented))
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    loss: Callable[..., torch.Tensor]
+    batch: Sequence[torch.Tensor]
+    guess: Mapping[str, object]
 
 
 def _looked_through(result: object) -> _Step:
     """The parts of the result, each of the right kind."""
-    if not isinstance(result, list | tuple) or len(result) != 5:
-        held = guard.kind(result)
-        if isinstance(result, list | tuple):
-            held += f" of {len(result)}"
+    many = isinstance(result, list | tuple)
+    if not many or len(result) != len(NEEDED):
+        held = guard.kind(result) + (f" of {len(result)}" if many else "")
         raise _Problem(
             f"your function returns {held}: `return {ORDER}` is needed."
         )
-    model, optimizer, loss, batch, guess = result
-    if not isinstance(model, nn.Module):
-        raise _Problem(
-            f"the model is {guard.kind(model)}: a torch.nn.Module is needed. "
-            f"The order is {ORDER}."
-        )
-    if optimizer is not None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
+    step = _Step(*result)
+    if isinstance(step.batch, torch.Tensor):
+        step = step._replace(batch=(step.batch,))
+    for (name, (needed, words)), value in zip(
+        NEEDED.items(), step, strict=True
+    ):
+        if not isinstance(value, needed):
             raise _Problem(
-                f"the optimizer is {guard.kind(optimizer)}: a "
-                "torch.optim.Optimizer is needed, or None. The order is "
-                f"{ORDER}."
+                f"the {name} is {guard.kind(value)}; it must be {words}."
             )
-        known = set(map(id, model.parameters()))
-        groups = optimizer.param_groups
-        if not known.issuperset(id(p) for g in groups for p in g["params"]):
-            raise _Problem(
-                "the optimizer has parameters that are not the model's: "
-                "build it from `model.parameters()`."
-            )
-    if not callable(loss):
-        raise _Problem(
-            f"the loss is {guard.kind(loss)}: a function is needed, which is "
-            "called as `loss(model, *batch)`."
-        )
-    tensors = (batch,) if isinstance(batch, torch.Tensor) else batch
-    if not isinstance(tensors, list | tuple) or not tensors:
-        raise _Problem(
-            f"the batch is {guard.kind(batch)}: a tensor is needed, or a "
-            "tuple of tensors."
-        )
-    for item in tensors:
+    for item in step.batch or [step.batch]:
         if not isinstance(item, torch.Tensor):
             raise _Problem(
                 f"the batch holds {guard.kind(item)}: tensors are needed."
             )
-    if not isinstance(guess, Mapping):
+    known = set(map(id, step.model.parameters()))
+    groups = step.optimizer.param_groups if step.optimizer else []
+    if not known.issuperset(id(p) for g in groups for p in g["params"]):
         raise _Problem(
-            f"the guess is {guard.kind(guess)}: a dictionary is needed, with "
-            f"the keys {', '.join(ENTRIES)}."
+            "the optimizer has parameters that are not the model's: build it "
+            "from `model.parameters()`."
         )
-    return _Step(model, optimizer, loss, tuple(tensors), guess)
+    return step
 
 
 def _read(guess: Mapping[str, object]) -> dict[str, int]:
-    """The guess as whole numbers of bytes."""
+    """The guess as whole numbers of bytes.
+
+    Raises:
+        NotImplementedError: nothing was filled in.
+    """
+    if all(isinstance(value, EMPTY) for value in guess.values()):
+        raise NotImplementedError
     if unknown := [key for key in guess if key not in ENTRIES]:
         raise _Problem(
             f"the guess has the key {unknown[0]!r}; its keys are "
             f"{', '.join(ENTRIES)}."
         )
-    read = {}
-    for name in ENTRIES:
-        value = guess.get(name)
-        if _is_empty(value):
-            raise _Problem(f"the guess for {name} is missing.")
-        try:
-            if isinstance(value, str | bytes | bool):
-                raise TypeError
-            number = float(value)
-        except Exception:
-            raise _Problem(
-                f"the guess for {name} is {guard.kind(value)}: a number of "
-                "bytes is needed."
-            ) from None
-        if not number.is_integer():
-            raise _Problem(
-                f"the guess for {name} is {number}: bytes are whole numbers."
-            )
-        read[name] = int(number)
-    return read
+    return {name: _whole(name, guess.get(name)) for name in ENTRIES}
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, EMPTY):
+        raise _Problem(f"the guess for {name} is missing.")
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        number = float(value)
+    except Exception:
+        raise _Problem(
+            f"the guess for {name} is {guard.kind(value)}: a number of bytes "
+            "is needed."
+        ) from None
+    if not number.is_integer():
+        raise _Problem(
+            f"the guess for {name} is {number}: bytes are whole numbers."
+        )
+    return int(number)
 
 
 def _accounted(step: _Step) -> Account:
@@ -240,175 +218,153 @@ def _accounted(step: _Step) -> Account:
         ) from None
 
 
-def _right(account: Account) -> dict[str, int]:
-    return {
-        "parameters": account.states.parameters,
-        "gradients": account.states.gradients,
-        "optimizer": account.states.optimizer,
-        "activations": account.activations,
-    }
-
-
 Cause = tuple[int, str]
-"""A wrong number of bytes, and what is likely behind it."""
+"""Bytes that a likely mistake adds to an entry, and the words for it."""
+Causes = tuple[list[Cause], list[Cause], str]
+"""Mistakes, others that come together with them, and words if none fits."""
 
 
 def _compared(
-    guess: int, right: int, causes: Iterable[Cause], otherwise: str
+    guess: int,
+    right: int,
+    some: list[Cause],
+    others: list[Cause],
+    otherwise: str,
 ) -> str:
-    """Say how far off an entry is, and why.
-
-    Args:
-        guess: bytes.
-        right: bytes.
-        causes: the first that fits is told.
-        otherwise: told if none does.
-    """
+    """Say how far off an entry is, and why."""
     if guess == right:
         return "right."
     off = guess - right
-    text = f"{abs(off)} bytes too {'many' if off > 0 else 'few'}."
-    factors = [
-        (0, "Nothing is counted."),
-        (2 * right, "Twice what is right: how many bytes has a number?"),
-        (right / 2, "Half of what is right: how many bytes has a number?"),
-        (right / 4, "A quarter of what is right: are these numbers?"),
-        (right * 8, "These are bits."),
+    both = [
+        (more + also, f"{why} {because}".strip())
+        for (more, why), (also, because) in product(some, others)
     ]
-    found = [why for value, why in [*causes, *factors] if value == guess]
-    return f"{text} {[*found, otherwise][0]}".strip()
+    factors = [
+        (-right, "Nothing is counted."),
+        (right, "Twice what is right: how many bytes has a number?"),
+        (-right / 2, "Half of what is right: how many bytes has a number?"),
+        (-right * 3 / 4, "A quarter of what is right: are these numbers?"),
+        (7 * right, "These are bits."),
+    ]
+    causes = [*others, *some, *both, *factors]
+    found = (why for more, why in causes if more == off and why)
+    side = "many" if off > 0 else "few"
+    return f"{abs(off)} bytes too {side}. {next(found, otherwise)}".strip()
 
 
-def _causes(step: _Step, account: Account) -> dict[str, list[Cause]]:
-    """Likely mistakes of each entry."""
-    everything = list(step.model.parameters())
-    trained = [p for p in everything if p.requires_grad]
-    all_bytes, right = _bytes(everything), account.states
-    buffers = right.parameters - all_bytes
-    return {
-        "parameters": [
-            (all_bytes, "The buffers are missing: they count here, too."),
-            (
-                right.gradients + buffers,
-                "Frozen parameters are missing: they are there, too.",
-            ),
-            (right.gradients, "Frozen parameters and buffers are missing."),
-            *_of_tensors(step, everything, buffers),
-        ],
-        "gradients": [
-            (all_bytes, "Frozen parameters have no gradients."),
-            (right.parameters, "Only trained parameters have gradients."),
-            *_of_tensors(step, trained, 0),
-        ],
-        "optimizer": _of_states(step, account),
-        "activations": _of_activations(account),
-    }
+def _of_parameters(step: _Step, account: Account) -> Causes:
+    tensors = list(step.model.parameters())
+    every = _bytes(tensors)
+    frozen = every - account.states.gradients
+    buffers = account.states.parameters - every
+    some = [
+        (-frozen, "Frozen parameters are missing: they are there, too."),
+        *_of_tensors(step, tensors),
+    ]
+    missing = "The buffers are missing: they count here, too."
+    return some, [(-buffers, missing)], ""
+
+
+def _of_gradients(step: _Step, account: Account) -> Causes:
+    tensors = list(step.model.parameters())
+    every = _bytes(tensors)
+    frozen = every - account.states.gradients
+    buffers = account.states.parameters - every
+    some = [
+        (frozen, "Frozen parameters have no gradients."),
+        *_of_tensors(step, [p for p in tensors if p.requires_grad]),
+    ]
+    return some, [(buffers, "Buffers have no gradients.")], ""
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def _of_tensors(
-    step: _Step, tensors: Sequence[torch.Tensor], more: int
-) -> list[Cause]:
-    """What can be wrong with tensors that are there once each.
-
-    Args:
-        step: the reader's.
-        tensors: parameters of the model.
-        more: bytes that belong to the entry besides.
-    """
+def _of_tensors(step: _Step, tensors: list[torch.Tensor]) -> list[Cause]:
+    """What can be wrong with some parameters, which are there once each."""
     right, numbers = _bytes(tensors), sum(t.numel() for t in tensors)
     names = step.model.named_parameters(remove_duplicate=False)
     twice = _bytes(p for _, p in names) - _bytes(step.model.parameters())
     vectors = _bytes(t for t in tensors if t.ndim < 2)
     ids = set(map(id, tensors))
     sizes = [
-        (p.nbytes, f"As much as `{name}` has.")
+        (sign * p.nbytes, f"As much as `{name}` has.")
+        for sign in (-1, 1)
         for name, p in step.model.named_parameters()
         if id(p) in ids
     ]
     return [
-        (right + twice + more, "A shared weight is one tensor, not two."),
-        (
-            right - vectors + more,
-            "Those of one dimension are missing: biases and norms.",
-        ),
-        (numbers, "These are numbers, not bytes."),
-        (4 * numbers + more, "In fp32, yes; these are not."),
-        *[(right - size + more, text) for size, text in sizes],
-        *[(right + size + more, text) for size, text in sizes],
+        (twice, "A shared weight is one tensor, not two."),
+        (-vectors, "Those of one dimension are missing: biases and norms."),
+        (numbers - right, "These are numbers, not bytes."),
+        (4 * numbers - right, "In fp32, yes; these are not."),
+        *sizes,
     ]
 
 
-def _of_states(step: _Step, account: Account) -> list[Cause]:
+def _of_states(step: _Step, account: Account) -> Causes:
+    if step.optimizer is None:
+        return [], [], "There is no optimizer."
     right, gradients = account.states.optimizer, account.states.gradients
     kept = [a for a in account.tracker.at(-1) if a.category == "optimizer"]
-    trained = [p for p in step.model.parameters() if p.requires_grad]
+    tensors = list(step.model.parameters())
+    trained = sum(p.requires_grad for p in tensors)
     small = sum(a.bytes == 4 for a in kept)
-    counters = 4 * small if small == len(trained) else 0
+    counters = 4 * small if small == trained else 0
     numbers = right - counters
     each = numbers // gradients
     name = type(step.optimizer).__name__
+    words = {0: "nothing", 1: "one number", 2: "two numbers"}
+    keeps = (
+        f"{name} keeps {words.get(each, f'{each} numbers')} for each trained "
+        "parameter."
+    )
     counts = (
         f"{name} counts its steps in 4 bytes for each trained tensor, "
         f"{counters} in all."
     )
-    tensors = list(step.model.parameters())
-    everything = each * _bytes(tensors)
-    frozen = "Frozen parameters have no states."
-    causes = [(everything + counters, frozen)]
-    if counters:
-        causes += [
-            (numbers, counts),
-            (numbers + 4, counts),
-            (numbers + 4 * len(tensors), "A frozen tensor has no counter."),
-            (numbers + 2 * counters, counts),
-            (everything + 4 * len(tensors), frozen),
-            (everything, f"{frozen} {counts}"),
-        ]
-    words = {0: "nothing", 1: "one number", 2: "two numbers"}
-    keeps = words.get(each, f"{each} numbers")
-    for other in {1, 2} - {each}:
-        text = f"{name} keeps {keeps} for each trained parameter."
-        causes.append((other * gradients, text))
-        causes.append((other * gradients + 4 * len(trained), text))
-    for more in (gradients, account.states.parameters):
-        text = "Parameters and gradients have entries of their own."
-        causes.append((right + more, text))
-        causes.append((numbers + more, text))
-    return causes
+    entries = "Parameters and gradients have entries of their own."
+    frozen = each * _bytes(tensors) - numbers
+    of_numbers = [
+        (frozen, "Frozen parameters have no states."),
+        *[(k * gradients - numbers, keeps) for k in (1, 2) if k != each],
+        (gradients, entries),
+        (account.states.parameters, entries),
+    ]
+    of_counters = [
+        (-counters, counts),
+        (4 - counters, counts),
+        (4 * len(tensors) - counters, "A frozen tensor has no counter."),
+        (counters, counts),
+    ]
+    if not counters:
+        of_counters = [(4 * trained, "")]
+    return of_numbers, of_counters, ""
 
 
-def _of_activations(account: Account) -> list[Cause]:
-    right, tracker = account.activations, account.tracker
+def _of_activations(step: _Step, account: Account) -> Causes:
+    tracker = account.tracker
     ends = next(i for i, label in tracker.marks if label == "backward") - 1
     held = [a for a in tracker.at(ends) if a.category == "activations"]
-    small = sum(a.bytes for a in held if a.bytes <= 8)
-    inputs = tracker.split(-1)["inputs"]
-    loss = f"The loss keeps {small} bytes for itself, its value among them."
-    batch = "The batch has an entry of its own, inputs."
-    causes = [
-        (right - small, loss),
-        (right - 4, loss),
-        (right + inputs, batch),
-        (right + inputs - small, f"{batch} {loss}"),
+    gone = [
+        a
+        for a in tracker.allocations
+        if 0 <= a.birth <= ends and not a.alive(ends)
     ]
-    for less, text in ((0, ""), (small, f" {loss}")):
-        causes += [
-            (right - less - a.bytes, f"{_made(a)} is missing.{text}")
-            for a in held
-        ]
-        causes += [
-            (
-                right - less + a.bytes,
-                f"{_made(a)} is not kept: nothing needs it.{text}",
-            )
-            for a in tracker.allocations
-            if 0 <= a.birth <= ends and not a.alive(ends)
-        ]
-    return causes
+    small = sum(a.bytes for a in held if a.bytes <= 8)
+    loss = f"The loss keeps {small} bytes for itself, its value among them."
+    inputs = tracker.split(-1)["inputs"]
+    of_layers = [
+        (inputs, "The batch has an entry of its own, inputs."),
+        *[(-a.bytes, f"{_made(a)} is missing.") for a in held],
+        *[
+            (a.bytes, f"{_made(a)} is not kept: nothing needs it.")
+            for a in gone
+        ],
+    ]
+    of_loss = [(-small, loss), (-4, loss)]
+    return of_layers, of_loss, _places(account)
 
 
 def _made(a: Allocation) -> str:
@@ -425,4 +381,11 @@ def _places(account: Account) -> str:
     return f"{most} made in these layers: {', '.join(told)}."
 
 
-check_own_ledger = OwnLedger()
+CAUSES = {
+    "parameters": _of_parameters,
+    "gradients": _of_gradients,
+    "optimizer": _of_states,
+    "activations": _of_activations,
+}
+
+check_own_ledger = OwnLedger(own_ledger)
