@@ -15,15 +15,6 @@ from membudget.exercises import on_ranks
 from membudget.exercises import sharding as checkers
 from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
 
-from . import solutions, stubs
-
-ON_RANKS = [
-    "average_gradients",
-    "weighted_average",
-    "in_step",
-    "accumulate_sharded",
-]
-
 
 def judge(name, fn):
     return getattr(exercises, f"check_{name}").judge(fn)
@@ -32,9 +23,9 @@ def judge(name, fn):
 @pytest.fixture
 def short():
     """Who waits gets to know it soon: after many times what is needed."""
-    judge("in_step", solutions.in_step)  # imports what is needed
+    judge("in_step", checkers.in_step)  # imports what is needed
     start = time.monotonic()
-    judge("in_step", solutions.in_step)
+    judge("in_step", checkers.in_step)
     seconds = round(max(2, 10 * (time.monotonic() - start)))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -42,95 +33,14 @@ def short():
         yield patch
 
 
-# The truth is one process with all data
-
-
-@pytest.mark.parametrize("sizes", [(3, 3), (5, 2)])
-def test_the_gradient_is_that_of_all_samples(sizes):
-    seen = checkers._observe_averaging(checkers.alone, (sizes, False, True))
-    model, shares = checkers._averaging_start(sizes, False)
-    x, y = map(torch.cat, zip(*shares, strict=True))
-    F.cross_entropy(model(x), y).backward()
-    right = torch.cat([p.grad.flatten() for p in model.parameters()])
-    for part in seen.parts.values():
-        assert torch.equal(part, right)
-
-
-def test_a_step_of_one_process_on_all_samples():
-    (seen, *_) = checkers._observe_stepping(
-        checkers.alone, (3, 1)
-    ).parts.values()
-    model, optimizer, windows = checkers._stepping_start(3, 1)
-    start = torch.cat([p.detach().flatten() for p in model.parameters()])
-    clipped = []
-    for k, shares in enumerate(windows):
-        x, y = map(torch.cat, zip(*shares, strict=True))
-        F.cross_entropy(model(x), y).backward()
-        clipped.append(clip_grad_norm_(model.parameters(), 1.0) > 1)
-        if k != 1:  # the one with the NaN
-            optimizer.step()
-        optimizer.zero_grad()
-    end = torch.cat([p.detach().flatten() for p in model.parameters()])
-    torch.testing.assert_close(seen, end - start)
-    assert clipped[0] and clipped[2]
-
-
-def test_not_every_gradient_is_clipped():
-    norms = []
-
-    def observed(model, optimizer, x, y, average):
-        F.cross_entropy(model(x), y).backward()
-        norms.append(clip_grad_norm_(model.parameters(), 1.0).item())
-        optimizer.zero_grad()
-
-    model, optimizer, windows = checkers._stepping_start(3, None)
-    for shares in windows:
-        x, y = map(torch.cat, zip(*shares, strict=True))
-        observed(model, optimizer, x, y, None)
-    assert min(norms) < 1 < max(norms)
-
-
 def test_unequal_shares_tell_the_mean_of_means():
     def plain(model, samples):
-        solutions.average_gradients(model)
+        checkers.average_gradients(model)
 
     assert "each rank weighs 1/N" in judge("weighted_average", plain).text
 
 
-def test_stored_rows_are_those_of_fsdp():
-    for length, ranks in ((10, 4), (3, 8), (7, 1)):
-        own = [len(part) for part in torch.empty(length).chunk(ranks)]
-        own += [0] * (ranks - len(own))
-        for rank in range(ranks):
-            found = solutions.stored_rows(length, ranks, rank)
-            assert found == (own[rank], own[0])
-
-
-def test_what_is_said_about_7_5_billion():
-    totals = [
-        sum(solutions.rank_bytes(7_500_000_000, 64, stage)) / 1e9
-        for stage in sharding.STAGES
-    ]
-    assert [round(total, 1) for total in totals] == [120, 31.4, 16.6, 1.9]
-    assert "120, 31.4, 16.6 and 1.9 GB" in exercises.check_rank_bytes.shown
-
-
-def test_what_is_said_about_the_ends_of_the_stages():
-    for stage, whole in (("ddp", 16), ("zero-1", 4), ("zero-2", 2)):
-        n = 10**9
-        fits = solutions.fewest_ranks(n, stage, whole * n, 0)
-        assert (fits is None) == (stage != "ddp")
-        assert solutions.fewest_ranks(n, stage, whole * n + n // 16, 0)
-
-
 # How functions get there
-
-
-@pytest.mark.parametrize("name", ON_RANKS)
-def test_a_solution_and_a_stub(name):
-    assert judge(name, getattr(solutions, name)).state == CORRECT
-    state = NOT_RIGHT if name == "in_step" else NOT_ATTEMPTED
-    assert judge(name, getattr(stubs, name)).state == state
 
 
 def test_a_function_of_a_notebook_takes_along_what_it_uses():
@@ -217,7 +127,7 @@ def test_who_skips_a_step_lets_the_others_wait(short):
     assert said in outcome.text
     assert "Still there: rank 0 in line 7 of your function" in outcome.text
     short.undo()  # new ranks: they import again
-    assert judge("in_step", solutions.in_step).state == CORRECT
+    assert judge("in_step", checkers.in_step).state == CORRECT
 
 
 def test_a_collective_on_one_rank(short):
@@ -277,7 +187,7 @@ def test_one_rank_dies():
 
     text = judge("average_gradients", average_gradients).text
     assert text.startswith("rank 0 died of signal 9 (SIGKILL).")
-    outcome = judge("average_gradients", solutions.average_gradients)
+    outcome = judge("average_gradients", checkers.average_gradients)
     assert outcome.state == CORRECT
 
 
@@ -286,12 +196,12 @@ def test_a_message_that_nobody_took_does_not_reach_the_next_function():
         if dist.get_rank() == 0:
             dist.isend(torch.ones(3), 1)
 
-    judge("average_gradients", solutions.average_gradients)
+    judge("average_gradients", checkers.average_gradients)
     before = on_ranks._pool().processes
     assert len(before) == on_ranks.RANKS
     assert judge("average_gradients", average_gradients).state == NOT_RIGHT
     assert not on_ranks._pool().processes
-    outcome = judge("average_gradients", solutions.average_gradients)
+    outcome = judge("average_gradients", checkers.average_gradients)
     assert outcome.state == CORRECT
     assert not any(map(psutil.pid_exists, before))
 
@@ -300,11 +210,11 @@ def test_the_ranks_are_shared_by_right_and_wrong_answers():
     def wrong(model):
         raise ValueError("no")
 
-    judge("average_gradients", solutions.average_gradients)
+    judge("average_gradients", checkers.average_gradients)
     before = on_ranks._pool().processes
-    judge("weighted_average", solutions.weighted_average)
+    judge("weighted_average", checkers.weighted_average)
     judge("average_gradients", wrong)
-    judge("accumulate_sharded", solutions.accumulate_sharded)
+    judge("accumulate_sharded", checkers.accumulate_sharded)
     assert on_ranks._pool().processes == before
 
 
@@ -319,7 +229,7 @@ def test_what_rank_0_prints_is_shown(capsys):
 
 
 def test_an_interrupt_ends_the_ranks(monkeypatch):
-    judge("average_gradients", solutions.average_gradients)
+    judge("average_gradients", checkers.average_gradients)
     before = on_ranks._pool().processes
 
     def interrupted(*args):
@@ -327,7 +237,7 @@ def test_an_interrupt_ends_the_ranks(monkeypatch):
 
     monkeypatch.setattr(sharding.Ranks, "_collect", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        exercises.check_average_gradients(solutions.average_gradients)
+        exercises.check_average_gradients(checkers.average_gradients)
     assert not any(map(psutil.pid_exists, before))
 
 
@@ -339,9 +249,9 @@ def test_seeds_and_modes_do_not_stay_in_the_ranks():
         torch.set_default_dtype(torch.float16)
         torch.set_grad_enabled(False)
         torch.manual_seed(7)
-        solutions.average_gradients(model)
+        checkers.average_gradients(model)
 
-    for fn in (average_gradients, solutions.average_gradients):
+    for fn in (average_gradients, checkers.average_gradients):
         assert judge("average_gradients", fn).state == CORRECT
 
 
