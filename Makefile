@@ -10,6 +10,8 @@ PY := $(VENV)/bin/python
 ALONE := $(PY) tools/alone.py
 PIP := $(ALONE) $(PY) -m pip install --quiet --disable-pip-version-check
 SITE := _build/html
+ROOMS := $(addprefix tests/,checks measuring ledger accumulation checkpointing \
+  precision sharding exercises)
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
 export OMP_NUM_THREADS := 1
@@ -68,7 +70,7 @@ bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exits
 	$(PY) tools/soak.py
 	$(PY) tools/zoo.py
-	SOAK=1 $(PY) -m pytest tests/ledger
+	SOAK=1 $(PY) -m pytest --numprocesses auto --dist loadscope $(ROOMS)
 
 mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)
 	$(PY) tools/mutate.py $(FILE) -n $(N) --seed $(SEED) $(if $(AGAIN),--again)
