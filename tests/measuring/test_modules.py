@@ -184,6 +184,10 @@ def modules_of(tracker, name):
     return [(o.module, o.phase) for o in tracker.operators if o.name == name]
 
 
+NORMS = ("norm1", "norm2")
+LINEARS = ("qkv", "out", "up", "down")
+
+
 def test_every_part_of_a_gpt_by_its_path():
     model = GPT(vocabulary=13, context=8, width=8, depth=2, heads=2)
     x = torch.randint(13, (2, 8))
@@ -210,10 +214,6 @@ def test_every_part_of_a_gpt_by_its_path():
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     if modules_of(tracker, f"aten.{attention}"):
         check(attention, blocks, f"{attention}_backward")
-
-
-NORMS = ("norm1", "norm2")
-LINEARS = ("qkv", "out", "up", "down")
 
 
 def test_functions_outside_of_modules():
