@@ -9,7 +9,6 @@ from math import comb, inf
 import numpy as np
 import pytest
 import torch
-from soak import SOAK
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -17,6 +16,7 @@ from membudget import checkpointing as ck
 from membudget import exercises
 from membudget.exercises import checkpointing as solutions
 from membudget.exercises.core import CORRECT, NOT_RIGHT
+from tests.soak import SOAK
 
 
 def cases(name):
