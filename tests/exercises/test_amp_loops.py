@@ -34,6 +34,11 @@ def under(dtype):
 FP16, BF16 = under(torch.float16), under(torch.bfloat16)
 
 
+def loss_in(block, model, x, y):
+    with block():
+        return F.cross_entropy(model(x), y)
+
+
 # What the broken loops cost
 
 inside = mistaken("backward_outside", "runs under autocast")
@@ -151,9 +156,7 @@ def test_fp16_without_a_scaler_loses_half_of_the_update():
 
 
 def scaled_norm(model, optimizer, scaler, x, y, max_norm):
-    with FP16():
-        loss = F.cross_entropy(model(x), y)
-    scaler.scale(loss).backward()
+    scaler.scale(loss_in(FP16, model, x, y)).backward()
     clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
     finish(optimizer, scaler)
 
@@ -204,9 +207,7 @@ def index(losses):
 def disabled(model, optimizer, scaler, x, y, dtype):
     if dtype == torch.bfloat16:
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-    with torch.autocast("cpu", dtype):
-        loss = F.cross_entropy(model(x), y)
-    scaler.scale(loss).backward()
+    scaler.scale(loss_in(under(dtype), model, x, y)).backward()
     finish(optimizer, scaler)
 
 
@@ -216,9 +217,7 @@ def by_the_package(model, optimizer, scaler, x, y, dtype):
     mixed = precision.MixedPrecision(
         optimizer, name, scaler=scaler, emulated=True
     )
-    with mixed.autocast():
-        loss = F.cross_entropy(model(x), y)
-    mixed.backward(loss)
+    mixed.backward(loss_in(mixed.autocast, model, x, y))
     mixed.step()
 
 
@@ -271,8 +270,7 @@ def two_steps(model, optimizer, scaler, x, y):
 
 
 def another_block(model, optimizer, x, y):
-    with BF16():
-        loss = F.cross_entropy(model(x), y)
+    loss = loss_in(BF16, model, x, y)
     with BF16():
         loss.backward()
     optimizer.step()
@@ -281,9 +279,8 @@ def another_block(model, optimizer, x, y):
 
 def two_blocks(model, optimizer, x, y):
     with BF16():
-        for _ in range(2):
-            with BF16():
-                loss = F.cross_entropy(model(x), y)
+        loss_in(BF16, model, x, y)
+        loss = loss_in(BF16, model, x, y)
         with torch.autocast("cpu", enabled=False):
             loss.backward()
     optimizer.step()
@@ -291,25 +288,19 @@ def two_blocks(model, optimizer, x, y):
 
 
 def step_inside(model, optimizer, x, y):
-    with BF16():
-        loss = F.cross_entropy(model(x), y)
-    loss.backward()
+    loss_in(BF16, model, x, y).backward()
     with BF16():
         optimizer.step()
     optimizer.zero_grad()
 
 
 def not_wiped(model, optimizer, x, y):
-    with BF16():
-        loss = F.cross_entropy(model(x), y)
-    loss.backward()
+    loss_in(BF16, model, x, y).backward()
     optimizer.step()
 
 
 def fixed_scale(model, optimizer, scaler, x, y, dtype):
-    with torch.autocast("cpu", dtype):
-        loss = F.cross_entropy(model(x), y)
-    scaler.scale(loss).backward()
+    scaler.scale(loss_in(under(dtype), model, x, y)).backward()
     scaler.step(optimizer)
     scaler.update(None if dtype == torch.float16 else 65536.0)
     optimizer.zero_grad()
