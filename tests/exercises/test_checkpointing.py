@@ -391,6 +391,15 @@ def broken(length):
         yield f"record {1 // (2 - stage)}"
 
 
+def for_nothing(chain, budget):
+    """Tape 2 holds boundary 3, and checkpoint 4 goes before it is needed."""
+    actions = list(map(str, ck.actions([0, 1, 2, [3, 4], 5, 6, 7])))
+    actions[actions.index("keep 3")] = "forward 3\nkeep 4\ndrop 4"
+    actions.remove("forward 3")
+    actions.remove("drop 3")
+    return "\n".join(actions)
+
+
 ALL_AGAIN = [list(range(4))]
 SMALL = "Let a stage keep its tape where that is small, "
 SCHEDULES = [
@@ -439,6 +448,7 @@ SCHEDULES = [
         "4 of gradient, 8 of workspace; at most 27 are allowed. Boundary 3, "
         "with 4 units, is the largest that waits below stage 6",
     ),
+    ("uneven", for_nothing, "Boundary 3, with 4 units, is the largest"),
     (
         "uneven",
         lambda chain, budget: [[0], [1, 2, 3, 4], 5, 6, 7],
@@ -481,7 +491,7 @@ def page_step(segments, x):
     again(segments[-1], x).sum().backward()
 
 
-def nn_forward(segment, x):
+def plainly(segment, x):
     return segment(x)
 
 
@@ -503,8 +513,9 @@ STEPS = [
     (page_step, "no gradient for segments 0, 1 and 2: the graph is cut"),
     (step_of(reentrant, again), "no gradient for segment 0: the graph is cut"),
     (step_of(reentrant), "the output has no graph. What comes out of `no_gra"),
-    (step_of(nn_forward), "no segment runs again in the backward pass"),
-    (step_of(nn_forward, again), "Segment 0 ran once, with all activations"),
+    (step_of(plainly), "no segment runs again in the backward pass"),
+    (step_of(plainly, again), "Segment 0 ran once, with all activations"),
+    (step_of(*[plainly] * 3, again), "Segments 0, 1 and 2 ran once, with "),
     (at_once, "Checkpoint each segment by itself"),
     (no_backward, "no gradient in `param.grad` at the end: your function ret"),
 ]
