@@ -1,5 +1,7 @@
 """What the tests of the ledger share: the same step, traced and on paper."""
 
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -10,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget import ledger
 from membudget.ledger import operators as op
 from membudget.measuring import PeakTracker, trace_step
+from membudget.precision import Autocast
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
@@ -35,11 +38,16 @@ def next_token(model, x, y):
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def under_autocast(loss):
-    """The loss with matrix products in bf16."""
+def autocast(lists):
+    """PyTorch's on a CPU, or one by a device's lists."""
+    return Autocast(lists) if lists else torch.autocast("cpu", torch.bfloat16)
+
+
+def within(context, loss):
+    """The loss, its forward pass in a context."""
 
     def run(model, *batch):
-        with torch.autocast("cpu", torch.bfloat16):
+        with context():
             return loss(model, *batch)
 
     return run
@@ -134,35 +142,49 @@ def phase_of(tracker):
 # Whole steps -------------------------------------------------------------
 
 
+STEPS = {
+    "no optimizer": {},
+    "sgd": {"optimizer": "sgd"},
+    "momentum": {"optimizer": "momentum", "foreach": True},
+    "adam": {"optimizer": "adam"},
+    "adam, all at once": {"optimizer": "adam", "foreach": True},
+}
+RUNS = {
+    "plain": {},
+    "accumulated": {"micro_batch": 2},
+    "with a remainder": {"micro_batch": 4},
+    "checkpointed": {"checkpointed": True},
+    "both": {"checkpointed": True, "micro_batch": 4},
+}
+
+
 class Segmented(nn.Module):
     """A ``Sequential`` with some of its children under checkpoints."""
 
-    def __init__(self, model, segments):
+    def __init__(self, model, segments, context):
         super().__init__()
         self.model, self.segments = model, {s[0]: s for s in segments}
+        self.context = context
 
     def forward(self, x):
         number = 0
         while number < len(self.model):
-            segment = self.segments.get(number)
-            if segment is None:
-                x = self.model[number](x)
-                number += 1
-            else:
-                number = segment[-1] + 1
-                part = self.model[segment[0] : number]
-                x = checkpoint(part, x, use_reentrant=False)
+            segment = self.segments.get(number, (number,))
+            part = self.model[number : segment[-1] + 1]
+            if number in self.segments:
+                part = again(part, self.context)
+            x, number = part(x), segment[-1] + 1
         return x
 
 
-def check_blocks(model):
-    """Checkpoint every block of a language model."""
-    for block in model.blocks:
-        block.forward = _checkpointed(block.forward)
-
-
-def _checkpointed(run):
-    return lambda *args: checkpoint(run, *args, use_reentrant=False)
+def again(run, context):
+    """The function under a checkpoint; a context is entered once more."""
+    return partial(
+        checkpoint,
+        run,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), context()),
+    )
 
 
 def both(
@@ -170,11 +192,11 @@ def both(
     batch,
     *tokens,
     recipe="fp32",
+    lists=None,
     optimizer=None,
     micro_batch=None,
     checkpointed=False,
     foreach=False,
-    vocabulary=None,
 ):
     """A step predicted and traced.
 
@@ -182,32 +204,36 @@ def both(
         network: a transformer's shape, or a chain.
         batch, *tokens, others: as for ``predict``; recipes without a master
             copy.
+        lists: whose autocast :class:`membudget.precision.Autocast` is on;
+            None: PyTorch's for a CPU.
 
     Returns:
         The prediction and the tracker.
     """
     torch.manual_seed(0)
+    context = nullcontext
+    if recipe == "autocast":
+        context = partial(autocast, lists)
     if isinstance(network, ledger.Transformer):
         model, loss = network.build("cpu"), next_token
         x = torch.zeros(batch, *tokens, dtype=torch.long)
         y = x.clone()
         if checkpointed:
-            check_blocks(model)
+            for block in model.blocks:
+                block.forward = again(block.forward, context)
     else:
         model, loss = network.model, classify
         x = torch.rand(batch, *network.sample)
         y = torch.zeros(batch, dtype=torch.long)
         if checkpointed:
-            model = Segmented(model, network.segments)
+            model = Segmented(model, network.segments, context)
     if recipe == "bf16":
         model = model.to(torch.bfloat16)
         x = x.to(torch.bfloat16) if x.is_floating_point() else x
-    if recipe == "autocast":
-        loss = under_autocast(loss)
     buffers = sum(b.nbytes for b in model.buffers())
     tracker = trace_step(
         model,
-        loss,
+        within(context, loss),
         x,
         y,
         optimizer=MAKE[optimizer](model.parameters(), foreach),
@@ -218,6 +244,7 @@ def both(
         batch,
         *tokens,
         recipe=recipe,
+        lists=lists or "cpu",
         optimizer=optimizer,
         micro_batch=micro_batch,
         checkpointed=checkpointed,
