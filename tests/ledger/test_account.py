@@ -2,7 +2,7 @@
 
 import random
 import re
-from itertools import product
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -37,29 +37,22 @@ def text(shape=SHAPE, batch=4, tokens=12, device="cpu"):
 
 
 def digits(batch=4):
-    return (
-        mlp(8, 16, 3),
-        classify,
-        torch.rand(batch, 8),
-        torch.zeros(batch, dtype=torch.long),
-    )
+    y = torch.zeros(batch, dtype=torch.long)
+    return mlp(8, 16, 3), classify, torch.rand(batch, 8), y
 
 
 def pictures(batch=4):
-    return (
-        convnet((4, 8)),
-        classify,
-        torch.rand(batch, 3, 8, 8),
-        torch.zeros(batch, dtype=torch.long),
-    )
+    y = torch.zeros(batch, dtype=torch.long)
+    return convnet((4, 8)), classify, torch.rand(batch, 3, 8, 8), y
 
 
 # The account -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [text, digits, pictures])
-@pytest.mark.parametrize("optimizer", [None, "sgd", "adam"])
-@pytest.mark.parametrize("micro", [None, 2, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "micro"), [(None, 2), ("sgd", None), ("adam", 3)]
+)
 def test_the_account_is_that_of_a_real_step(build, optimizer, micro):
     model, loss, *batch = build()
     stepper = MAKE[optimizer](model.parameters(), False)
@@ -111,26 +104,25 @@ def as_object(model, x, y):
     return SimpleNamespace(loss=value, logits=out)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("loss", [classify, with_outputs])
-@pytest.mark.parametrize("build", [digits, pictures])
+@pytest.mark.parametrize(
+    ("build", "loss", "keep"),
+    [
+        (digits, classify, True),
+        (digits, with_outputs, False),
+        (pictures, with_outputs, True),
+    ],
+)
 def test_what_the_loop_keeps(build, loss, keep):
     model, _, *batch = build()
     stepper = torch.optim.AdamW(model.parameters(), foreach=True)
-    found = account(
-        model, loss, *batch, optimizer=stepper, keep_gradients=keep
-    )
+    options = {"optimizer": stepper, "keep_gradients": keep}
+    found = account(model, loss, *batch, **options)
     real = kept_by_hand(model, loss, batch, stepper, keep)
     assert (found.peak, found.split) == (real.peak, real.split())
     held = sum(p.nbytes for p in model.parameters())
     assert found.tracker.split(-1)["gradients"] == keep * held
     assert found.states.gradients == held
-    assert (
-        trace_step(
-            model, loss, *batch, optimizer=stepper, keep_gradients=keep
-        ).split()
-        == real.split()
-    )
+    assert trace_step(model, loss, *batch, **options).split() == real.split()
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -228,14 +220,15 @@ def test_a_model_on_meta_is_accounted_as_predicted(shape):
     assert not stepper.state
 
 
-def test_a_model_of_8_b_parameters_takes_no_memory():
+def test_a_model_of_2_b_parameters_takes_no_memory():
+    shape = replace(LLAMA3_8B, depth=4)
     before = psutil.Process().memory_info().rss
-    model, loss, *batch = text(LLAMA3_8B, 1, 64, "meta")
+    model, loss, *batch = text(shape, 1, 64, "meta")
     stepper = torch.optim.AdamW(model.parameters(), foreach=True)
     found = account(model, loss, *batch, optimizer=stepper)
     assert psutil.Process().memory_info().rss - before < 500e6
-    predicted = predict(LLAMA3_8B, 1, 64, foreach=True)
-    assert found.peak == predicted.peak > 100e9
+    predicted = predict(shape, 1, 64, foreach=True)
+    assert found.peak == predicted.peak > 30e9
     assert found.states == states(model)
 
 
@@ -254,7 +247,7 @@ def test_the_model_and_random_numbers_are_left_alone():
 # The largest batch -------------------------------------------------------
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(4))
 @given(st.integers(1, 60), st.sampled_from([0, 1, 77]))
 def test_the_largest_batch_is_the_last_that_fits(size, spare):
     """By the predictions of all sizes."""
@@ -270,41 +263,17 @@ def test_the_largest_batch_is_the_last_that_fits(size, spare):
     assert largest_batch(model, loss, *batch, limit=limit) == best
 
 
-@pytest.mark.parametrize("build", [digits, pictures])
-@pytest.mark.parametrize("optimizer", [None, "adam"])
-def test_real_steps_of_the_largest_batch_and_one_more(build, optimizer):
-    model, loss, *batch = build(2)
-    stepper = MAKE[optimizer](model.parameters(), True)
-    limit = 2 * account(model, loss, *batch, optimizer=stepper).peak
-    options = {"optimizer": stepper}
-    if build is pictures and optimizer:
-        limit += 1  # a limit that no size meets exactly
-    best = largest_batch(model, loss, *batch, limit=limit, **options)
-
-    def peak(size):
-        parts = [
-            torch.zeros((size, *t.shape[1:]), dtype=t.dtype) for t in batch
-        ]
-        return trace_step(model, loss, *parts, **options).peak
-
-    assert best > 2
-    assert peak(best) <= limit < peak(best + 1)
-
-
 def test_a_limit_that_is_met_to_the_byte():
     model, loss, *batch = text(device="meta")
-    for size in (1, 3):
-        peak = predict(SHAPE, size, 12, optimizer=None).peak
-        assert largest_batch(model, loss, *batch, limit=peak) == size
-        if size > 1:
-            found = largest_batch(model, loss, *batch, limit=peak - 1)
-            assert found == size - 1
+    peak = predict(SHAPE, 3, 12, optimizer=None).peak
+    for spare, size in ((0, 3), (-1, 2)):
+        assert largest_batch(model, loss, *batch, limit=peak + spare) == size
 
 
 def test_the_example_may_have_any_size():
     model, loss, *_ = digits()
     limit = account(*digits(9)).peak
-    for size in (1, 4, 100):
+    for size in (1, 100):
         _, _, *batch = digits(size)
         assert largest_batch(model, loss, *batch, limit=limit) == 9
 
@@ -315,14 +284,12 @@ def contrast(model, x, y):
     return F.cross_entropy(z @ z.T, y)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 29])
+@pytest.mark.parametrize("size", [1, 2, 11])
 def test_bytes_that_are_no_straight_lines(size):
-    model, _, *_ = digits()
-    example = torch.rand(2, 8), torch.zeros(2, dtype=torch.long)
+    model, _, *example = digits(2)
 
     def peak(n):
-        parts = torch.rand(n, 8), torch.zeros(n, dtype=torch.long)
-        return account(model, contrast, *parts).peak
+        return account(model, contrast, *digits(n)[2:]).peak
 
     limit = peak(size)
     assert limit < peak(size + 1)
@@ -343,7 +310,7 @@ def test_steps_that_differ_from_size_to_size():
     assert largest_batch(model, uneven, x, y, limit=limit) == 20
 
 
-@pytest.mark.parametrize("seed", range(examples(25)))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_no_answer_is_above_its_limit(seed):
     """Random networks, losses and limits; and one sample more is too much."""
     torch.manual_seed(seed)
@@ -518,15 +485,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "bad"),
-    list(product([account, lambda *a: largest_batch(*a, limit=10**9)], BAD)),
-)
-def test_models_that_cannot_be_accounted(call, bad):
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("options", [{}, {"limit": 10**9}])
+def test_models_that_cannot_be_accounted(options, bad):
     model, loss, message = bad
-    _, _, *batch = digits()
+    call = largest_batch if options else account
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        call(model, loss, *batch)
+        call(model, loss, *digits()[2:], **options)
 
 
 def test_an_error_of_the_model_is_not_reworded():
@@ -535,20 +500,17 @@ def test_an_error_of_the_model_is_not_reworded():
         account(Broken(8, 10), loss, *batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("micro_batch", 2), ("keep_gradients", True), ("optimizer", 0)],
-)
-def test_inference_with_what_only_a_step_has(name, value):
+def test_inference_with_what_only_a_step_has():
     model, _, *batch = digits()
-    if name == "optimizer":
-        value = torch.optim.SGD(model.parameters())
-    message = f"^inference has no .*: leave out {name}, or inference$"
-    with pytest.raises(ValueError, match=message):
-        account(model, classify, *batch, inference=True, **{name: value})
+    stepper = torch.optim.SGD(model.parameters())
+    options = {"micro_batch": 2, "keep_gradients": True, "optimizer": stepper}
+    for name, value in options.items():
+        message = f"^inference has no .*: leave out {name}, or inference$"
+        with pytest.raises(ValueError, match=message):
+            account(model, classify, *batch, inference=True, **{name: value})
 
 
-@pytest.mark.parametrize("bad", [{"loss": 1.0}, [], (), [None], ("a",)])
+@pytest.mark.parametrize("bad", [{"loss": 1.0}, [], [None]])
 def test_what_a_loss_function_must_not_return(bad):
     message = "return the loss, a scalar tensor, alone or first in a tuple"
     with pytest.raises(ValueError, match=message):
@@ -565,7 +527,7 @@ def test_what_a_loss_function_must_not_return(bad):
         (
             [torch.ones(2, 8, device="meta")],
             {"check": True},
-            "the example is on meta, and real steps are to check",
+            "is on meta, and",
         ),
     ],
 )
