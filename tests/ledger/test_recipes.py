@@ -1,11 +1,10 @@
 """Bytes per parameter, against the states of real optimizers."""
 
-import re
 from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ledger_helpers import DTYPES, MAKE
 from torch import nn
@@ -22,6 +21,7 @@ from membudget.ledger import (
 )
 from membudget.measuring import trace_step
 from membudget.models import mlp
+from tests.soak import examples
 
 TABLE = {
     ("fp32", "sgd"): (4, 4, 0),
@@ -47,17 +47,13 @@ TABLE = {
 }
 
 
-def test_the_table_is_whole():
-    assert set(TABLE) == set(product(RECIPES, OPTIMIZERS))
-    totals = {sum(row) for row in TABLE.values()}
-    assert (min(totals), max(totals)) == (4, 18)
-
-
-@pytest.mark.parametrize(("recipe", "optimizer"), TABLE)
-def test_bytes_per_parameter(recipe, optimizer):
-    found = bytes_per_parameter(recipe, optimizer)
-    assert found == States(*TABLE[recipe, optimizer])
-    assert found.total == sum(TABLE[recipe, optimizer])
+def test_bytes_per_parameter():
+    assert list(TABLE) == list(product(RECIPES, OPTIMIZERS))
+    for names, row in TABLE.items():
+        found = bytes_per_parameter(*names)
+        assert found == States(*row)
+        assert found.total == sum(row)
+        assert states([], *names) == States(0, 0, 0)
 
 
 @pytest.mark.parametrize(("recipe", "optimizer"), TABLE)
@@ -75,14 +71,13 @@ def test_the_rule_of_thumb_is_the_account_but_for_counters(recipe, optimizer):
     )
 
 
-@pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("recipe", ["fp32", "autocast", "bf16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_states_of_real_optimizers(recipe, optimizer, foreach, tied):
+def test_states_of_real_optimizers(recipe, optimizer, tied):
     shape = Transformer(40, 16, 2, 4, tied=tied)
     model = shape.build("cpu").to(DTYPES[RECIPES[recipe].parameters])
-    stepper = MAKE[optimizer](model.parameters(), foreach)
+    stepper = MAKE[optimizer](model.parameters(), tied)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     stepper.step()
@@ -97,15 +92,6 @@ def test_states_of_real_optimizers(recipe, optimizer, foreach, tied):
     assert found == States(weights, weights, sum(kept))
     assert found.total == 2 * weights + sum(kept)
     assert found == states(shape.build(), recipe, optimizer)
-
-
-def test_tied_parameters_count_once():
-    tied, loose = (
-        states(Transformer(40, 16, 2, 4, tied=t).build())
-        for t in (True, False)
-    )
-    assert loose.parameters - tied.parameters == 4 * 40 * 16
-    assert loose.optimizer - tied.optimizer == 8 * 40 * 16 + 4
 
 
 def test_frozen_parameters_have_neither_gradients_nor_states():
@@ -126,8 +112,10 @@ def test_buffers_are_not_counted():
     assert states(model).parameters == 4 * 16
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(10))
 @given(st.lists(st.integers(1, 20_000), max_size=6))
+@example([4095])
+@example([4096, 4097])
 def test_eight_bit_states_by_hand(sizes):
     """Two bytes for each number, a scale for each 256 begun; in fp32 where
     a tensor has fewer than 4096 numbers; two tables for all together."""
@@ -146,21 +134,6 @@ def test_eight_bit_states_by_hand(sizes):
     assert states(sizes, "fp32", "adam-8bit") == States(
         4 * sum(sizes), 4 * sum(sizes), total + tables
     )
-
-
-def test_where_eight_bits_begin():
-    assert optimizer_bytes([4095], "fp32", "adam-8bit") == 8 * 4095
-    assert optimizer_bytes([4096], "fp32", "adam-8bit") == (
-        2 * (4096 + 4 * 16) + 2048
-    )
-    assert optimizer_bytes([4097], "fp32", "adam-8bit") == (
-        2 * (4097 + 4 * 17) + 2048
-    )
-
-
-def test_nothing_to_train():
-    for recipe, optimizer in TABLE:
-        assert states([], recipe, optimizer) == States(0, 0, 0)
 
 
 # What the optimizer's step allocates -------------------------------------
@@ -186,7 +159,7 @@ def test_the_workspace_by_hand():
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("sizes", [[7], [100, 1, 60], [1, 5, 100, 100, 3]])
+@pytest.mark.parametrize("sizes", [[7], [1, 5, 100, 100, 3]])
 def test_the_workspace_of_real_optimizers(sizes, optimizer, foreach):
     class Sizes(nn.Module):
         def __init__(self):
@@ -203,50 +176,33 @@ def test_the_workspace_of_real_optimizers(sizes, optimizer, foreach):
     before = tracker.timeline[first - 1] - 8  # the loss and its gradient
     most = max(tracker.timeline[first:])
     # numbers of 4 bytes, such as the step, come and go
-    spare = (
-        most
-        - before
-        - max(update_workspace(sizes, "fp32", optimizer, foreach))
-    )
-    assert 0 <= spare <= 16
+    workspace = max(update_workspace(sizes, "fp32", optimizer, foreach))
+    assert 0 <= most - before - workspace <= 16
 
 
 # What cannot be ----------------------------------------------------------
 
 
-def refused(message, error=ValueError):
-    return pytest.raises(error, match=f"^{re.escape(message)}")
+@pytest.mark.parametrize(
+    "call",
+    [
+        bytes_per_parameter,
+        lambda *names: states([4], *names),
+        lambda *names: optimizer_bytes([4], *names),
+        lambda *names: update_workspace([4], *names),
+    ],
+)
+def test_names_that_do_not_exist(call):
+    for names, message in {
+        ("fp8", "adam"): "recipe 'fp8': use one of fp32, autocast, bf16, "
+        "master, master-fp32-gradients",
+        ("fp32", "Adam"): "optimizer 'Adam': use one of sgd, momentum, adam, "
+        "adam-8bit",
+    }.items():
+        with pytest.raises(ValueError, match=f"^there is no {message}"):
+            call(*names)
 
 
-CALLS = [
-    bytes_per_parameter,
-    lambda *names: states([4], *names),
-    lambda *names: optimizer_bytes([4], *names),
-    lambda *names: update_workspace([4], *names),
-]
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("bad", ["fp8", "FP32", ""])
-def test_recipes_that_do_not_exist(call, bad):
-    with refused(
-        f"there is no recipe {bad!r}: use one of fp32, autocast, bf16, "
-        "master, master-fp32-gradients"
-    ):
-        call(bad, "adam")
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("bad", ["lion", "Adam", ""])
-def test_optimizers_that_do_not_exist(call, bad):
-    with refused(
-        f"there is no optimizer {bad!r}: use one of sgd, momentum, adam, "
-        "adam-8bit"
-    ):
-        call("fp32", bad)
-
-
-@pytest.mark.parametrize("bad", [4, None, "model", {4}])
-def test_neither_a_model_nor_sizes(bad):
-    with refused(f"{type(bad).__name__} is neither a model nor", TypeError):
-        states(bad)
+def test_neither_a_model_nor_sizes():
+    with pytest.raises(TypeError, match=r"^set is neither a model nor"):
+        states({4})
