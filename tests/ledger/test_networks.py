@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ledger_helpers import classify
 from torch import nn
 
 from membudget.ledger import (
@@ -18,6 +18,7 @@ from membudget.ledger import (
     predict,
 )
 from membudget.measuring import trace_step
+from tests.soak import examples
 
 PUBLISHED = {
     "GPT-2 124M": 124_439_808,
@@ -60,7 +61,7 @@ def shapes(draw):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20))
 @given(shapes())
 def test_parameters_are_those_of_the_model(shape):
     model = shape.build()
@@ -98,8 +99,7 @@ def test_what_a_shape_leaves_out():
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("tied", "fused"), [(False, True), (True, False)])
 def test_the_model_is_built_as_said(family, tied, fused):
     shape = Transformer(
         9, 8, 3, 2, context=5, family=family, tied=tied, fused=fused
@@ -110,14 +110,11 @@ def test_the_model_is_built_as_said(family, tied, fused):
     assert {p.device.type for p in model.parameters()} == {"cpu"}
     assert (model.head.weight is model.token.weight) == tied
     assert all(block.fused == fused for block in model.blocks)
+    if family == "gpt":
+        dropped = Transformer(9, 8, 1, 2, dropout=True).build()
+        assert dropped.blocks[0].dropout > 0 == model.blocks[0].dropout
     tokens = torch.zeros(2, 5, dtype=torch.long)
     assert model(tokens).shape == (2, 5, 9)
-
-
-def test_dropout_is_built_as_said():
-    for dropout in (False, True):
-        model = Transformer(9, 8, 1, 2, dropout=dropout).build()
-        assert (model.blocks[0].dropout > 0) == dropout
 
 
 # What cannot be ----------------------------------------------------------
@@ -139,10 +136,6 @@ def refused(message):
             {"heads": 4, "kv_heads": 3, "family": "llama"},
             "4 heads cannot share 3 heads of keys and values: use a number "
             "that divides the heads",
-        ),
-        (
-            {"heads": 4, "kv_heads": 8, "family": "llama"},
-            "4 heads cannot share 8 heads of keys and values",
         ),
         (
             {"width": 12, "heads": 4, "family": "llama"},
@@ -189,7 +182,7 @@ def test_more_tokens_than_positions():
     "segments",
     [
         ((),),
-        ((2,),),
+        ((3,),),
         ((-1,),),
         ((1, 2, 3),),
         ((0, 2),),
@@ -200,23 +193,14 @@ def test_more_tokens_than_positions():
     ],
 )
 def test_segments_that_are_no_runs_of_children(segments):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    if (0, 1) in segments or (0, 2) in segments or (1, 2, 3) in segments:
-        model.append(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=r"segment|number of a child") as e:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    words = "segment|number of a child|the model has the children 0 to 2"
+    with pytest.raises(ValueError, match=words) as e:
         Chain(model, (4,), segments)
     assert str(segments[-1][-1:]).strip("(),") in str(e.value)
 
 
-def test_a_sample_without_a_dimension():
-    with refused("the sample has no dimension"):
-        Chain(nn.Sequential(nn.Linear(4, 4)), ())
-
-
-def test_children_that_do_not_exist():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="the model has the children 0 to 1"):
-        Chain(model, (4,), ((1, 2),))
+SAME = nn.Linear(4, 4)
 
 
 class Odd(nn.Linear):
@@ -224,88 +208,40 @@ class Odd(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("module", "message"),
+    ("layers", "sample", "message"),
     [
-        (Odd(4, 4), "Odd"),
-        (nn.Softplus(), "Softplus"),
-        (nn.Sequential(nn.Sequential(nn.Softplus())), "Softplus"),
-        (nn.BatchNorm1d(4), "BatchNorm1d"),
+        ([SAME], (), "the sample has no dimension"),
+        ([nn.Linear(4, 4).double()], (4,), "not in fp32: .* predict's recipe"),
+        (
+            [SAME, nn.Linear(4, 4).requires_grad_(False)],
+            (4,),
+            r"frozen.*ledger\.account",
+        ),
+        ([SAME, nn.ReLU(), SAME], (4,), "share a parameter"),
+        ([SAME], (9,), r"does not take .*\(9,\)"),
+        ([nn.Conv2d(3, 4, 3)], (1, 8, 8), "does not take"),
+        ([nn.LayerNorm(8)], (9,), "does not take"),
+        ([SAME], (3, 4), "a row of logits"),
+        ([SAME, Odd(4, 4)], (4,), "no rule for Odd: use Linear, Conv2d, "),
+        ([nn.Sequential(nn.Softplus())], (4,), "no rule for Softplus"),
+        (
+            [SAME, nn.BatchNorm1d(4)],
+            (4,),
+            r"no rule for BatchNorm1d.*membudget\.ledger\.account$",
+        ),
+        *(
+            (
+                [nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(size)],
+                (1, 8, 8),
+                r"no rule for an average over parts, \(4, ",
+            )
+            for size in (2, (1, None))
+        ),
     ],
 )
-def test_modules_without_a_rule(module, message):
-    chain = Chain(nn.Sequential(nn.Linear(4, 4), module), (4,))
-    with refused(f"there is no rule for {message}: use Linear, Conv2d, "):
-        chain.write(2)
-    with pytest.raises(ValueError, match=r"membudget\.ledger\.account$"):
-        predict(chain, 2)
-
-
-@pytest.mark.parametrize(
-    ("module", "option"),
-    [
-        (nn.ReLU(True), "inplace=False"),
-        (nn.Dropout(0.1, True), "inplace=False"),
-        (nn.SiLU(True), "inplace=False"),
-        (nn.BatchNorm2d(4, affine=False), "affine=True"),
-        (
-            nn.LayerNorm((8, 8), elementwise_affine=False),
-            "elementwise_affine=True",
-        ),
-        (nn.LayerNorm((8, 8), bias=False), "bias=True"),
-        (
-            nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-            "padding_mode=zeros",
-        ),
-        (nn.MaxPool2d(2, return_indices=True), "return_indices=False"),
-    ],
-)
-def test_options_without_a_rule(module, option):
-    """Each would be predicted wrongly by the rule of its module."""
-    chain = Chain(nn.Sequential(nn.Conv2d(1, 4, 1), module), (1, 8, 8))
-    name = type(module).__name__
-    with refused(f"there is a rule for {name} with {option} only, and here "):
-        chain.write(2)
-
-
-@pytest.mark.parametrize("size", [2, (1, None)])
-def test_averages_without_a_rule(size):
-    layers = nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(size)
-    with refused("there is no rule for an average over parts, (4, "):
-        Chain(nn.Sequential(*layers), (1, 8, 8)).write(2)
-
-
-def test_dropout_of_nothing_keeps_nothing():
-    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), nn.Linear(16, 4))
-    bare = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
-    x, y = torch.zeros(5, 8), torch.zeros(5, dtype=torch.long)
-    step = trace_step(net, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
-    for model in (net, bare):
-        assert predict(Chain(model, (8,)), 5, optimizer=None).peak == step.peak
-
-
-def test_parameters_of_another_dtype_have_no_rule():
-    model = nn.Sequential(nn.Linear(4, 4)).double()
-    with pytest.raises(ValueError, match=r"not in fp32: .* predict's recipe"):
-        Chain(model, (4,))
-
-
-def test_a_chain_without_parameters_has_no_step():
-    chain = Chain(nn.Sequential(nn.ReLU()), (4,))
-    with pytest.raises(ValueError, match="so that no step trains it"):
-        predict(chain, 2)
-
-
-def test_frozen_parameters_have_no_rule():
-    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
-    net[0].bias.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"frozen.*ledger\.account"):
-        Chain(net, (8,))
-
-
-def test_shared_parameters_have_no_rule():
-    shared = nn.Linear(8, 8)
-    with pytest.raises(ValueError, match="share a parameter"):
-        Chain(nn.Sequential(shared, nn.ReLU(), shared), (8,))
+def test_chains_that_cannot_be(layers, sample, message):
+    with pytest.raises(ValueError, match=message):
+        Chain(nn.Sequential(*layers), sample).write(2)
 
 
 def test_only_sequentials_are_chains():
@@ -313,15 +249,38 @@ def test_only_sequentials_are_chains():
         Chain(nn.Linear(8, 8), (8,))
 
 
+def test_a_chain_without_parameters_has_no_step():
+    with pytest.raises(ValueError, match="so that no step trains it"):
+        predict(Chain(nn.Sequential(nn.ReLU()), (4,)), 2)
+
+
 @pytest.mark.parametrize(
-    ("net", "sample", "message"),
+    ("module", "option"),
     [
-        (nn.Sequential(nn.Linear(8, 4)), (9,), r"does not take .*\(9,\)"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3)), (1, 8, 8), "does not take"),
-        (nn.Sequential(nn.LayerNorm(8)), (9,), "does not take"),
-        (nn.Sequential(nn.Linear(8, 4)), (3, 8), "a row of logits"),
+        (nn.ReLU(True), "inplace=False"),
+        (nn.SiLU(True), "inplace=False"),
+        (nn.Dropout(0.1, True), "inplace=False"),
+        (nn.BatchNorm2d(4, affine=False), "affine=True"),
+        (nn.LayerNorm((8, 8), bias=False), "bias=True"),
+        (nn.Conv2d(4, 4, 1, padding_mode="circular"), "padding_mode=zeros"),
+        (nn.MaxPool2d(2, return_indices=True), "return_indices=False"),
+        (
+            nn.LayerNorm((8, 8), elementwise_affine=False),
+            "elementwise_affine=True",
+        ),
     ],
 )
-def test_samples_that_the_model_does_not_take(net, sample, message):
-    with pytest.raises(ValueError, match=message):
-        Chain(net, sample).write(2)
+def test_options_without_a_rule(module, option):
+    """Each would be predicted wrongly by the rule of its module."""
+    name = type(module).__name__
+    with refused(f"there is a rule for {name} with {option} only, and here "):
+        Chain(nn.Sequential(nn.Conv2d(1, 4, 1), module), (1, 8, 8)).write(2)
+
+
+def test_dropout_of_nothing_keeps_nothing():
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), nn.Linear(16, 4))
+    bare = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    x, y = torch.zeros(5, 8), torch.zeros(5, dtype=torch.long)
+    step = trace_step(net, classify, x, y)
+    for model in (net, bare):
+        assert predict(Chain(model, (8,)), 5, optimizer=None).peak == step.peak
