@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 import membudget.accumulation
 from membudget import ledger
 from membudget.ledger import PeakLine, peak_at, peak_lines
+from tests.soak import examples
 
 lines_of = st.lists(
     st.tuples(st.integers(0, 400), st.integers(0, 40)),
     min_size=1,
     max_size=12,
 )
-sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=2, unique=True)
+sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=4, unique=True)
 
 
 def timelines(lines, sizes):
     return [[c + s * n for c, s in lines] for n in sizes]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(40))
 @given(lines_of, sizes_of)
 @example([(0, 1)], [2, 1])
 @example([(5, 0), (0, 5), (0, 5)], [2, 4])
@@ -37,7 +38,7 @@ def test_the_maximum_of_the_lines_is_that_of_all_moments(lines, sizes):
     assert [s for _, s in found] == sorted({s for _, s in found})
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(40))
 @given(lines_of)
 def test_no_line_is_kept_in_vain(lines):
     """Each is the only maximum at some size, whole or not, from 1 on."""
@@ -67,14 +68,9 @@ def test_a_kink_is_found():
     assert [peak_at(lines, n) for n in (1, 16, 17)] == [100, 100, 105]
 
 
-@settings(max_examples=100)
-@given(
-    lines_of, st.lists(st.integers(1, 20), min_size=3, max_size=5, unique=True)
-)
-def test_more_sizes_give_the_same_lines(lines, sizes):
-    assert peak_lines(sizes, timelines(lines, sizes)) == peak_lines(
-        [2, 4], timelines(lines, [2, 4])
-    )
+def refused(sizes, timelines, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        peak_lines(sizes, timelines)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +80,12 @@ def test_more_sizes_give_the_same_lines(lines, sizes):
         ([2], [[1]]),
         ([2], [[1], [1]]),
         ([2, 4, 8], [[1], [1]]),
-        ([2, 2], [[1], [1]]),
         ([2, 4, 2], [[1], [1], [1]]),
     ],
 )
 def test_two_sizes_are_needed(sizes, timelines):
     message = "give two or more different sizes and a timeline for each"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        peak_lines(sizes, timelines)
+    refused(sizes, timelines, message)
 
 
 def test_operators_that_differ():
@@ -99,26 +93,19 @@ def test_operators_that_differ():
         "3 operators ran at size 2 and 1 at size 8: use sizes at which the "
         "step runs alike"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        peak_lines([2, 4, 8], [[1, 2, 3], [1, 2, 3], [1]])
+    refused([2, 4, 8], [[1, 2, 3], [1, 2, 3], [1]], message)
 
 
 @pytest.mark.parametrize(
     ("sizes", "timelines"),
-    [
-        ([2, 4], [[1, 2], [1, 3]]),
-        ([4, 2], [[1, 3], [1, 2]]),
-        ([2, 4, 6], [[4], [16], [36]]),
-        ([2, 4, 6], [[4], [8], [13]]),
-    ],
+    [([4, 2], [[1, 3], [1, 2]]), ([2, 4, 6], [[4], [8], [13]])],
 )
 def test_bytes_that_are_not_affine(sizes, timelines):
     message = (
         f"the bytes at sizes {str(sizes)[1:-1]} are not a constant plus a "
         "multiple of the size: measure each size with a PeakTracker instead"
     )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        peak_lines(sizes, timelines)
+    refused(sizes, timelines, message)
 
 
 def test_accumulation_hands_them_on():
