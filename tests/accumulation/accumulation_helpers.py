@@ -1,12 +1,20 @@
 """What the tests of accumulation share."""
 
 import copy
+import re
+from functools import partial
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from membudget.accumulation import Accumulator
+
+
+def refused(error, message):
+    """This error with this message, literally and whole."""
+    return pytest.raises(error, match=f"^{re.escape(message)}$")
 
 
 def classifier(seed=0, inputs=6, width=7, outputs=5, dtype=torch.float64):
@@ -62,14 +70,16 @@ def whole_gradient(model, x, y, loss_fn=F.cross_entropy):
     return list(torch.autograd.grad(loss, parameters))
 
 
+def losses_of(model, x, y, sizes, loss_fn=F.cross_entropy):
+    """The loss of each micro-batch, when it is its turn, and its count."""
+    for part in slices(sizes):
+        yield loss_fn(model(x[part]), y[part]), len(y[part])
+
+
 def run_window(accumulator, x, y, sizes, *, total=None, loss_fn=None):
     """One window over the samples, cut into these sizes, with its step."""
     reduction = accumulator.reduction
-    loss_fn = loss_fn or (
-        lambda output, label: F.cross_entropy(
-            output, label, reduction=reduction
-        )
-    )
+    loss_fn = loss_fn or partial(F.cross_entropy, reduction=reduction)
     parts = [(x[part], y[part]) for part in slices(sizes)]
     with accumulator.window(total) as window:
         for images, labels in window.over(parts):
@@ -78,22 +88,18 @@ def run_window(accumulator, x, y, sizes, *, total=None, loss_fn=None):
         return window.step()
 
 
-def accumulated_gradient(model, x, y, sizes, **options):
-    """The window's gradient, looked at before a step that is not taken."""
-    window_options = {
-        key: options.pop(key) for key in ("total", "loss_fn") if key in options
-    }
+def accumulated(model, losses, total=None, **options):
+    """Gradients and report of a window that leaves the model as it is.
+
+    ``losses`` yields the loss of each micro-batch and its count.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    accumulator = Accumulator(model, optimizer, **options)
-    seen = []
-    optimizer.register_step_pre_hook(
-        lambda *_: seen.append(
-            [p.grad.clone() for p in model.parameters() if p.requires_grad]
-        )
-    )
-    report = run_window(accumulator, x, y, sizes, **window_options)
-    (gradient,) = seen
-    return gradient, report
+    with Accumulator(model, optimizer, **options).window(total) as window:
+        for loss, count in losses:
+            window.backward(loss, count)
+        window.finish()
+        found = gradients(model)
+        return found, window.step()
 
 
 def everything(model, optimizer, scaler=None):
@@ -110,29 +116,25 @@ def everything(model, optimizer, scaler=None):
 
 def differences(one, other, path=""):
     """Where two nested structures differ in any bit."""
+    if type(one) is not type(other):
+        return [path]
     if isinstance(one, torch.Tensor):
-        same = (
-            isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.contiguous().view(-1).view(torch.uint8).tolist()
-            == other.contiguous().view(-1).view(torch.uint8).tolist()
-        )
-        return [] if same else [path]
-    if isinstance(one, dict):
-        if not isinstance(other, dict) or one.keys() != other.keys():
-            return [path]
-        return [
-            place
-            for key in one
-            for place in differences(one[key], other[key], f"{path}/{key}")
-        ]
-    if isinstance(one, (list, tuple)):
-        if type(one) is not type(other) or len(one) != len(other):
-            return [path]
-        return [
-            place
-            for i, (a, b) in enumerate(zip(one, other, strict=True))
-            for place in differences(a, b, f"{path}/{i}")
-        ]
-    return [] if one == other and type(one) is type(other) else [path]
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        same = alike and torch.equal(*map(bits, (one, other)))
+    elif isinstance(one, (dict, list, tuple)):
+        if not isinstance(one, dict):
+            one, other = dict(enumerate(one)), dict(enumerate(other))
+        if one.keys() == other.keys():
+            return [
+                place
+                for key in one
+                for place in differences(one[key], other[key], f"{path}/{key}")
+            ]
+        same = False
+    else:
+        same = one == other
+    return [] if same else [path]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
