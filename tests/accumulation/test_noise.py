@@ -1,95 +1,41 @@
 """Gradient variance and noise scale, against the exact statistics."""
 
-import re
 from itertools import product
-from math import inf, nan, sqrt
+from math import inf, nan
 
 import pytest
 import torch
-import torch.nn.functional as F
-from accumulation_helpers import classifier, flat, samples, whole_gradient
+from accumulation_helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membudget.accumulation import GradientNoise, gradient_noise
-
-
-def population(size, dimensions, seed=0, spread=1.0):
-    """Gradients of single samples, with |G|² and tr Σ of a random one."""
-    generator = torch.Generator().manual_seed(seed)
-    each = torch.randn(
-        size, dimensions, generator=generator, dtype=torch.float64
-    )
-    each = spread * each + 0.5
-    mean = each.mean(0)
-    return (
-        each,
-        mean.square().sum().item(),
-        (each - mean).square().sum(1).mean().item(),
-    )
-
-
-def estimate(each, draw, counts):
-    """From the gradients of the drawn samples, in these micro-batches."""
-    parts = each[list(draw)].split(list(counts))
-    return gradient_noise([[part.mean(0)] for part in parts], counts)
+from tests.soak import examples
 
 
 @pytest.mark.parametrize(
-    ("size", "counts"),
-    [(3, [1, 1]), (3, [1, 2]), (3, [2, 2]), (2, [1, 2, 3]), (4, [3, 1, 1])],
+    ("size", "counts"), [(3, [1, 2]), (2, [1, 2, 3]), (4, [3, 1, 1])]
 )
 def test_unbiased_over_every_draw_there_is(size, counts):
     """The mean over all equally likely draws, not a Monte-Carlo."""
-    each, square_norm, variance = population(size, 3)
+    generator = torch.Generator().manual_seed(0)
+    each = torch.randn(size, 3, generator=generator, dtype=torch.float64) + 0.5
     estimates = [
-        estimate(each, draw, counts)
+        gradient_noise(
+            [[part.mean(0)] for part in each[list(draw)].split(counts)], counts
+        )
         for draw in product(range(size), repeat=sum(counts))
     ]
-    n = len(estimates)
-    assert sum(e.variance for e in estimates) / n == pytest.approx(
-        variance, rel=1e-12
-    )
-    assert sum(e.square_norm for e in estimates) / n == pytest.approx(
-        square_norm, rel=1e-11
-    )
-
-
-@pytest.mark.parametrize("counts", [[16, 8, 4], [1, 1, 1, 25]])
-def test_unbiased_on_a_model(counts):
-    """Monte-Carlo over micro-batches of a classifier's real gradients."""
-    model = classifier()
-    x, y = samples(60)
-    each = torch.stack(
-        [
-            flat(whole_gradient(model, x[i : i + 1], y[i : i + 1]))
-            for i in range(len(x))
-        ]
-    )
-    whole = flat(whole_gradient(model, x, y))
-    torch.testing.assert_close(each.mean(0), whole, rtol=0, atol=1e-14)
-    square_norm = whole.square().sum().item()
-    variance = (each - whole).square().sum(1).mean().item()
-
-    generator = torch.Generator().manual_seed(0)
-    trials = 1500
-    draws = torch.randint(
-        len(x), (trials, sum(counts)), generator=generator
-    ).tolist()
-    estimates = [estimate(each, draw, counts) for draw in draws]
-    for name, exact, scale in (
-        ("variance", variance, variance),
-        ("square_norm", square_norm, square_norm + variance / sum(counts)),
+    mean = each.mean(0)
+    for name, exact in (
+        ("variance", (each - mean).square().sum(1).mean()),
+        ("square_norm", mean.square().sum()),
     ):
-        found = torch.tensor(
-            [getattr(e, name) for e in estimates], dtype=torch.float64
-        )
-        error = (found.std() / sqrt(trials)).item()
-        assert error < 0.03 * scale  # the test can tell K - 1 from K
-        assert abs(found.mean().item() - exact) < 4 * error
+        found = sum(getattr(e, name) for e in estimates) / len(estimates)
+        assert found == pytest.approx(exact.item(), rel=1e-11)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(5))
 @given(st.integers(2, 8), st.integers(1, 20), st.integers(0, 10**6))
 def test_equal_micro_batches_give_mccandlish_two_batch_formulas(k, n, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -129,14 +75,6 @@ def test_sums_in_double_precision(size):
     assert found.square_norm == pytest.approx(2 * exact, rel=1e-12)
 
 
-def test_identical_gradients_have_no_noise():
-    g = torch.ones(4)
-    found = gradient_noise([[g]] * 3, [5, 2, 9])
-    assert found.variance == pytest.approx(0, abs=1e-28)
-    assert found.square_norm == pytest.approx(4)
-    assert found.scale == pytest.approx(0, abs=1e-28)
-
-
 def test_the_scale_is_infinite_where_noise_dominates():
     found = gradient_noise([[torch.ones(4)], [-torch.ones(4)]], [3, 3])
     assert found.square_norm < 0
@@ -145,72 +83,42 @@ def test_the_scale_is_infinite_where_noise_dominates():
     assert GradientNoise(square_norm=2.0, variance=1.0).scale == 0.5
 
 
-@pytest.mark.parametrize("factor", [1, 3, 100])
-def test_the_noise_scale_is_where_noise_equals_signal(factor):
-    """A batch of `scale` samples has as much variance as signal."""
-    noise = GradientNoise(square_norm=0.5 * factor, variance=8.0)
-    assert noise.variance / noise.scale == pytest.approx(noise.square_norm)
+GOOD = [torch.ones(2), torch.ones(1)]
 
 
 @pytest.mark.parametrize(
-    ("gradients", "counts"), [(1, 1), (2, 3), (3, 2), (0, 2)]
+    ("gradients", "counts", "message"),
+    [
+        (
+            [GOOD],
+            [1],
+            "1 gradients and 1 counts: give one count for each, and at least "
+            "two micro-batches",
+        ),
+        (
+            [GOOD] * 2,
+            [1] * 3,
+            "2 gradients and 3 counts: give one count for each, and at least "
+            "two micro-batches",
+        ),
+        (
+            [GOOD, GOOD[:1]],
+            [1, 1],
+            "the gradients have 2, 3 numbers: use those of the same "
+            "parameters",
+        ),
+        *(
+            (
+                [GOOD, [GOOD[0], torch.tensor([bad])], GOOD],
+                [1] * 3,
+                "the gradients of 1 of 3 micro-batches, number 1 first, are "
+                "infinite or NaN: use finite ones, unscaled; leave out both "
+                "gradient and count of a step that overflowed",
+            )
+            for bad in (nan, inf)
+        ),
+    ],
 )
-def test_two_micro_batches_are_needed_and_a_count_for_each(gradients, counts):
-    message = (
-        f"{gradients} gradients and {counts} counts: give one count for "
-        "each, and at least two micro-batches"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        gradient_noise([[torch.ones(2)]] * gradients, [1] * counts)
-
-
-@pytest.mark.parametrize("bad", [nan, inf])
-def test_gradients_that_are_not_finite(bad):
-    message = (
-        "the gradients of 1 of 3 micro-batches, number 1 first, are infinite "
-        "or NaN: use finite ones, unscaled; leave out both gradient and count "
-        "of a step that overflowed"
-    )
-    good = [torch.ones(2), torch.ones(1)]
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        gradient_noise([good, [good[0], torch.tensor([bad])], good], [1] * 3)
-
-
-def test_bad_counts():
-    g = [[torch.ones(2)]] * 2
-    with pytest.raises(ValueError, match="count is 0: use the number"):
-        gradient_noise(g, [1, 0])
-    with pytest.raises(ValueError, match="counts is empty"):
-        gradient_noise([], [])
-
-
-def test_the_loss_of_a_batch_falls_as_predicted():
-    """Variance of the mean gradient of B samples is tr Σ / B."""
-    each, _, variance = population(50, 4, spread=2.0)
-    generator = torch.Generator().manual_seed(2)
-    for b in (2, 8):
-        draws = torch.randint(50, (20000, b), generator=generator)
-        means = each[draws].mean(1)
-        found = (means - each.mean(0)).square().sum(1).mean().item()
-        assert found == pytest.approx(variance / b, rel=0.05)
-
-
-def test_cross_entropy_is_the_mean_that_the_estimator_expects():
-    model = classifier()
-    x, y = samples(12)
-    parts = [slice(0, 4), slice(4, 12)]
-    gradients = [whole_gradient(model, x[p], y[p]) for p in parts]
-    each = torch.stack(
-        [
-            flat(whole_gradient(model, x[i : i + 1], y[i : i + 1]))
-            for i in range(12)
-        ]
-    )
-    by_hand = gradient_noise([[each[p].mean(0)] for p in parts], [4, 8])
-    found = gradient_noise(gradients, [4, 8])
-    assert found.variance == pytest.approx(by_hand.variance, rel=1e-12)
-    loss = F.cross_entropy(model(x), y)
-    mean = flat(torch.autograd.grad(loss, list(model.parameters())))
-    assert found.square_norm + found.variance / 12 == pytest.approx(
-        mean.square().sum().item(), rel=1e-12
-    )
+def test_what_makes_no_estimate(gradients, counts, message):
+    with refused(ValueError, message):
+        gradient_noise(gradients, counts)
