@@ -3,14 +3,16 @@
 import math
 from fractions import Fraction
 from functools import cache
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from precision_helpers import same, says
 
 from membudget.precision import FORMATS, Format, format_of
+from tests.soak import examples, part_of
 from tests.versions import here
 
 STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
@@ -33,12 +35,13 @@ def patterns(kind, numbers):
 
 @cache
 def fp32_numbers():
-    """fp32 numbers of all sizes, random ones and those on borders."""
+    """fp32 numbers of all sizes, and more of those near the small formats."""
     generator = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(2**31), 2**31, (3000,), generator=generator)
+    count = examples(100)
+    bits = torch.randint(-(2**31), 2**31, (count,), generator=generator)
     found = bits.to(torch.int32).view(torch.float32).tolist()
-    size = torch.randint(-30, 30, (2000,), generator=generator)
-    near = torch.randn(2000, generator=generator) * 2.0**size
+    size = torch.randint(-30, 30, (count,), generator=generator)
+    near = torch.randn(count, generator=generator) * 2.0**size
     found += near.tolist()
     return [x for x in found if not math.isnan(x)]
 
@@ -73,27 +76,21 @@ def ties(kind):
 # Against PyTorch ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_bit_pattern(name):
+@pytest.mark.parametrize("name", STORED)
+def test_bit_patterns(name):
+    """All of 8 bits, and in a soak all of 16."""
     kind = FORMATS[name]
-    raw = torch.arange(2**kind.bits)
-    theirs = raw.to(WHOLE[kind.bytes]).view(kind.dtype).double().tolist()
-    for pattern, x in enumerate(theirs):
+    every = patterns(kind, fp32_numbers())
+    if name in SMALL:
+        every = part_of(range(2**kind.bits), Random(0), 4000)
+    raw = torch.tensor(every).to(WHOLE[kind.bytes])
+    theirs = raw.view(kind.dtype).double().tolist()
+    for pattern, x in zip(every, theirs, strict=True):
         fields = split(kind, pattern)
         assert same(kind.value(*fields), x), fields
         assert same(kind.round(x), x), fields
         if not math.isnan(x):
             assert kind.encode(x) == fields
-
-
-def test_random_bit_patterns_of_fp32():
-    kind = FORMATS["fp32"]
-    for x in fp32_numbers():
-        (pattern,) = patterns(kind, [x])
-        fields = split(kind, pattern)
-        assert same(kind.value(*fields), x)
-        assert kind.encode(x) == fields
-        assert same(kind.round(x), x)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -119,11 +116,13 @@ def test_rounding_is_pytorchs(name):
 def test_rounding_fp64_to_fp32_is_pytorchs():
     kind = FORMATS["fp32"]
     generator = torch.Generator().manual_seed(1)
-    size = torch.randint(-152, 130, (2000,), generator=generator)
-    x = torch.randn(2000, generator=generator, dtype=torch.float64)
+    count = examples(60)
+    size = torch.randint(-152, 130, (count,), generator=generator)
+    x = torch.randn(count, generator=generator, dtype=torch.float64)
     x = (x * 2.0 ** size.double()).tolist()
     x += [kind.overflow, kind.largest, kind.smallest, kind.underflow]
-    x += [math.nextafter(kind.overflow, 0), 2.0**200, 5e-324, 0.0, math.inf]
+    x += [math.nextafter(kind.overflow, 0), math.nextafter(kind.underflow, 1)]
+    x += [2.0**200, 5e-324, 0.0, math.inf]
     x += [1.5 * kind.smallest, 1 + 2.0**-24, 1 + 3 * 2.0**-24]
     x += [-number for number in x]
     theirs = torch.tensor(x, dtype=torch.float64).float().double().tolist()
@@ -153,13 +152,11 @@ def test_extremes_are_pytorchs(name):
 
 
 def test_the_extremes_that_everybody_quotes():
-    fp16, bf16 = FORMATS["fp16"], FORMATS["bf16"]
+    fp16 = FORMATS["fp16"]
     assert (fp16.largest, fp16.overflow) == (65504, 65520)
     assert (fp16.smallest_normal, fp16.smallest) == (2.0**-14, 2.0**-24)
     assert fp16.underflow == 2.0**-25
     assert fp16.epsilon == 2.0**-10 == FORMATS["tf32"].epsilon
-    assert bf16.epsilon == 2.0**-7
-    assert bf16.smallest_normal == FORMATS["fp32"].smallest_normal == 2**-126
     assert FORMATS["fp8-e4m3"].largest == 448
     assert FORMATS["fp8-e5m2"].largest == 57344
     widths = {name: (f.bias, f.bits, f.bytes) for name, f in FORMATS.items()}
@@ -176,23 +173,6 @@ def test_the_extremes_that_everybody_quotes():
 # Thresholds, from both sides ---------------------------------------------
 
 
-def from_which(kind):
-    """PyTorch casts fp64 to fp32 first, and so rounds twice."""
-    return torch.float64 if kind.name == "fp32" else torch.float32
-
-
-def above_in(kind, x):
-    """The next number above x in which PyTorch casts."""
-    x = torch.tensor(x, dtype=from_which(kind))
-    return torch.nextafter(x, torch.full_like(x, math.inf)).item()
-
-
-def cast_exactly(kind, numbers):
-    tensor = torch.tensor(numbers, dtype=from_which(kind))
-    assert tensor.double().tolist() == numbers
-    return tensor.to(kind.dtype).double().tolist()
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_largest_number_that_becomes_zero(name):
     kind = FORMATS[name]
@@ -200,9 +180,6 @@ def test_the_largest_number_that_becomes_zero(name):
     assert kind.round(edge) == 0 == kind.round(-edge)
     above = math.nextafter(edge, 1)
     assert kind.round(above) == kind.smallest == -kind.round(-above)
-    if kind.dtype is not None:
-        cast = cast_exactly(kind, [edge, above_in(kind, edge)])
-        assert cast == [0, kind.smallest]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -212,11 +189,8 @@ def test_the_smallest_number_that_is_too_large(name):
     below = math.nextafter(edge, 0)
     assert kind.round(below) == kind.largest == -kind.round(-below)
     top = math.inf if kind.infinite else kind.largest
-    for x in (edge, 2 * edge, math.inf):
+    for x in (edge, math.inf):
         assert kind.round(x) == top == -kind.round(-x)
-    if kind.dtype is not None:
-        cast = cast_exactly(kind, [-above_in(kind, -edge), edge])
-        assert cast == [kind.largest, top]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -251,32 +225,27 @@ def nearest(x, exponent_bits, fraction_bits, infinite=True):
     return sign * float(found)
 
 
-@pytest.mark.parametrize("name", ["tf32", "fp32", "bf16", "fp16", "fp8-e5m2"])
+@pytest.mark.parametrize("name", ["tf32", "fp8-e5m2"])
 def test_rounding_by_fractions(name):
     kind = FORMATS[name]
-    step, one = kind.epsilon, 1.0
-    numbers = [one + k * step / 4 for k in range(17)]
+    step, half = kind.epsilon, kind.spacing(kind.largest) / 2
+    numbers = [1 + k * step / 4 for k in range(17)]
     numbers += [kind.smallest * k / 4 for k in range(17)]
-    numbers += [
-        kind.largest - kind.spacing(kind.largest) / 2 * k / 4
-        for k in range(-9, 9)
-    ]
+    numbers += [kind.largest - half * k / 4 for k in range(-9, 9)]
     numbers += [2 - step / 4, 2 - step / 2, 1 - step / 4, 1 - step / 8]
-    numbers += fp32_numbers()[:200] + fp32_numbers()[-300:]
-    numbers += [0.1, 1 / 3, math.pi, 65519.99, 1e-7]
-    for x in numbers:
-        if not math.isfinite(x):
-            continue
+    for x in filter(math.isfinite, numbers + fp32_numbers()):
         for value in (x, -x):
             y = nearest(value, kind.exponent_bits, kind.fraction_bits)
             assert same(kind.round(value), y), value
 
 
+@settings(max_examples=examples(10))
 @given(
+    st.floats(width=32, allow_nan=False),
     st.floats(width=32, allow_nan=False, allow_infinity=False),
     st.sampled_from(sorted(FORMATS)),
 )
-def test_what_rounding_has_to_be(x, name):
+def test_what_rounding_has_to_be(other, x, name):
     kind = FORMATS[name]
     y = kind.round(x)
     assert same(kind.round(y), y)
@@ -286,16 +255,8 @@ def test_what_rounding_has_to_be(x, name):
         assert abs(x - y) <= kind.spacing(x) / 2
     if math.isfinite(y):
         assert same(kind.value(*kind.encode(x)), y)
-
-
-@given(
-    st.floats(width=32, allow_nan=False),
-    st.floats(width=32, allow_nan=False),
-    st.sampled_from(sorted(FORMATS)),
-)
-def test_rounding_keeps_the_order(x, y, name):
-    low, high = sorted((x, y))
-    assert FORMATS[name].round(low) <= FORMATS[name].round(high)
+    low, high = sorted((x, other))
+    assert kind.round(low) <= kind.round(high)
 
 
 def test_any_format_can_be_made():
@@ -317,15 +278,11 @@ def test_any_format_can_be_made():
         ("fp16", 1.0, "0 01111 0000000000"),
         ("fp16", -0.0, "1 00000 0000000000"),
         ("fp16", 65520.0, "0 11111 0000000000"),
-        ("fp16", 2.0**-24, "0 00000 0000000001"),
         ("bf16", 0.1, "0 01111011 1001101"),
         ("bf16", -3.0, "1 10000000 1000000"),
-        ("fp8-e4m3", 448.0, "0 1111 110"),
         ("fp8-e4m3", math.inf, "0 1111 110"),
         ("fp8-e4m3", math.nan, "0 1111 111"),
-        ("fp8-e5m2", -math.inf, "1 11111 00"),
         ("tf32", 1 + 2.0**-10, "0 01111111 0000000001"),
-        ("fp32", 0.1, "0 01111011 10011001100110011001101"),
     ],
 )
 def test_the_bits_as_text(name, x, text):
@@ -335,44 +292,33 @@ def test_the_bits_as_text(name, x, text):
 # Errors ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", ["half", "FP16", "float16", ""])
-def test_an_unknown_format(bad):
-    message = (
-        f"there is no format {bad!r}: use one of fp32, tf32, bf16, fp16, "
-        "fp8-e4m3, fp8-e5m2"
-    )
-    with pytest.raises(ValueError, match=says(message)):
-        format_of(bad)
-
-
 def test_formats_by_name():
     for name, kind in FORMATS.items():
         assert format_of(name) is kind
         assert kind.name == name
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ((2, 0, 0), "the sign of fp16 is 2: use a whole number from 0 to 1"),
-        (
-            (0, 32, 0),
-            "the exponent of fp16 is 32: use a whole number from 0 to 31",
-        ),
-        (
-            (0, 0, 1024),
-            "the fraction of fp16 is 1024: use a whole number from 0 to 1023",
-        ),
-    ],
-)
-def test_fields_that_do_not_fit(fields, message):
+    message = (
+        "there is no format 'half': use one of fp32, tf32, bf16, fp16, "
+        "fp8-e4m3, fp8-e5m2"
+    )
     with pytest.raises(ValueError, match=says(message)):
-        FORMATS["fp16"].value(*fields)
+        format_of("half")
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_the_spacing_of_what_is_not_finite(bad):
+def test_fields_that_do_not_fit():
+    mosts = {"sign": 1, "exponent": 31, "fraction": 1023}
+    for place, (name, most) in enumerate(mosts.items()):
+        fields = [0, 0, 0]
+        fields[place] = most + 1
+        message = (
+            f"the {name} of fp16 is {most + 1}: use a whole number from 0 to "
+            f"{most}"
+        )
+        with pytest.raises(ValueError, match=says(message)):
+            FORMATS["fp16"].value(*fields)
+
+
+def test_the_spacing_of_what_is_not_finite():
     with pytest.raises(
-        ValueError, match=says(f"x is {bad}: use a finite number")
+        ValueError, match=says("x is inf: use a finite number")
     ):
-        FORMATS["bf16"].spacing(bad)
+        FORMATS["bf16"].spacing(math.inf)
