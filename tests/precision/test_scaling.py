@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from precision_helpers import begins, classifier, samples, says
+from precision_helpers import classifier, samples, says
 
 from membudget import precision
 from membudget.precision import (
@@ -19,6 +19,7 @@ from membudget.precision import (
     binades,
     lost,
 )
+from tests.soak import SOAK
 from tests.versions import here
 
 STORED = [name for name, kind in FORMATS.items() if kind.dtype is not None]
@@ -66,17 +67,12 @@ def test_lost_is_what_casting_loses(name, scale):
     assert found.numbers == (numbers != 0).sum().item() < numbers.numel()
     shares = [found.below, found.subnormal, found.above]
     assert shares == by_casting(numbers, kind, scale)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_there_is_something_to_lose(scale):
-    """The test above compares more than zeros."""
-    found = lost(gradients_of_all_sizes(), "fp16", scale)
-    assert found.below + found.above > 0.1 and found.subnormal > 0.05
+    if name == "fp16":  # there is something to lose
+        assert found.below + found.above > 0.1 and found.subnormal > 0.05
 
 
 @pytest.mark.parametrize("name", STORED)
-@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
+@pytest.mark.parametrize("scale", [1.0, 2.0**20])
 def test_lost_on_the_borders(name, scale):
     kind = FORMATS[name]
     wide = torch.float64 if name == "fp32" else torch.float32
@@ -124,11 +120,9 @@ def test_lost_takes_many_tensors_of_any_shape():
     assert lost(list(model.parameters())).numbers <= total
 
 
-@pytest.mark.parametrize("nothing", [[], torch.zeros(3), torch.empty(0)])
+@pytest.mark.parametrize("nothing", [[], torch.zeros(3)])
 def test_nothing_cannot_be_lost(nothing):
-    found = lost(nothing)
-    assert (found.numbers, found.below, found.subnormal) == (0, 0, 0)
-    assert found.above == 0
+    assert lost(nothing) == Lost(0, 0, 0, 0)
     assert binades(nothing) == {}
 
 
@@ -146,7 +140,7 @@ def test_fp16_is_the_default():
 def test_twice_the_best_scale_overflows(name):
     kind = FORMATS[name]
     generator = torch.Generator().manual_seed(2)
-    for exponent in range(-60, 60, 7):
+    for exponent in range(-60, 60, 7 if SOAK else 40):
         numbers = torch.randn(5, generator=generator) * 2.0**exponent
         scale = best_scale(numbers, name)
         assert math.frexp(scale)[0] == 0.5  # a power of two
@@ -159,7 +153,7 @@ def test_twice_the_best_scale_overflows(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("exponent", [-40, 0, 40])
+@pytest.mark.parametrize("exponent", [-40, 40])
 def test_the_best_scale_on_a_border(name, exponent):
     """The number times the scale is just below the overflow, or on it."""
     edge = FORMATS[name].overflow * 2.0**-exponent
@@ -216,39 +210,21 @@ MEASURES = [lost, best_scale, binades]
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_numbers_that_are_not_finite(measure, bad):
+def test_what_is_no_tensor_of_finite_numbers(measure):
     message = (
         "some numbers are infinite or NaN: measure gradients in fp32, "
         "without a loss scale"
     )
-    with pytest.raises(ValueError, match=says(message)):
-        measure([torch.ones(3), torch.tensor([1.0, bad])])
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize(
-    ("bad", "kind"),
-    [
+    for bad in (-math.inf, math.nan):
+        with pytest.raises(ValueError, match=says(message)):
+            measure([torch.ones(3), torch.tensor([1.0, bad])])
+    message = "is no tensor of numbers with a fraction: hand over gradients"
+    for bad, kind in (
         (torch.ones(2, dtype=torch.int64), "torch.int64"),
-        (torch.ones(2, dtype=torch.bool), "torch.bool"),
-        (torch.ones(2, dtype=torch.complex64), "torch.complex64"),
         ([torch.ones(2), None], "NoneType"),
-        ([0.5], "float"),
-    ],
-)
-def test_what_is_no_tensor_of_numbers(measure, bad, kind):
-    message = (
-        f"{kind} is no tensor of numbers with a fraction: hand over gradients"
-    )
-    with pytest.raises(TypeError, match=says(message)):
-        measure(bad)
-
-
-def test_an_unknown_format():
-    for measure in (lost, best_scale):
-        with pytest.raises(ValueError, match=begins("there is no format")):
-            measure(torch.ones(2), "float16")
+    ):
+        with pytest.raises(TypeError, match=says(f"{kind} {message}")):
+            measure(bad)
 
 
 # The rule of the dynamic scale -------------------------------------------
@@ -275,12 +251,11 @@ def driven(rule, overflows):
     return found
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3, 5])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize(("growth", "backoff"), [(2.0, 0.5), (4.0, 0.25)])
-def test_scales_are_the_scalers(interval, share, growth, backoff):
-    rng = random.Random(f"{interval} {share} {growth}")
-    rule = DynamicScale(2.0**10, growth, backoff, interval)
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_scales_are_the_scalers(interval, share):
+    rng = random.Random(f"{interval} {share}")
+    rule = DynamicScale(2.0**10, 4.0, 0.25, interval)
     overflows = [rng.random() < share for _ in range(40)]
     assert rule.scales(overflows) == driven(rule, overflows)
 
@@ -295,30 +270,22 @@ def test_factors_that_fp32_rounds():
 
 def test_the_defaults_are_pytorchs():
     rule, scaler = DynamicScale(), torch.amp.GradScaler("cpu")
-    assert rule.start == scaler.get_scale() == 65536
+    assert rule.scales([]) == [scaler.get_scale()] == [65536]
     assert rule.growth == scaler.get_growth_factor() == 2
     assert rule.backoff == scaler.get_backoff_factor() == 0.5
     assert rule.interval == scaler.get_growth_interval() == 2000
 
 
-def test_two_thousand_clean_steps():
-    rule = DynamicScale()
-    overflows = [True] + [False] * 1999 + [True] + [False] * 2001
-    found = rule.scales(overflows)
-    assert found == driven(rule, overflows)
-    assert found[2000] == 2.0**15  # 1999 clean steps were not enough
-    assert found[2001] == found[4000] == 2.0**14
-    assert found[4001] == found[-1] == 2.0**15
-    assert rule.scales([]) == [65536.0]
-
-
-@pytest.mark.parametrize("limit", [100.0, 1024.0, 70000.0, 0.3])
-@pytest.mark.parametrize("start", [1.0, 65536.0])
-def test_a_run_that_overflows_above_a_limit(limit, start):
+@pytest.mark.parametrize(
+    ("start", "limit"), [(1.0, 1024.0), (65536.0, 100.0), (1.0, 0.3)]
+)
+def test_a_run_that_overflows_above_a_limit(start, limit):
     rule = DynamicScale(start, interval=3)
     found = rule.settle(limit, 80)
     overflows = [scale > limit for scale in found[:-1]]
     assert found == rule.scales(overflows) == driven(rule, overflows)
+    for steps in range(1, 80):
+        assert rule.settle(limit, steps) == found[: steps + 1]
     assert len(found) == 81
     top = 2.0 ** math.floor(math.log2(limit))
     assert set(found[-8:]) == {top, 2 * top}  # it tries again and again
@@ -337,7 +304,6 @@ def test_the_scale_stays_a_number_of_fp32():
             {"start": 1e-60},
             "start in fp32 is 0.0: use a finite number above 0",
         ),
-        ({"growth": 1.0}, "growth is 1.0: use a finite number above 1"),
         ({"backoff": 1.0}, "backoff is 1.0: use a number between 0 and 1"),
     ],
 )
@@ -397,6 +363,7 @@ def test_a_trace_of_a_loop():
 
 
 def test_after_the_trace_the_scaler_is_as_before():
+    """And a trace that is entered again goes on."""
     loop = Loop()
     before = dict(vars(loop.scaler))
     with ScaleTrace(loop.scaler) as trace:
@@ -404,29 +371,14 @@ def test_after_the_trace_the_scaler_is_as_before():
     assert vars(loop.scaler) == before and trace.scales == []
     loop.step()
     assert trace.scales == []
-    with ScaleTrace(loop.scaler) as again:
-        loop.step()
-    assert len(again.scales) == 1
-
-
-def test_an_error_ends_the_trace():
-    loop = Loop()
-    trace = ScaleTrace(loop.scaler)
     with pytest.raises(KeyError), trace:
         loop.step()
         raise KeyError
     assert "update" not in vars(loop.scaler)
-    assert len(trace.scales) == 1
     loop.step()
-    assert len(trace.scales) == 1
-
-
-def test_a_trace_that_is_entered_again_goes_on():
-    loop = Loop()
-    trace = ScaleTrace(loop.scaler)
-    for _ in range(2):
-        with trace:
-            loop.step()
+    assert len(trace.scales) == len(trace.overflows) == 1
+    with trace:
+        loop.step()
     assert len(trace.scales) == len(trace.overflows) == 2
 
 
