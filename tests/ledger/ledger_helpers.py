@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -156,6 +157,30 @@ RUNS = {
     "checkpointed": {"checkpointed": True},
     "both": {"checkpointed": True, "micro_batch": 4},
 }
+
+
+@st.composite
+def transformers(draw):
+    """Shapes of both families."""
+    family = draw(st.sampled_from(["gpt", "llama"]))
+    heads = draw(st.sampled_from([1, 2, 4, 8]))
+    size = draw(st.sampled_from([2, 4, 8]))
+    options = {"fused": draw(st.booleans()), "tied": draw(st.booleans())}
+    if family == "llama":
+        shares = [h for h in (1, 2, 4, 8) if heads % h == 0]
+        options["kv_heads"] = draw(st.sampled_from(shares))
+        options["hidden"] = draw(st.sampled_from([1, 7, 64]))
+    else:
+        options["dropout"] = draw(st.booleans())
+    return ledger.Transformer(
+        draw(st.sampled_from([1, 2, 13, 100])),
+        heads * size,
+        draw(st.integers(1, 3)),
+        heads,
+        family=family,
+        context=20,
+        **options,
+    )
 
 
 class Segmented(nn.Module):

@@ -5,8 +5,7 @@ import re
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from ledger_helpers import classify
+from ledger_helpers import classify, transformers
 from torch import nn
 
 from membudget.ledger import (
@@ -35,34 +34,8 @@ def counted(module):
     return sum(p.numel() for p in module.parameters())
 
 
-@st.composite
-def shapes(draw):
-    """Transformers of both families; no size is left out."""
-    family = draw(st.sampled_from(["gpt", "llama"]))
-    heads, size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    options = {}
-    if family == "llama":
-        size *= 2
-        shares = [h for h in range(1, heads + 1) if heads % h == 0]
-        options["kv_heads"] = draw(st.sampled_from([None, *shares]))
-        options["hidden"] = draw(st.sampled_from([None, 1, 7, 50]))
-    else:
-        options["dropout"] = draw(st.booleans())
-        options["context"] = draw(st.integers(1, 40))
-    return Transformer(
-        draw(st.integers(1, 60)),
-        heads * size,
-        draw(st.integers(1, 4)),
-        heads,
-        family=family,
-        tied=draw(st.booleans()),
-        fused=draw(st.booleans()),
-        **options,
-    )
-
-
 @settings(max_examples=examples(20))
-@given(shapes())
+@given(transformers())
 def test_parameters_are_those_of_the_model(shape):
     model = shape.build()
     assert {p.device.type for p in model.parameters()} == {"meta"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import RUNS, STEPS, master_step, same
+from ledger_helpers import RUNS, STEPS, master_step, same, transformers
 from torch import nn
 
 from membudget.ledger import (
@@ -150,29 +150,6 @@ def steps(draw):
         "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
     }
     return precision | run | draw(st.sampled_from([*STEPS.values()]))
-
-
-@st.composite
-def transformers(draw):
-    family = draw(st.sampled_from(["gpt", "llama"]))
-    heads = draw(st.sampled_from([1, 2, 4, 8]))
-    size = draw(st.sampled_from([2, 4, 8]))
-    options = {"fused": draw(st.booleans()), "tied": draw(st.booleans())}
-    if family == "llama":
-        shares = [h for h in (1, 2, 4, 8) if heads % h == 0]
-        options["kv_heads"] = draw(st.sampled_from(shares))
-        options["hidden"] = draw(st.sampled_from([1, 7, 64]))
-    else:
-        options["dropout"] = draw(st.booleans())
-    return Transformer(
-        draw(st.sampled_from([1, 2, 13, 100])),
-        heads * size,
-        draw(st.integers(1, 3)),
-        heads,
-        family=family,
-        context=20,
-        **options,
-    )
 
 
 @settings(max_examples=examples(30))
