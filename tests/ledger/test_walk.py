@@ -11,7 +11,6 @@ from membudget.ledger import (
     Paper,
     PaperMoment,
     PaperTensor,
-    Row,
     Segment,
     Transformer,
     walk,
@@ -78,11 +77,8 @@ def test_the_same_step_under_a_checkpoint():
     ReLU, because of the last linear layer only the input is needed."""
     found = walk([two_layers(checkpointed=True)], inputs=32)
     assert found.saved == 4
-    assert [(row, phase) for row, phase, _ in told(found)] == [
-        ("linear", "forward"),
-        ("relu", "forward"),
-        ("linear", "forward"),
-        ("sum", "forward"),
+    rows = [(row, phase) for row, phase, _ in told(found)]
+    assert rows[4:] == [
         ("loss gradient", "backward"),
         ("sum", "backward"),
         ("linear", "recomputation"),
@@ -102,35 +98,12 @@ def test_categories_and_phases_are_the_trackers():
     assert {m.phase for m in found.moments} == set(PHASES)
 
 
-def test_what_is_there_anyway_adds_to_every_moment():
-    bare = walk([two_layers()])
-    more = walk(
-        [two_layers()], states=1000, inputs=200, buffers=30, gradients=0
-    )
-    assert more.start - bare.start == 1230
-    for a, b in zip(bare.moments, more.moments, strict=True):
-        assert b.live - a.live == 1230
-    assert more.at_peak.split["optimizer"] == 1000
-    assert more.saved == bare.saved
-
-
 def test_gradients_that_are_there_before():
     """The new ones are added to them and go."""
     found = walk([two_layers()], gradients=36)
     assert found.start == BEFORE + 36
     assert {m.split["gradients"] for m in found.moments} == {36}
     assert found.moments[-1].split["temporaries"] == 48 + 24
-
-
-def test_the_second_micro_batch_adds_to_the_gradients_of_the_first():
-    once = walk([two_layers()])
-    twice = walk([two_layers(), two_layers()])
-    half = len(once.moments)
-    assert twice.moments[:half] == once.moments
-    assert len(twice.moments) == 2 * half
-    for m in twice.moments[half:]:
-        assert m.split["gradients"] == 36
-    assert twice.saved == once.saved
 
 
 def test_the_optimizers_moments_come_last():
@@ -141,11 +114,8 @@ def test_the_optimizers_moments_come_last():
         2 * BEFORE + n for n in (0, 1000, 40)
     ]
     assert found.at_peak.split["gradients"] == 36
-
-
-def test_the_first_of_equal_peaks_wins():
     found = walk([two_layers()], workspace=[500, 500])
-    assert found.at_peak is found.moments[-2]
+    assert found.at_peak is found.moments[-2]  # the first of equal ones
 
 
 def test_a_tensor_used_twice_gets_two_gradients_and_their_sum():
@@ -172,27 +142,15 @@ def test_a_weight_used_twice_has_one_gradient():
     assert found.moments[-2].split["gradients"] == 0
 
 
-def test_views_take_no_bytes():
+def test_views_take_no_bytes_and_keep_the_whole():
     paper = Paper()
     x = op.scale(paper, paper.parameter(6))
     a, b = op.split(paper, x, (2, 4))
     assert (a.bytes, b.bytes, a.storage, b.base) == (8, 16, x, x)
-    forward = [
-        m for m in walk_of(paper, op.of_input(paper, b, "gelu")).moments
-    ][:2]
-    assert forward[0].live == forward[1].live
-
-
-def walk_of(paper, y):
-    op.total(paper, y)
-    return walk([paper])
-
-
-def test_what_a_view_saves_keeps_the_whole():
-    paper = Paper()
-    x = op.scale(paper, paper.parameter(6))
-    _, b = op.split(paper, x, (2, 4))
-    assert walk_of(paper, op.of_input(paper, b, "gelu")).saved == 24 + 4
+    op.total(paper, op.of_input(paper, b, "gelu"))
+    found = walk([paper])
+    assert found.moments[0].live == found.moments[1].live
+    assert found.saved == 24 + 4
 
 
 def test_a_segment_makes_what_its_last_row_makes():
@@ -218,9 +176,8 @@ def test_nothing_to_walk_through():
 def test_tensors_on_paper():
     tensor = PaperTensor(6, 2)
     assert (tensor.bytes, tensor.storage, tensor.trained) == (12, tensor, True)
-    paper = Paper()
-    assert not paper.input(3).trained
-    assert paper.parameter(3).kind == "parameter"
+    assert not Paper().input(3).trained
+    assert Paper().parameter(3).kind == "parameter"
 
 
 def test_a_chain_by_hand_is_the_tracker_too():
@@ -247,12 +204,3 @@ def test_a_row_that_makes_nothing_has_what_is_alive_then():
     add = len(rows) - 1 - rows[::-1].index("blocks.0 add")
     assert moments[add].phase == "backward"
     assert moments[add].live < moments[add - 1].live
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [({"extra": -1}, ValueError), ({"needs": "yes"}, TypeError)],
-)
-def test_a_row_that_cannot_be(wrong, error):
-    with pytest.raises(error, match="is "):
-        Row("relu", "relu", (), (), **wrong)
