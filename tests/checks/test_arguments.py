@@ -259,11 +259,10 @@ def tried(name, argument, value) -> str:
 
 @cache
 def starred_in(name) -> str | None:
-    signature = inspect.signature(THINGS[name])
-    for p in signature.parameters.values():
-        if p.kind is p.VAR_POSITIONAL:
-            return p.name
-    return None
+    taken = inspect.signature(THINGS[name]).parameters.values()
+    return {p.kind: p.name for p in taken}.get(
+        inspect.Parameter.VAR_POSITIONAL
+    )
 
 
 def must_refuse(hint, value, name, argument) -> bool:
