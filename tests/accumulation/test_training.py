@@ -1,6 +1,7 @@
 """Real training: optimizers, clipping, the scaler, loaders."""
 
-import copy
+from functools import partial
+from math import inf
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from accumulation_helpers import (
     differences,
     everything,
     flat,
+    gradients,
+    losses_of,
     relative,
     run_window,
     samples,
@@ -22,107 +25,74 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from membudget.accumulation import Accumulator, windows
+from tests.soak import examples
 
 optim = torch.optim
 
 OPTIMIZERS = {
-    "SGD": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.01),
-    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
-    "Nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda p: optim.Adam(p, lr=1e-2),
-    "AMSGrad": lambda p: optim.Adam(p, lr=1e-2, amsgrad=True),
-    "Adam, fused": lambda p: optim.Adam(p, lr=1e-2, fused=True),
-    "Adam, foreach": lambda p: optim.Adam(p, lr=1e-2, foreach=True),
-    "AdamW": lambda p: optim.AdamW(p, lr=1e-2, weight_decay=0.1),
-    "NAdam": lambda p: optim.NAdam(p, lr=1e-2),
-    "RAdam": lambda p: optim.RAdam(p, lr=1e-2),
-    "Adamax": lambda p: optim.Adamax(p, lr=1e-2),
-    "Adadelta": lambda p: optim.Adadelta(p, lr=1.0),
-    "Adagrad": lambda p: optim.Adagrad(p, lr=0.1),
-    "Adafactor": lambda p: optim.Adafactor(p, lr=1e-2),
-    "RMSprop": lambda p: optim.RMSprop(p, lr=1e-2, momentum=0.5),
-    "Rprop": lambda p: optim.Rprop(p, lr=1e-2),
-    "ASGD": lambda p: optim.ASGD(p, lr=0.1),
+    "SGD": dict(lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": dict(lr=1e-2, fused=True),
+    "AdamW": dict(lr=1e-2, weight_decay=0.1, foreach=True),
+    "Adafactor": dict(lr=1e-2),
+    "Rprop": dict(lr=1e-2),
+    "ASGD": dict(lr=0.1),
 }
 WINDOWS = [[24, 24, 16], [7] * 9 + [1], [64]]
 
 
-def train_whole(model, optimizer, batches, max_norm=None):
-    """The loop that the accumulator has to equal; returns the norms."""
-    norms = []
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
-        norms.append(norm.item())
-    return norms
+def whole_step(model, optimizer, x, y, max_norm=inf):
+    """What a window has to equal; returns the norm before clipping."""
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    return norm.item()
 
 
-def batches_of(count, n=64, dtype=torch.float64):
-    return [samples(n, seed, dtype=dtype) for seed in range(count)]
+def train(make, max_norm=None):
+    """Three windows end where three whole batches do.
 
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_three_windows_end_where_three_whole_batches_do(name):
-    make, batches = OPTIMIZERS[name], batches_of(3)
+    Returns the model and, for each window, its report and the norm of the
+    whole batch's gradient.
+    """
     whole, model = classifier(), classifier()
-    train_whole(whole, make(whole.parameters()), batches)
-    accumulator = Accumulator(model, make(model.parameters()))
-    for (x, y), sizes in zip(batches, WINDOWS, strict=True):
-        run_window(accumulator, x, y, sizes)
+    optimizer = make(whole)
+    accumulator = Accumulator(model, make(model), max_norm=max_norm)
+    found = []
+    for seed, sizes in enumerate(WINDOWS):
+        x, y = samples(64, seed)
+        norm = whole_step(whole, optimizer, x, y, max_norm or inf)
+        found.append((run_window(accumulator, x, y, sizes), norm))
         assert all(p.grad is None for p in model.parameters())
     moved = relative(model.parameters(), classifier().parameters())
     assert moved > 1e-3
     assert relative(model.parameters(), whole.parameters()) <= 1e-9 * moved
+    return model, found
 
 
-def test_muon_which_takes_matrices_only():
-    if not hasattr(optim, "Muon"):
-        pytest.skip("this PyTorch has no Muon")
+def sgd(model, lr=0.5):
+    return optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
-    def make(model):
-        model = model.float()
-        matrices = [p for p in model.parameters() if p.ndim == 2]
-        return optim.Muon(matrices, lr=0.01)
 
-    batches = batches_of(3, dtype=torch.float32)
-    whole, model = classifier(), classifier()
-    optimizer = make(whole)
-    train_whole(whole, optimizer, batches)
-    accumulator = Accumulator(model, make(model))
-    for (x, y), sizes in zip(batches, WINDOWS, strict=True):
-        model.zero_grad()  # the vectors are not the optimizer's
-        run_window(accumulator, x, y, sizes)
-    # Muon orthogonalises in bf16, where a last bit may round either way.
-    assert relative(model.parameters(), whole.parameters()) <= 1e-3
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_three_windows_end_where_three_whole_batches_do(name):
+    kind = getattr(optim, name)
+    train(lambda model: kind(model.parameters(), **OPTIMIZERS[name]))
 
 
 def test_several_groups_and_frozen_parameters():
     def make(model):
         model[0].requires_grad_(False)
-        return optim.AdamW(
-            [
-                {"params": model[0].parameters()},
-                {"params": model[2].parameters(), "lr": 1e-3},
-                {"params": [model[4].bias], "weight_decay": 0.0},
-                {"params": [model[4].weight]},
-                {"params": []},
-            ],
-            lr=1e-2,
-        )
+        groups = [
+            {"params": model[0].parameters()},
+            {"params": model[2].parameters(), "lr": 1e-3},
+            {"params": [model[4].bias], "weight_decay": 0.0},
+            {"params": [model[4].weight]},
+            {"params": []},
+        ]
+        return optim.AdamW(groups, lr=1e-2)
 
-    whole, model = classifier(), classifier()
-    optimizer = make(whole)
-    accumulator = Accumulator(model, make(model))
-    for (x, y), sizes in zip(batches_of(3), WINDOWS, strict=True):
-        optimizer.zero_grad()
-        F.cross_entropy(whole(x), y).backward()
-        optimizer.step()
-        run_window(accumulator, x, y, sizes)
-    assert relative(model.parameters(), whole.parameters()) <= 1e-12
+    model, _ = train(make)
     start = classifier()
     assert torch.equal(model[0].weight, start[0].weight)
     assert not torch.equal(model[4].weight, start[4].weight)
@@ -130,18 +100,18 @@ def test_several_groups_and_frozen_parameters():
 
 def test_a_learning_rate_schedule_counts_windows():
     model = classifier()
-    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    optimizer = sgd(model, lr=1.0)
     schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     accumulator = Accumulator(model, optimizer)
-    for x, y in batches_of(3):
-        run_window(accumulator, x, y, [32, 32])
+    for seed in range(3):
+        run_window(accumulator, *samples(64, seed), [32, 32])
         schedule.step()  # warns if the optimizer has not stepped
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
 def test_gradients_set_to_zero_instead_of_none_are_no_leftovers():
     model = classifier()
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     x, y = samples(64)
     F.cross_entropy(model(x), y).backward()
     optimizer.zero_grad(set_to_none=False)
@@ -153,90 +123,31 @@ def test_gradients_set_to_zero_instead_of_none_are_no_leftovers():
 # Clipping ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+@pytest.mark.parametrize("share", [None, inf, 1e6, 0.999, 0.01])
 def test_clipping_is_that_of_the_whole_batch(share):
-    batches = batches_of(3)
-    whole, model = classifier(), classifier()
-    first = flat(whole_gradient(whole, *batches[0])).norm().item()
-    max_norm = share * first
-    norms = train_whole(
-        whole, optim.SGD(whole.parameters(), lr=0.5), batches, max_norm
-    )
-    accumulator = Accumulator(
-        model, optim.SGD(model.parameters(), lr=0.5), max_norm=max_norm
-    )
-    for (x, y), sizes, norm in zip(batches, WINDOWS, norms, strict=True):
-        report = run_window(accumulator, x, y, sizes)
+    """To a share of the first whole batch's norm."""
+    first = flat(whole_gradient(classifier(), *samples(64))).norm().item()
+    max_norm = share and share * first
+    _, found = train(sgd, max_norm)
+    for report, norm in found:
         assert report.norm == pytest.approx(norm, rel=1e-10)
-        assert report.clipped is (norm > max_norm)
-    assert relative(model.parameters(), whole.parameters()) <= 1e-12
-
-
-@pytest.mark.parametrize("max_norm", [1e6, float("inf"), None])
-def test_a_small_gradient_is_not_clipped(max_norm):
-    whole, model = classifier(), classifier()
-    train_whole(whole, optim.SGD(whole.parameters(), lr=0.5), batches_of(1))
-    accumulator = Accumulator(
-        model, optim.SGD(model.parameters(), lr=0.5), max_norm=max_norm
-    )
-    report = run_window(accumulator, *samples(64), [24, 24, 16])
-    assert report.clipped is False
-    assert relative(model.parameters(), whole.parameters()) <= 1e-12
-
-
-def test_clipping_each_micro_batch_would_differ():
-    """So the test above can tell where the clipping stands."""
-    model = classifier()
-    x, y = samples(64)
-    max_norm = 0.5 * flat(whole_gradient(model, x, y)).norm().item()
-    clipped = 0
-    for part in slices([24, 24, 16]):
-        gradient = whole_gradient(model, x[part], y[part])
-        norm = nn.utils.get_total_norm(gradient).item()
-        n = len(y[part]) / 64
-        clipped = clipped + n * flat(gradient) * min(1, max_norm / norm)
-    whole = flat(whole_gradient(model, x, y))
-    whole *= max_norm / whole.norm()
-    assert (clipped - whole).norm() > 0.01 * whole.norm()
-
-
-def test_a_step_after_each_micro_batch_is_another_update():
-    """To first order in the rate, as the parameters move in the window."""
-    x, y = samples(64)
-    errors = []
-    for rate in (1e-2, 1e-3):
-        model = classifier()
-        start = flat(model.parameters())
-        once = -rate * flat(whole_gradient(model, x, y))
-        optimizer = optim.SGD(model.parameters(), lr=rate)
-        for part in slices([24, 24, 16]):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x[part]), y[part])
-            (loss * len(y[part]) / 64).backward()
-            optimizer.step()
-        early = flat(model.parameters()) - start
-        errors.append(((early - once).norm() / once.norm()).item())
-    assert errors[0] > 1e-4
-    assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
+        assert report.clipped is (norm > (max_norm or inf))
+    assert found[0][0].clipped is (share is not None and share < 1)
 
 
 def test_finish_shows_the_clipped_gradient_and_step_does_not_clip_again():
     model = classifier()
     x, y = samples(64)
     norm = flat(whole_gradient(model, x, y)).norm().item()
-    accumulator = Accumulator(
-        model, optim.SGD(model.parameters(), lr=0.1), max_norm=norm / 4
-    )
+    accumulator = Accumulator(model, sgd(model), max_norm=norm / 4)
     with accumulator.window() as window:
-        for part in slices([40, 24]):
-            loss = F.cross_entropy(model(x[part]), y[part])
-            window.backward(loss, len(y[part]))
+        for loss, count in losses_of(model, x, y, [40, 24]):
+            window.backward(loss, count)
         assert window.finish() == pytest.approx(norm, rel=1e-12)
-        seen = flat(p.grad for p in model.parameters())
+        seen = flat(gradients(model))
         assert seen.norm().item() == pytest.approx(norm / 4, rel=1e-4)
         assert window.finish() == pytest.approx(norm, rel=1e-12)
-        again = flat(p.grad for p in model.parameters())
-        assert torch.equal(seen, again)
+        assert torch.equal(seen, flat(gradients(model)))
         report = window.step()
     assert report.norm == pytest.approx(norm, rel=1e-12)
     assert report.clipped is True
@@ -245,18 +156,18 @@ def test_finish_shows_the_clipped_gradient_and_step_does_not_clip_again():
 def test_finish_instead_of_step_leaves_the_gradient():
     model = classifier()
     x, y = samples(64)
-    before = copy.deepcopy(model.state_dict())
-    expected = whole_gradient(model, x, y)
-    with Accumulator(model, optim.SGD(model.parameters(), 1)).window() as w:
-        for part in slices([40, 24]):
-            loss = F.cross_entropy(model(x[part]), y[part])
-            w.backward(loss, len(y[part]))
-        w.finish()
-    assert relative([p.grad for p in model.parameters()], expected) <= 1e-12
-    assert differences(before, model.state_dict()) == []
+    with Accumulator(model, sgd(model)).window() as window:
+        for loss, count in losses_of(model, x, y, [40, 24]):
+            window.backward(loss, count)
+        window.finish()
+    assert relative(gradients(model), whole_gradient(model, x, y)) <= 1e-12
+    start = classifier().state_dict()
+    assert differences(start, model.state_dict()) == []
 
 
 # The scaler --------------------------------------------------------------
+
+scaler_at = partial(torch.amp.GradScaler, "cpu")
 
 
 def half_window(accumulator, x, y, sizes):
@@ -280,48 +191,56 @@ def overflowing(model):
     return loss_fn
 
 
-def start(scaler=None, lr=0.5, **options):
+def start(scaler=None, make=sgd, **options):
     model = classifier(dtype=torch.float32)
-    optimizer = optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    return model, Accumulator(model, optimizer, scaler=scaler, **options)
+    return model, Accumulator(model, make(model), scaler=scaler, **options)
+
+
+def half_samples(count, seed=0):
+    return samples(count, seed, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_a_scaled_window_is_an_unscaled_one(max_norm):
     plain, without = start(max_norm=max_norm)
     model, scaled = start(torch.amp.GradScaler("cpu"), max_norm=max_norm)
-    for (x, y), sizes in zip(
-        batches_of(3, dtype=torch.float32), WINDOWS, strict=True
-    ):
+    for seed, sizes in enumerate(WINDOWS):
+        x, y = half_samples(64, seed)
         expected = half_window(without, x, y, sizes)
         report = half_window(scaled, x, y, sizes)
         assert report.stepped is True
         assert report.norm == pytest.approx(expected.norm, rel=2e-3)
         assert report.clipped is expected.clipped is (max_norm is not None)
         assert report.loss == pytest.approx(expected.loss, rel=2e-3)
-    moved = relative(
-        model.parameters(), classifier(dtype=torch.float32).parameters()
-    )
+    begun, _ = start()
+    moved = relative(model.parameters(), begun.parameters())
     # fp16 keeps 11 bits; the scale moves tiny gradients out of its floor.
     assert moved > 0.01
     assert relative(model.parameters(), plain.parameters()) <= 5e-3 * moved
 
 
-def test_in_fp32_a_scale_of_a_power_of_two_changes_no_bit():
-    plain, without = start()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    model, scaled = start(scaler)
-    for x, y in batches_of(3, dtype=torch.float32):
-        run_window(without, x, y, [24, 24, 16])
-        run_window(scaled, x, y, [24, 24, 16])
+def fused(model):
+    """It looks for the overflow itself."""
+    return optim.Adam(model.parameters(), lr=1e-2, fused=True)
+
+
+@pytest.mark.parametrize("make", [sgd, fused])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_in_fp32_a_scale_of_a_power_of_two_changes_no_bit(make, enabled):
+    plain, without = start(make=make)
+    model, scaled = start(scaler_at(2.0**10, enabled=enabled), make)
+    for seed in range(3):
+        x, y = half_samples(64, seed)
+        expected = run_window(without, x, y, [24, 24, 16])
+        assert run_window(scaled, x, y, [24, 24, 16]) == expected
     assert differences(plain.state_dict(), model.state_dict()) == []
 
 
 def test_an_overflow_skips_the_step_and_halves_the_scale():
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    scaler = scaler_at(2.0**40)
     model, accumulator = start(scaler)
     before = everything(model, accumulator.optimizer)
-    x, y = samples(64, dtype=torch.float32)
+    x, y = half_samples(64)
     report = half_window(accumulator, x, y, [24, 24, 16])
     assert report.stepped is False
     assert report.micro_batches == 3 and report.count == 64
@@ -336,19 +255,36 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
     assert differences(before, everything(model, accumulator.optimizer))
 
 
+@pytest.mark.parametrize("make", [sgd, fused])
+@pytest.mark.parametrize("position", [0, 1])
+def test_an_overflow_in_any_micro_batch_skips_the_whole_window(position, make):
+    scaler = scaler_at(2.0**16)
+    model, accumulator = start(scaler, make)
+    x, y = half_samples(9)
+    with accumulator.window() as window:
+        for i, part in enumerate(slices([5, 4])):
+            loss_fn = overflowing(model) if i == position else F.cross_entropy
+            window.backward(loss_fn(model(x[part]), y[part]), len(y[part]))
+        assert window.step().stepped is False
+    untouched, _ = start()
+    assert differences(untouched.state_dict(), model.state_dict()) == []
+    assert scaler.get_scale() == 2.0**15
+
+
 def test_a_scale_that_fell_to_zero_takes_no_step():
     """It stays there: to see it fall is not enough."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-149)
+    scaler = scaler_at(2.0**-149)
     model, accumulator = start(scaler)
     before = everything(model, accumulator.optimizer)
-    x, y = samples(8, dtype=torch.float32)
 
     def loss_fn(output, labels):
         bad = (0 * model[0].weight).sum().sqrt()  # 0 · ∞ in backward
         return F.cross_entropy(output, labels) + bad
 
     for _ in range(2):
-        report = run_window(accumulator, x, y, [8], loss_fn=loss_fn)
+        report = run_window(
+            accumulator, *half_samples(8), [8], loss_fn=loss_fn
+        )
         assert report.stepped is False and scaler.get_scale() == 0
     assert differences(before, everything(model, accumulator.optimizer)) == []
 
@@ -356,99 +292,45 @@ def test_a_scale_that_fell_to_zero_takes_no_step():
 @pytest.mark.parametrize("sizes", [[1, 1023], [1023, 1]])
 def test_a_short_micro_batch_does_not_enlarge_the_others(sizes):
     """In whatever order they come, and without a total."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    _, accumulator = start(scaler)
-    x, y = samples(1024, dtype=torch.float32)
-    assert half_window(accumulator, x, y, sizes).stepped
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_an_overflow_in_any_micro_batch_skips_the_whole_window(position):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    model, accumulator = start(scaler)
-    before = everything(model, accumulator.optimizer)
-    x, y = samples(9, dtype=torch.float32)
-    with accumulator.window() as window:
-        for i, part in enumerate(slices([4, 3, 2])):
-            loss_fn = overflowing(model) if i == position else F.cross_entropy
-            loss = loss_fn(model(x[part]), y[part])
-            window.backward(loss, len(y[part]))
-        report = window.step()
-    assert report.stepped is False
-    assert differences(before, everything(model, accumulator.optimizer)) == []
-    assert scaler.get_scale() == 2.0**15
+    _, accumulator = start(scaler_at(2.0**14))
+    assert half_window(accumulator, *half_samples(1024), sizes).stepped
 
 
 def test_the_scale_grows_after_its_interval():
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    scaler = scaler_at(8.0, growth_interval=2)
     _, accumulator = start(scaler)
-    x, y = samples(8, dtype=torch.float32)
     scales = []
     for _ in range(5):
-        assert run_window(accumulator, x, y, [4, 4]).stepped is True
+        assert run_window(accumulator, *half_samples(8), [4, 4]).stepped
         scales.append(scaler.get_scale())
     assert scales == [8, 16, 16, 32, 32]
-
-
-def test_a_disabled_scaler_is_no_scaler():
-    plain, without = start()
-    model, disabled = start(torch.amp.GradScaler("cpu", enabled=False))
-    for x, y in batches_of(3, dtype=torch.float32):
-        expected = run_window(without, x, y, [24, 24, 16])
-        assert run_window(disabled, x, y, [24, 24, 16]) == expected
-    assert differences(plain.state_dict(), model.state_dict()) == []
-
-
-def test_a_fused_optimizer_that_looks_for_the_overflow_itself():
-    def train(scaler, overflow=False):
-        model = classifier(dtype=torch.float32)
-        optimizer = optim.Adam(model.parameters(), lr=1e-2, fused=True)
-        accumulator = Accumulator(model, optimizer, scaler=scaler)
-        x, y = samples(64, dtype=torch.float32)
-        loss_fn = overflowing(model) if overflow else F.cross_entropy
-        stepped = [
-            run_window(accumulator, x, y, [24, 40], loss_fn=loss_fn).stepped
-            for _ in range(3)
-        ]
-        return model.state_dict(), stepped
-
-    def scaler():
-        return torch.amp.GradScaler("cpu", init_scale=2.0**10)
-
-    plain, _ = train(None)
-    scaled, stepped = train(scaler())
-    assert stepped == [True] * 3
-    assert differences(plain, scaled) == []
-    untouched, stepped = train(scaler(), overflow=True)
-    assert stepped == [False] * 3
-    start = classifier(dtype=torch.float32).state_dict()
-    assert differences(untouched, start) == []
 
 
 # Loaders -----------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(4))
 @given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 6), st.booleans())
 def test_an_epoch_of_a_loader_with_a_ragged_last_window(
     n, micro_batch, steps, announce
 ):
     """The same as whole batches of micro_batch × steps, the rest included."""
-    x, y = samples(n)
-    loader = DataLoader(TensorDataset(x, y), batch_size=micro_batch)
+    dataset = TensorDataset(*samples(n))
+    loader = DataLoader(dataset, batch_size=micro_batch)
+    large = DataLoader(dataset, batch_size=micro_batch * steps)
     whole, model = classifier(), classifier()
-    large = DataLoader(TensorDataset(x, y), batch_size=micro_batch * steps)
-    train_whole(whole, optim.SGD(whole.parameters(), lr=0.1), large)
-    accumulator = Accumulator(model, optim.SGD(model.parameters(), lr=0.1))
-    counts, reports = [], []
+    optimizer = sgd(whole)
+    for x, y in large:
+        whole_step(whole, optimizer, x, y)
+    accumulator = Accumulator(model, sgd(model))
+    counts = []
     for group in windows(loader, steps):
         total = micro_batch * steps if announce else None
         with accumulator.window(total) as window:
             for images, labels in window.over(group):
                 loss = F.cross_entropy(model(images), labels)
                 window.backward(loss, len(images))
-            reports.append(window.step())
-        counts.append(reports[-1].count)
+            counts.append(window.step().count)
     assert sum(counts) == n
     assert len(counts) == len(large)
     assert relative(model.parameters(), whole.parameters()) <= 1e-12
