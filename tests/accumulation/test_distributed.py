@@ -18,6 +18,6 @@ def ranks():
         yield ranks  # and they must end cleanly
 
 
-@pytest.mark.parametrize("name", accumulation_ranks.checks())
+@pytest.mark.parametrize("name", accumulation_ranks.CHECKS)
 def test_on_two_ranks(ranks, name):
     ranks.run(accumulation_ranks.run_check, name)

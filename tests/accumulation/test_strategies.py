@@ -1,10 +1,10 @@
 """Three running sums: the same gradient, different peaks."""
 
-import re
+from functools import partial
 
 import pytest
 import torch
-from accumulation_helpers import relative
+from accumulation_helpers import refused, relative
 
 from membudget.accumulation import (
     in_place,
@@ -52,12 +52,13 @@ def strategies():
 
 
 @pytest.mark.parametrize("name", strategies())
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 5])
 def test_every_strategy_gives_the_sum_of_the_gradients(name, k):
     setting = Setting(k=k)
     found = sum_gradients(
         setting.losses(), setting.parameters, strategies()[name]
     )
+    assert all(p.grad is None for p in setting.parameters)
     for loss in setting.losses():
         loss.backward()
     for ours, p in zip(found, setting.parameters, strict=True):
@@ -68,15 +69,9 @@ def test_every_strategy_gives_the_sum_of_the_gradients(name, k):
     assert relative(found, expected) < 1e-5
 
 
-def test_param_grad_is_left_alone():
-    setting = Setting()
-    for add in (new_sum, in_place):
-        sum_gradients(setting.losses(), setting.parameters, add)
-    assert all(p.grad is None for p in setting.parameters)
-
-
-@pytest.mark.parametrize("k", [2, 3, 7])
-@pytest.mark.parametrize(("width", "depth"), [(32, 3), (64, 4)])
+@pytest.mark.parametrize(
+    ("width", "depth", "k"), [(32, 3, 2), (64, 4, 3), (32, 4, 7)]
+)
 def test_peak_bytes(width, depth, k):
     """Hand counts, for micro-batches that are small against the gradient.
 
@@ -100,9 +95,6 @@ def test_peak_bytes(width, depth, k):
         for loss in losses():
             loss.backward()
 
-    def sums(add):
-        return lambda: sum_gradients(losses(), setting.parameters, add)
-
     u = 4 * ROWS * width
     g = sum(p.nbytes for p in setting.parameters)
     scalars = 4 + 4  # the loss and its gradient
@@ -112,11 +104,14 @@ def test_peak_bytes(width, depth, k):
         "in place": 2 * g + u + scalars,
         "param.grad": g + largest + 2 * u + (depth - 2) * u + scalars,
     }
-    assert setting.bytes_of(sums(new_sum)) == (peaks["new sum"], g)
-    assert setting.bytes_of(sums(in_place)) == (peaks["in place"], g)
-    tight, plentiful = memory_aware(lambda: True), memory_aware(lambda: False)
-    assert setting.bytes_of(sums(tight)) == (peaks["in place"], g)
-    assert setting.bytes_of(sums(plentiful)) == (peaks["new sum"], g)
+    for add, name in (
+        (new_sum, "new sum"),
+        (in_place, "in place"),
+        (memory_aware(lambda: True), "in place"),
+        (memory_aware(lambda: False), "new sum"),
+    ):
+        sums = partial(sum_gradients, losses(), setting.parameters, add)
+        assert setting.bytes_of(sums) == (peaks[name], g)
     peak, _ = setting.bytes_of(loop)
     assert peak == peaks["param.grad"]
     assert sum(p.grad.nbytes for p in setting.parameters) == g
@@ -140,10 +135,13 @@ def test_in_place_keeps_the_tensors_and_a_new_sum_does_not():
     assert torch.equal(total[0], torch.full((3,), 2.0))
     assert new_sum(total, more)[0] is not total[0]
     assert torch.equal(total[0], torch.full((3,), 2.0))
-    with pytest.raises(ValueError):
-        in_place(total, [*more, *more])
-    with pytest.raises(ValueError):
-        new_sum(total, [*more, *more])
+    message = (
+        "the sum has 1 tensors and the gradient 2: use one for each "
+        "parameter in both"
+    )
+    for add in (in_place, new_sum):
+        with refused(ValueError, message):
+            add(total, [*more, *more])
 
 
 @pytest.mark.parametrize("name", strategies())
@@ -159,8 +157,7 @@ def test_gradients_that_share_their_memory(name):
         assert torch.equal(gradient, expected)
 
 
-@pytest.mark.parametrize("losses", [[], iter(())])
-def test_no_losses(losses):
+def test_no_losses():
     message = "losses is empty: give at least one micro-batch"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        sum_gradients(losses, [torch.ones(1, requires_grad=True)], new_sum)
+    with refused(ValueError, message):
+        sum_gradients(iter(()), [torch.ones(1, requires_grad=True)], new_sum)
