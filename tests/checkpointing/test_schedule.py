@@ -106,19 +106,7 @@ def test_text_in_a_list_or_in_lines_is_a_schedule():
 # Bad input ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "segments",
-    [
-        [0, 2],  # missing
-        [[0, 1]],  # too few
-        [0, 1, 2, 3],  # too many
-        [0, [1, 1], 2],  # doubled
-        [[1, 0], 2],  # out of order
-        [[0], [2], [1]],
-        [1, 2, 3],
-        [-1, 0, 1],
-    ],
-)
+@pytest.mark.parametrize("segments", [[0, 2], [0, 1, 2, 3], [[1, 0], 2]])
 def test_each_stage_is_there_once_and_in_order(segments):
     sentence = r"hold the stages \[.*\]: use 0 to 2, each once, in order"
     with pytest.raises(ValueError, match=sentence):
@@ -133,31 +121,24 @@ def test_a_long_list_is_cut_in_the_error():
     assert len(str(error.value)) < 220
 
 
-@pytest.mark.parametrize("segments", [[[]], [0, [], 1], [[0, []], 1]])
-def test_an_empty_segment_is_refused(segments):
+def test_an_empty_segment_is_refused():
     with pytest.raises(ValueError, match=r"^a segment is empty: it has at"):
-        actions(segments)
-
-
-@pytest.mark.parametrize("length", [None, 0, 2])
-def test_no_segments_at_all_are_refused(length):
+        actions([0, [1, []]])
     with pytest.raises(ValueError, match=r"^there are no segments"):
-        actions([], length)
+        actions([])
 
 
-@pytest.mark.parametrize("item", ["0", 1.0, None, True, {0}])
+@pytest.mark.parametrize("item", ["0", 1.0, True])
 def test_what_is_no_stage_and_no_segment_is_refused(item):
-    for segments in ([item], [[item]], [0, [item]]):
-        with pytest.raises(TypeError, match=r"^the segments hold .*: use st"):
-            actions(segments)
+    with pytest.raises(TypeError, match=r"^the segments hold .*: use st"):
+        actions([0, [item]])
 
 
-@pytest.mark.parametrize("segments", [3, None, 2.0])
-def test_a_count_is_no_list_of_segments(segments):
+def test_a_count_is_no_list_of_segments():
     with pytest.raises(TypeError, match=r"^the segments are .*: use a list"):
-        actions(segments)
+        actions(3)
     with pytest.raises(TypeError, match=r"^the schedule is .*: use a list of"):
-        simulate(3, segments)
+        simulate(3, 3)
 
 
 def test_actions_and_segments_do_not_mix():
@@ -172,17 +153,13 @@ def test_actions_and_segments_do_not_mix():
     [
         "sideways 0",
         "forward",
-        "forward x",
         "forward -1",
-        "forward 1.0",
-        "forward 0 1",
         "Forward 0",
         "",
         None,
         1.0,
         Action("sideways", 0),
         Action("forward", 0.0),
-        Action("forward", "0"),
     ],
 )
 def test_what_is_no_action_is_refused(bad):
