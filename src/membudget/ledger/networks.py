@@ -22,6 +22,7 @@ from membudget.checks import (
 from membudget.checks import device as checked_device
 from membudget.ledger import operators as op
 from membudget.ledger.paper import Paper, PaperTensor
+from membudget.measuring.storages import module_tensors
 from membudget.models import GPT, Llama, MLPBlock
 
 FAMILIES = ("gpt", "llama")
@@ -564,7 +565,7 @@ def _module(
 
 def _shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the output for a sample: the module runs on meta."""
-    held = [*module.parameters(), *module.buffers()]
+    held = module_tensors(module)
     empty = {id(t): torch.empty(t.shape, device="meta") for t in held}
     bare = deepcopy(module, empty).eval()
     return tuple(bare(torch.empty((1, *shape), device="meta")).shape[1:])

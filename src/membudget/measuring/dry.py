@@ -25,6 +25,7 @@ from membudget.measuring.fakes import (
     remember,
 )
 from membudget.measuring.step import Loss, only_tensors, trace_step
+from membudget.measuring.storages import module_tensors
 from membudget.measuring.tracker import COMPILED, PeakTracker
 from membudget.measuring.units import format_bytes
 
@@ -222,7 +223,7 @@ def held_tensors(
     if optimizer is not None:
         dicts += [*optimizer.param_groups, *optimizer.state.values()]
     others = [t for d in dicts for t in d.values() if torch.is_tensor(t)]
-    return [*model.parameters(), *model.buffers(), *others]
+    return [*module_tensors(model), *others]
 
 
 def no_large_mask(tensor: torch.Tensor, size: int) -> None:

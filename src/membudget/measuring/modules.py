@@ -12,9 +12,13 @@ from torch.nn.modules.module import (
 
 from membudget.checks import function
 from membudget.checks import module as checked_module
+from membudget.internals import saved_tensor_hooks
 
 OUTSIDE = ""
 """The name of what runs outside of every module."""
+
+CHECKPOINT = "torch.utils.checkpoint"
+"""The module of PyTorch's that checkpoints."""
 
 
 class ModuleStack:
@@ -91,3 +95,9 @@ class ModuleStack:
     def _end(self, module: nn.Module, args: tuple, result: object) -> None:
         if self.names:  # empty where the block began inside this module
             self.names.pop()
+
+
+def hooked_by_checkpoint() -> bool:
+    """Whether the hooks on saved tensors are those of a checkpoint."""
+    hooks = saved_tensor_hooks(True)
+    return bool(hooks) and getattr(hooks[0], "__module__", None) == CHECKPOINT

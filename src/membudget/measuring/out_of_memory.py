@@ -21,10 +21,10 @@ from membudget.measuring.monitor import process_limit
 from membudget.measuring.step import LOSS, Loss, only_tensors, samples_of
 from membudget.measuring.storages import optimizer_tensors
 from membudget.measuring.tracker import (
-    CATEGORIES,
     Allocation,
     Operator,
     PeakTracker,
+    by_category,
 )
 from membudget.measuring.units import format_bytes
 from membudget.stepping import parameters_of
@@ -314,7 +314,7 @@ class CatchOutOfMemory:
             operator=failure.operator,
             asked=asked,
             exact=exact,
-            live=_sums(failure.alive),
+            live=by_category(failure.alive),
             others=self._others,
             budget=self._limit,
             largest=_groups(failure.alive),
@@ -574,13 +574,6 @@ class _Step:
             f"parameters and {self.states.changed(states)} of {len(states)} "
             "states updated: load a saved state if there are any."
         )
-
-
-def _sums(allocations: Iterable[Allocation]) -> dict[str, int]:
-    sums = dict.fromkeys(CATEGORIES, 0)
-    for a in allocations:
-        sums[a.category] += a.bytes
-    return sums
 
 
 def _groups(allocations: Iterable[Allocation]) -> tuple[Group, ...]:

@@ -12,11 +12,12 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from membudget.internals import saved_tensor_hooks
-from membudget.measuring.modules import ModuleStack
-from membudget.measuring.storages import storages, tensors
-
-CHECKPOINT = "torch.utils.checkpoint"
+from membudget.measuring.modules import (
+    CHECKPOINT,
+    ModuleStack,
+    hooked_by_checkpoint,
+)
+from membudget.measuring.storages import module_tensors, storages, tensors
 
 
 class SavedBytes:
@@ -201,7 +202,7 @@ def _tensors(item: torch.Tensor | nn.Module) -> list[torch.Tensor]:
     if isinstance(item, torch.Tensor):
         return [item]
     if isinstance(item, nn.Module):
-        return [*item.parameters(), *item.buffers()]
+        return module_tensors(item)
     raise TypeError(
         f"{type(item).__name__} cannot be excluded: give tensors or modules"
     )
@@ -221,7 +222,5 @@ def _of_checkpoint(frame: FrameType) -> bool:
 
 def _inside_checkpoint() -> bool:
     """Whether a checkpointed function runs, for the first time or again."""
-    hooks = saved_tensor_hooks(True)  # without a frame in composable ones
-    if hooks and getattr(hooks[0], "__module__", None) == CHECKPOINT:
-        return True
-    return any(map(_of_checkpoint, _frames()))
+    # Composable ones have hooks and no frame.
+    return hooked_by_checkpoint() or any(map(_of_checkpoint, _frames()))

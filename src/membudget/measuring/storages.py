@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from torch import nn
 
 from membudget.checks import stepper
 from membudget.internals import without_modes
@@ -30,6 +31,11 @@ def tensors(tree: object) -> list[torch.Tensor]:
     for item in tree:
         found += tensors(item)
     return found
+
+
+def module_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """The tensors that a module holds: its parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """The peak tracker: every tensor storage from its birth to its death."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,12 +23,16 @@ from membudget.internals import (
     metadata_unseen,
     next_node_number,
     nothing_compiled,
-    saved_tensor_hooks,
     transformed,
 )
-from membudget.measuring.modules import OUTSIDE, ModuleStack
+from membudget.measuring.modules import (
+    OUTSIDE,
+    ModuleStack,
+    hooked_by_checkpoint,
+)
 from membudget.measuring.storages import (
     is_wrapper,
+    module_tensors,
     optimizer_tensors,
     storages,
     tensors,
@@ -102,6 +106,14 @@ class Allocation:
         return self.birth <= moment and (
             self.death is None or moment < self.death
         )
+
+
+def by_category(allocations: Iterable[Allocation]) -> dict[str, int]:
+    """Bytes of each category."""
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for a in allocations:
+        sums[a.category] += a.bytes
+    return sums
 
 
 class PeakTracker(TorchDispatchMode):
@@ -271,10 +283,9 @@ class PeakTracker(TorchDispatchMode):
         Raises:
             IndexError: no such operator.
         """
-        sums = dict.fromkeys(CATEGORIES, 0)
-        for a in self.at_peak() if moment is None else self.at(moment):
-            sums[a.category] += a.bytes
-        return sums
+        return by_category(
+            self.at_peak() if moment is None else self.at(moment)
+        )
 
     def timelines(self) -> dict[str, list[int]]:
         """Bytes of each category after each operator."""
@@ -342,10 +353,20 @@ class PeakTracker(TorchDispatchMode):
         if isinstance(tensor, nn.Parameter):
             self._parameters.append(weakref.ref(tensor))
 
-    def _label(self, tensor: torch.Tensor, category: str) -> None:
-        for storage in storages(tensor):
-            number, _ = self._alive.get(storage._cdata, (None, None))
-            if number is not None:
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        """Its index in ``allocations``; -1 if it is not counted."""
+        return self._alive.get(storage._cdata, (-1,))[0]
+
+    def _label(
+        self,
+        tensor: torch.Tensor,
+        category: str,
+        before: tuple[str, ...] = CATEGORIES,
+    ) -> None:
+        """Give its storages a category, if theirs is one of ``before``."""
+        numbers = [self._number(storage) for storage in storages(tensor)]
+        for number in numbers:
+            if number >= 0 and self.allocations[number].category in before:
                 self.allocations[number].category = category
 
     def _find_gradients(self) -> None:
@@ -412,12 +433,7 @@ class PeakTracker(TorchDispatchMode):
         for tensor in tensors(args):
             # What vmap and its like hand over has no storage of its own.
             if tensor.grad_fn is None and not transformed(tensor):
-                for storage in storages(tensor):
-                    number, _ = self._alive.get(storage._cdata, (None, None))
-                    if number is not None:
-                        a = self.allocations[number]
-                        if a.category == "temporaries":
-                            a.category = "inputs"
+                self._label(tensor, "inputs", before=("temporaries",))
 
     def _step_begins(self, optimizer, args, kwargs) -> None:
         self._find_gradients()
@@ -507,7 +523,7 @@ class PeakTracker(TorchDispatchMode):
             or found[0].nbytes() != first.nbytes
         ):
             return []
-        numbers = [self._alive.get(s._cdata, (-1,))[0] for s in found]
+        numbers = [self._number(storage) for storage in found]
         if -1 in numbers:
             return []
         if func is _ADD and self.allocations[numbers[0]].birth >= self._since:
@@ -571,9 +587,8 @@ class PeakTracker(TorchDispatchMode):
         One from outside counts if it grew.
         """
         for storage, before in zip(storages, sizes, strict=True):
-            number, _ = self._alive.get(storage._cdata, (None, None))
-            size = storage.nbytes()
-            if number is not None:
+            number, size = self._number(storage), storage.nbytes()
+            if number >= 0:
                 old = self.allocations[number]
                 if size != old.bytes:
                     self._end(number)
@@ -633,7 +648,7 @@ def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:
     """Tensors with their category, and gradients with the parameters'."""
     for thing in existing:
         if isinstance(thing, nn.Module):
-            for tensor in [*thing.parameters(), *thing.buffers()]:
+            for tensor in module_tensors(thing):
                 yield tensor, "parameters"
                 if tensor.grad is not None:
                     yield tensor.grad, "gradients"
@@ -667,9 +682,7 @@ def _recomputes(node: torch.autograd.graph.Node) -> bool:
         return True
     if isinstance(node, BackwardCFunction) and torch.is_grad_enabled():
         return True
-    hooks = saved_tensor_hooks(True)
-    of = getattr(hooks[0], "__module__", None) if hooks else None
-    return of == "torch.utils.checkpoint"
+    return hooked_by_checkpoint()
 
 
 @cache
