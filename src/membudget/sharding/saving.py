@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from membudget.checks import instance, module, stepper, whole
+from membudget.stepping import parameters_of
 
 T = TypeVar("T")
 
@@ -235,7 +236,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     zero; it does not if there are gradients.
     """
     fresh = not optimizer.state
-    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    parameters = parameters_of(optimizer)
     gradients = [p.grad for p in parameters]
     if fresh:
         for p in parameters:
@@ -266,8 +267,7 @@ def _check(
             f"gradients and no closure, which {name} cannot: use another one"
         )
     own = set(model.parameters())
-    given = [p for g in optimizer.param_groups for p in g["params"]]
-    if strangers := sum(p not in own for p in given):
+    if strangers := sum(p not in own for p in parameters_of(optimizer)):
         raise ValueError(
             f"{name} has {strangers} parameters that the model has not: make "
             "it from model.parameters(), after fully_shard"

@@ -7,7 +7,6 @@ from math import prod
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from membudget.checks import (
     flag,
@@ -16,10 +15,11 @@ from membudget.checks import (
     listed,
     module,
     one_of,
-    stepper,
     whole,
 )
 from membudget.ledger import OPTIMIZERS, States
+from membudget.measuring import optimizer_tensors
+from membudget.measuring.storages import storages
 
 Shape = tuple[int, ...]
 
@@ -316,25 +316,16 @@ def held_states(
     Raises:
         TypeError: something else than a module and an optimizer.
     """
-    module(model)
-    if optimizer is not None:
-        stepper(optimizer)
-    parameters = list(model.parameters())
-    kept = optimizer.state.values() if optimizer else ()
+    parameters = list(module(model).parameters())
     return States(
         _stored(parameters),
-        _stored(p.grad for p in parameters),
-        _stored(value for state in kept for value in state.values()),
+        _stored(p.grad for p in parameters if p.grad is not None),
+        0 if optimizer is None else _stored(optimizer_tensors(optimizer)),
     )
 
 
-def _stored(values: Iterable[object]) -> int:
-    found = {}
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            local = value.to_local() if isinstance(value, DTensor) else value
-            storage = local.untyped_storage()
-            found[storage._cdata] = storage.nbytes()
+def _stored(held: Iterable[torch.Tensor]) -> int:
+    found = {s._cdata: s.nbytes() for tensor in held for s in storages(tensor)}
     return sum(found.values())
 
 
