@@ -48,6 +48,29 @@ def _each(**tensors: PaperTensor) -> dict:
     }
 
 
+def _row(
+    paper: Paper,
+    operator: str,
+    made: PaperTensor,
+    reads: dict[str, PaperTensor],
+    **rest,
+) -> PaperTensor:
+    """Write an operator with a gradient for each of what it reads.
+
+    Args:
+        made: what it returns.
+        reads: by name, in the order in which the gradients are made; what is
+            not trained has none.
+        **rest: of :class:`Row`.
+
+    Returns:
+        ``made``.
+    """
+    given = tuple(reads.values())
+    paper.write(operator, given, (made,), **_each(**reads), **rest)
+    return made
+
+
 def cast(
     paper: Paper,
     x: PaperTensor,
@@ -58,15 +81,7 @@ def cast(
     if x.itemsize == itemsize:
         return x
     y = PaperTensor(x.elements, itemsize, x.trained)
-    paper.write(
-        "cast",
-        (x,),
-        (y,),
-        needs=False,
-        **_each(x=x),
-        watches=watches,
-    )
-    return y
+    return _row(paper, "cast", y, {"x": x}, watches=watches)
 
 
 def _autocast(paper: Paper, x: PaperTensor | None) -> PaperTensor | None:
@@ -154,7 +169,6 @@ def add(
         "add",
         (x, y),
         (out,),
-        needs=False,
         steps=tuple(steps),
         gives=tuple(gives),
         watches=watches,
@@ -165,62 +179,29 @@ def add(
 def of_output(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
     """ReLU, tanh and sigmoid: they save their output."""
     y = _new(x)
-    paper.write(
-        name,
-        (x,),
-        (y,),
-        saves=(y,),
-        after=True,
-        **_each(x=x),
-    )
-    return y
+    return _row(paper, name, y, {"x": x}, saves=(y,))
 
 
 def of_input(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
     """GELU and SiLU: they save their input."""
-    y = _new(x)
-    paper.write(
-        name,
-        (x,),
-        (y,),
-        saves=(x,),
-        **_each(x=x),
-    )
-    return y
+    return _row(paper, name, _new(x), {"x": x}, saves=(x,))
 
 
 def multiply(paper: Paper, x: PaperTensor, y: PaperTensor) -> PaperTensor:
     """``x * y`` of the same shape: saves both."""
-    out = _new(x)
-    paper.write(
-        "mul",
-        (x, y),
-        (out,),
-        saves=(x, y),
-        **_each(x=x, y=y),
-    )
-    return out
+    return _row(paper, "mul", _new(x), {"x": x, "y": y}, saves=(x, y))
 
 
 def scale(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x times or divided by a number: saves nothing."""
-    y = _new(x)
-    paper.write("scale", (x,), (y,), needs=False, **_each(x=x))
-    return y
+    return _row(paper, "scale", _new(x), {"x": x})
 
 
 def dropout(paper: Paper, x: PaperTensor) -> PaperTensor:
     """Saves a mask, on a CPU in the dtype of x (1 byte for each on a GPU)."""
     mask = constant(paper, x.elements, x.itemsize)
-    y = _new(x)
-    paper.write(
-        "dropout",
-        (x, mask),
-        (y,),
-        saves=(mask,),
-        **_each(x=x),
-    )
-    return y
+    reads = {"x": x, "mask": mask}
+    return _row(paper, "dropout", _new(x), reads, saves=(mask,))
 
 
 def layer_norm(
@@ -235,18 +216,15 @@ def layer_norm(
     """
     tokens = x.elements // weight.elements
     given = _fp32(paper, x)
-    y = _new(given)
-    paper.write(
+    return _row(
+        paper,
         "layer_norm",
-        (given, weight, bias),
-        (y,),
+        _new(given),
+        {"x": given, "w": weight, "b": bias},
         saves=(given,),
         extra=2 * tokens * weight.itemsize,
-        after=True,
-        **_each(x=given, w=weight, b=bias),
         watches=(x,),
     )
-    return y
 
 
 def rms_norm(
@@ -262,8 +240,8 @@ def rms_norm(
     """
     whole = cast(paper, x, 4)
     tokens = x.elements // weight.elements
-    squares, mean = _new(whole), _new(whole, tokens)
-    n, t, w = whole.bytes, mean.bytes, weight.elements * 4
+    squares = _new(whole)
+    n, t, w = whole.bytes, 4 * tokens, weight.elements * 4
     paper.write(
         "square",
         (whole,),
@@ -272,23 +250,15 @@ def rms_norm(
         steps=(("a", n), ("b", n), ("x", n), ("a", 0), ("b", 0)),
         gives=((whole, "x"),),
     )
-    paper.write(
-        "mean",
-        (squares,),
-        (mean,),
-        needs=False,
-        steps=(("x", n),),
-        gives=((squares, "x"),),
-    )
-    root = _new(mean)
+    means = mean(paper, squares, tokens)
+    root = _new(means)
     paper.write(
         "rsqrt",
-        (mean,),
+        (means,),
         (root,),
         saves=(root,),
-        after=True,
         steps=(("a", t), ("b", t), ("x", t), ("a", 0), ("b", 0)),
-        gives=((mean, "x"),),
+        gives=((means, "x"),),
         watches=(squares,),
     )
     normed = _new(whole)
@@ -327,13 +297,7 @@ def split(
 ) -> tuple[PaperTensor, ...]:
     """``x.split``: views; the backward pass joins their gradients."""
     views = tuple(_view(x, n) for n in elements)
-    paper.write(
-        "split",
-        (x,),
-        views,
-        needs=False,
-        **_each(x=x),
-    )
+    paper.write("split", (x,), views, **_each(x=x))
     return views
 
 
@@ -377,15 +341,7 @@ def heads_of(paper: Paper, x: PaperTensor) -> PaperTensor:
     For a gradient that comes back in another order of memory, which the
     backward pass of the view has to copy.
     """
-    view = _view(x)
-    paper.write(
-        "heads",
-        (x,),
-        (view,),
-        needs=False,
-        **_each(x=x),
-    )
-    return view
+    return _row(paper, "heads", _view(x), {"x": x})
 
 
 def fused_attention(
@@ -402,16 +358,14 @@ def fused_attention(
     2022, arXiv 2205.14135.)
     """
     y = _new(q)
-    paper.write(
+    return _row(
+        paper,
         "attention",
-        (q, k, v),
-        (y,),
+        y,
+        {"q": q, "k": k, "v": v},
         saves=(q, k, v, y),
         extra=4 * statistics,
-        after=True,
-        **_each(q=q, k=k, v=v),
     )
-    return y
 
 
 def contiguous(
@@ -423,28 +377,15 @@ def contiguous(
         copied: whether the gradient has to be copied, too.
     """
     y = _new(x)
-    paper.write(
-        "contiguous",
-        (x,),
-        (y,),
-        needs=False,
-        steps=(("x", x.bytes),) if copied else (),
-        gives=((x, "x" if copied else "g"),),
-    )
+    if copied:
+        return _row(paper, "contiguous", y, {"x": x})
+    paper.write("contiguous", (x,), (y,), gives=((x, "g"),))
     return y
 
 
 def repeat(paper: Paper, x: PaperTensor, times: int) -> PaperTensor:
     """``x.repeat_interleave(times)``: saves nothing."""
-    y = _new(x, x.elements * times)
-    paper.write(
-        "repeat",
-        (x,),
-        (y,),
-        needs=False,
-        **_each(x=x),
-    )
-    return y
+    return _row(paper, "repeat", _new(x, x.elements * times), {"x": x})
 
 
 def matmul(
@@ -456,32 +397,21 @@ def matmul(
 ) -> PaperTensor:
     """``x @ y``: saves both."""
     x, y = _autocast(paper, x), _autocast(paper, y)
-    out = _new(x, elements)
-    paper.write(
+    return _row(
+        paper,
         "matmul",
-        (x, y),
-        (out,),
+        _new(x, elements),
+        {"y": y, "x": x},
         saves=(x, y),
-        **_each(y=y, x=x),
         watches=watches,
     )
-    return out
 
 
 def softmax(paper: Paper, x: PaperTensor) -> PaperTensor:
     """Saves its output: under autocast 16 bits on a CPU, fp32 on CUDA."""
     given = _fp32(paper, x)
     y = _new(given)
-    paper.write(
-        "softmax",
-        (given,),
-        (y,),
-        saves=(y,),
-        after=True,
-        **_each(x=given),
-        watches=(x,),
-    )
-    return y
+    return _row(paper, "softmax", y, {"x": given}, saves=(y,), watches=(x,))
 
 
 def unfused_attention(
@@ -523,14 +453,8 @@ def unfused_attention(
     raw = matmul(paper, q, k, scores)
     scaled = scale(paper, raw)
     mask = constant(paper, tokens * tokens, 1)
-    masked = _new(scaled)
-    paper.write(
-        "mask",
-        (scaled, mask),
-        (masked,),
-        saves=(mask,),
-        **_each(x=scaled),
-    )
+    reads = {"x": scaled, "mask": mask}
+    masked = _row(paper, "mask", _new(scaled), reads, saves=(mask,))
     weights = softmax(paper, masked)
     kept += (scaled, mask, weights)  # variables until attention returns
     if drop:
@@ -551,33 +475,22 @@ def cross_entropy(
     given = logits
     if paper.autocast is not None:
         given = cast(paper, logits, 4)
-    logp = _new(given)
-    paper.write(
-        "log_softmax",
-        (given,),
-        (logp,),
-        saves=(logp,),
-        after=True,
-        **_each(x=given),
-    )
-    loss = _new(given, 1)
-    paper.write(
+    logp = of_output(paper, given, "log_softmax")
+    return _row(
+        paper,
         "nll_loss",
-        (logp,),
-        (loss,),
+        _new(given, 1),
+        {"x": logp},
         saves=(logp, targets),
         extra=given.itemsize,
-        after=True,
-        **_each(x=logp),
         watches=(logits, given),
     )
-    return loss
 
 
 def total(paper: Paper, x: PaperTensor) -> PaperTensor:
     """``x.sum()``: its gradient is one number, shown as often as needed."""
     loss = _new(x, 1)
-    paper.write("sum", (x,), (loss,), needs=False, gives=((x, "g"),))
+    paper.write("sum", (x,), (loss,), gives=((x, "g"),))
     return loss
 
 
@@ -589,21 +502,14 @@ def embedding(
 ) -> PaperTensor:
     """Rows of a table: saves the places; the gradient is a whole table."""
     y = PaperTensor(places.elements * width, table.itemsize)
-    paper.write(
-        "embedding",
-        (table, places),
-        (y,),
-        saves=(places,),
-        **_each(w=table),
-    )
-    return y
+    reads = {"w": table, "places": places}
+    return _row(paper, "embedding", y, reads, saves=(places,))
 
 
 def constant(paper: Paper, elements: int, itemsize: int) -> PaperTensor:
     """A tensor that the forward pass makes from nothing."""
     y = PaperTensor(elements, itemsize, False)
-    paper.write("constant", (), (y,), needs=False)
-    return y
+    return _row(paper, "constant", y, {})
 
 
 def convolution(
@@ -618,18 +524,17 @@ def convolution(
     weight = _autocast(paper, weight)
     given = _autocast(paper, x)
     y = PaperTensor(elements, given.itemsize)
-    gradients = {"x": given, "w": weight}
+    reads = {"x": given, "w": weight}
     if bias is not None:
-        gradients["b"] = bias
-    paper.write(
+        reads["b"] = bias
+    return _row(
+        paper,
         "convolution",
-        tuple(t for t in (given, weight, bias) if t is not None),
-        (y,),
+        y,
+        reads,
         saves=(given, weight),
-        **_each(**gradients),
         watches=(x,),
     )
-    return y
 
 
 def batch_norm(
@@ -639,42 +544,28 @@ def batch_norm(
     bias: PaperTensor,
 ) -> PaperTensor:
     """Saves its input, mean and 1/σ of each channel in the weight's dtype."""
-    y = _new(x)
-    paper.write(
+    return _row(
+        paper,
         "batch_norm",
-        (x, weight, bias),
-        (y,),
+        _new(x),
+        {"x": x, "w": weight, "b": bias},
         saves=(x,),
         extra=2 * weight.elements * weight.itemsize,
-        after=True,
-        **_each(x=x, w=weight, b=bias),
     )
-    return y
 
 
 def max_pool(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
     """Saves its input, and 8 bytes for the place of each maximum."""
-    y = _new(x, elements)
-    paper.write(
+    return _row(
+        paper,
         "max_pool",
-        (x,),
-        (y,),
+        _new(x, elements),
+        {"x": x},
         saves=(x,),
         extra=8 * elements,
-        after=True,
-        **_each(x=x),
     )
-    return y
 
 
 def mean(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
     """The mean over some dimensions: saves nothing."""
-    y = _new(x, elements)
-    paper.write(
-        "mean",
-        (x,),
-        (y,),
-        needs=False,
-        **_each(x=x),
-    )
-    return y
+    return _row(paper, "mean", _new(x, elements), {"x": x})

@@ -76,10 +76,6 @@ class Row:
         makes: the tensors that it returns. A view takes no bytes.
         saves: what its backward pass needs of these.
         extra: bytes of further tensors it saves: statistics, masks.
-        needs: whether its backward pass asks for saved tensors at all, those
-            that cost nothing (parameters) included: a recomputation runs up
-            to the last row that needs something.
-        after: whether what it saves is there only after it ran.
         steps: what its backward pass allocates and frees, in order, besides
             the arriving gradient. What is not freed is in ``gives``.
         gives: for each read tensor, in order, the step whose bytes become
@@ -94,8 +90,6 @@ class Row:
     makes: tuple[PaperTensor, ...]
     saves: tuple[PaperTensor, ...] = ()
     extra: int = 0
-    needs: bool = True
-    after: bool = False
     steps: tuple[Step, ...] = ()
     gives: tuple[tuple[PaperTensor, str], ...] = ()
     views: tuple[str, ...] = ()
@@ -110,10 +104,23 @@ class Row:
         for step in listed(self.views, "views", "steps", 0):
             instance(step, str, "one of views", "the name of a step")
         self.extra = whole(self.extra, "extra", 0)
-        flag(self.needs, "needs"), flag(self.after, "after")
         for name in ("steps", "gives"):
             for pair in listed(getattr(self, name), name, "pairs", 0):
                 instance(pair, tuple, f"one of {name}", "a pair")
+
+    @property
+    def needs(self) -> bool:
+        """Whether its backward pass asks for saved tensors at all.
+
+        Those that cost nothing (parameters) are among them. A recomputation
+        runs up to the last row that needs something.
+        """
+        return bool(self.saves)
+
+    @property
+    def after(self) -> bool:
+        """Whether some of what it saves is there only after it ran."""
+        return bool(self.extra) or any(t in self.makes for t in self.saves)
 
 
 @dataclass(eq=False, slots=True)
@@ -224,7 +231,7 @@ class Paper:
         steps = rest.pop("steps", ())
         if not gives:
             steps = ()
-            rest |= {"saves": (), "needs": False}
+            rest["saves"] = ()
         name = " ".join([".".join(self._module), operator]).strip()
         row = Row(
             name,
