@@ -22,7 +22,7 @@ from membudget.measuring import (
 )
 from membudget.measuring.allocator import Usage
 from membudget.measuring.dry import no_large_mask
-from membudget.measuring.fakes import SMALL
+from membudget.measuring.fakes import SMALL, is_whole
 from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.measuring.tracker import BEFORE
 
@@ -253,10 +253,9 @@ def largest_batch(
 
 def _where(tensor: torch.Tensor, size: int) -> torch.device | str:
     """Where a dry run gets that many rows: on meta unless it reads them."""
-    read = not (tensor.is_floating_point() or tensor.is_complex())
     needed = size * prod(tensor.shape[1:]) * tensor.itemsize
     no_large_mask(tensor, needed)
-    return tensor.device if read and needed <= SMALL else "meta"
+    return tensor.device if is_whole(tensor) and needed <= SMALL else "meta"
 
 
 def _resized(

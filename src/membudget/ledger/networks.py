@@ -556,7 +556,8 @@ def _module(
             )
     weights = [paper.parameter(p.numel(), itemsize) for p in _own(module)]
     try:
-        return write(paper, module, x, batch, shape, weights)
+        after = _shape(module, shape)
+        return write(paper, module, x, batch, after, weights), after
     except (RuntimeError, IndexError) as error:
         raise ValueError(
             f"{name} does not take samples of the shape {shape}: {error}"
@@ -571,47 +572,46 @@ def _shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(bare(torch.empty((1, *shape), device="meta")).shape[1:])
 
 
-def _linear(paper, module, x, batch, shape, weights):
+# Rules: each writes a module whose output has the shape ``after`` a sample.
+
+
+def _linear(paper, module, x, batch, after, weights):
     weight, bias = [*weights, None][:2]
-    after, folds = _shape(module, shape), len(shape) > 1
-    y = op.linear(paper, x, weight, module.out_features, bias, folds)
-    return y, after
+    outputs, folds = module.out_features, len(after) > 1
+    return op.linear(paper, x, weight, outputs, bias, folds)
 
 
-def _convolution(paper, module, x, batch, shape, weights):
+def _convolution(paper, module, x, batch, after, weights):
     weight, *bias = weights
-    after = _shape(module, shape)
-    return op.convolution(paper, x, weight, batch * prod(after), *bias), after
+    return op.convolution(paper, x, weight, batch * prod(after), *bias)
 
 
-def _max_pool(paper, module, x, batch, shape, weights):
-    after = _shape(module, shape)
-    return op.max_pool(paper, x, batch * prod(after)), after
+def _max_pool(paper, module, x, batch, after, weights):
+    return op.max_pool(paper, x, batch * prod(after))
 
 
-def _average(paper, module, x, batch, shape, weights):
-    after = _shape(module, shape)
+def _average(paper, module, x, batch, after, weights):
     if after[1:] != (1, 1):
         raise ValueError(
             f"there is no rule for an average over parts, {after}: use "
             "AdaptiveAvgPool2d(1)"
         )
-    return op.mean(paper, x, batch * prod(after)), after
+    return op.mean(paper, x, batch * prod(after))
 
 
-def _flatten(paper, module, x, batch, shape, weights):
-    return x, _shape(module, shape)
+def _flatten(paper, module, x, batch, after, weights):
+    return x
 
 
-def _dropout(paper, module, x, batch, shape, weights):
-    return (op.dropout(paper, x) if module.p else x), shape
+def _dropout(paper, module, x, batch, after, weights):
+    return op.dropout(paper, x) if module.p else x
 
 
 def _plain(write: Callable) -> Callable:
-    """A rule for a module that keeps the shape."""
+    """A rule for a module that has but its input and its weights."""
 
-    def rule(paper, module, x, batch, shape, weights):
-        return write(paper, x, *weights), _shape(module, shape)
+    def rule(paper, module, x, batch, after, weights):
+        return write(paper, x, *weights)
 
     return rule
 

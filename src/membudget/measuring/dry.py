@@ -22,6 +22,7 @@ from membudget.measuring.fakes import (
     SPARSE,
     Fakes,
     is_small,
+    is_whole,
     remember,
 )
 from membudget.measuring.step import Loss, only_tensors, trace_step
@@ -236,7 +237,7 @@ def no_large_mask(tensor: torch.Tensor, size: int) -> None:
         size > SMALL
         and not tensor.is_meta
         and not isinstance(tensor, FakeTensor)
-        and not (tensor.is_floating_point() or tensor.is_complex())
+        and is_whole(tensor)
         and (tensor == tensor.flatten()[0]).all()
     ):
         raise ValueError(

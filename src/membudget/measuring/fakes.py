@@ -93,7 +93,7 @@ class Fakes(TorchDispatchMode):
             if isinstance(tensor, FakeTensor):
                 foreign = tensor.fake_mode is not self.fake
             else:
-                foreign = not _whole(tensor) or tensor.device.type == "meta"
+                foreign = not is_whole(tensor) or tensor.device.type == "meta"
             if foreign:
                 raise ValueError(FOREIGN)
 
@@ -185,7 +185,7 @@ def recall(tensor: torch.Tensor) -> complex | None:
 
 def _plain(tensor: torch.Tensor) -> bool:
     """Whether it is a plain tensor of integers or booleans."""
-    return not isinstance(tensor, FakeTensor) and _whole(tensor)
+    return not isinstance(tensor, FakeTensor) and is_whole(tensor)
 
 
 def _known(tensor: torch.Tensor) -> bool:
@@ -219,14 +219,14 @@ def _selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def is_small(tensor: torch.Tensor) -> bool:
     """Whether it is to keep its values."""
     return (
-        _whole(tensor)
+        is_whole(tensor)
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and tensor.untyped_storage().nbytes() <= SMALL
     )
 
 
-def _whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
     """Whether it holds integers or booleans."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 

@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from membudget.internals import TorchDispatchMode, has_kernel, has_kernel_for
+from membudget.measuring.storages import is_wrapper
 
 aten = torch.ops.aten
 
@@ -70,7 +71,9 @@ class FlopCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func.overloadpacket
         formula = flop_registry.get(packet) or MISSING.get(packet)
-        if formula is None and _composite(func) and not _nested(types):
+        # Subclasses, such as nested tensors, take operators apart themselves.
+        whole = not any(map(is_wrapper, types))
+        if formula is None and whole and _composite(func):
             with self:  # such as linear, on tensors of inference mode
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -86,8 +89,3 @@ def _composite(func) -> bool:
     """Whether it is made of others (what asks for a size has no kernel)."""
     name, key = func.name(), "CompositeImplicitAutograd"
     return has_kernel(name) and has_kernel_for(name, key)
-
-
-def _nested(types) -> bool:
-    """Whether a subclass takes operators apart itself, as nested tensors."""
-    return any(hasattr(kind, "__tensor_flatten__") for kind in types)

@@ -10,7 +10,8 @@ before, the history of every device. Its keys are documented in
 import os
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from membudget.checks import whole
@@ -115,10 +116,8 @@ def summarise(
     """
     largest = whole(largest, "largest", 0)
     segments, trace = _of_device(snapshot, device)
-    try:
+    with _known_entries():
         return _summary(segments, trace, largest)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _unexpected(error) from error
 
 
 def trace_events(
@@ -148,10 +147,8 @@ def trace_events(
             f"the snapshot has no history of device {device}: call {RECORD} "
             "before what is to be seen"
         )
-    try:
+    with _known_entries():
         return _events(_alive_at_start(segments, trace), trace)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _unexpected(error) from error
 
 
 def _summary(segments, trace, largest: int) -> SnapshotSummary:
@@ -293,14 +290,12 @@ def _of_device(snapshot, device: int):
     missing = [k for k in ("segments", "device_traces") if k not in data]
     if missing:
         raise _no_snapshot(what, f"it has no {' and no '.join(missing)}")
-    try:
+    with _known_entries():
         traces = dict(enumerate(data["device_traces"]))
         segments: dict[int, list] = {}
         for segment in data["segments"]:
             segments.setdefault(segment["device"], []).append(segment)
         known = sorted({*segments, *(d for d in traces if traces[d])})
-    except (KeyError, TypeError) as error:
-        raise _unexpected(error) from error
     if not known:
         raise ValueError(
             "the snapshot is empty: no memory was reserved and no history "
@@ -322,5 +317,12 @@ def _no_snapshot(what: str, why: str) -> ValueError:
     )
 
 
-def _unexpected(error: Exception) -> ValueError:
-    return _no_snapshot("this", f"an entry is not as expected ({error!r})")
+@contextmanager
+def _known_entries() -> Iterator[None]:
+    """Say so where an entry is not what PyTorch writes."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _no_snapshot(
+            "this", f"an entry is not as expected ({error!r})"
+        ) from error

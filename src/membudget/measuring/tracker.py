@@ -616,32 +616,28 @@ def _entered(mode: TorchDispatchMode) -> Iterator[None]:
         TorchDispatchMode.__exit__(mode, None, None, None)
 
 
-class _resizing:
-    """While it is entered, calls ``seen`` after ``UntypedStorage.resize_``.
+@contextmanager
+def _resizing(
+    seen: Callable[[torch.UntypedStorage, int], None],
+) -> Iterator[None]:
+    """Call ``seen`` after each ``UntypedStorage.resize_`` in the block.
 
     FSDP frees and refills its shards so. The method is no operator; PyTorch's
     ``MemTracker`` replaces it in the same way.
     """
+    original = torch.UntypedStorage.resize_
 
-    def __init__(
-        self, seen: Callable[[torch.UntypedStorage, int], None]
-    ) -> None:
-        self.seen = seen
+    def resize_(storage, size):
+        before = storage.nbytes()
+        result = original(storage, size)
+        seen(storage, before)
+        return result
 
-    def __enter__(self) -> None:
-        self.original = original = torch.UntypedStorage.resize_
-        seen = self.seen
-
-        def resize_(storage, size):
-            before = storage.nbytes()
-            result = original(storage, size)
-            seen(storage, before)
-            return result
-
-        torch.UntypedStorage.resize_ = resize_
-
-    def __exit__(self, *error: object) -> None:
-        torch.UntypedStorage.resize_ = self.original
+    torch.UntypedStorage.resize_ = resize_
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original
 
 
 def _flatten(existing: tuple) -> Iterator[tuple[torch.Tensor, str]]:

@@ -1,7 +1,6 @@
 """Autocast by hand: which operator takes which precision, and its bytes."""
 
 import threading
-from types import TracebackType
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -202,15 +201,10 @@ class Autocast(TorchFunctionMode):
             ][::-1]
         return func(*args, **kwargs)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _set(_BLOCKS.open.pop()[2])
         self._copies.clear()
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*error)
 
     def _cast(self, item: object, target: torch.dtype) -> object:
         if not _floats(item) or item.dtype == target:

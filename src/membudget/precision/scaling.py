@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 
@@ -163,7 +162,11 @@ class DynamicScale:
         ]
         scales, clean = [fp32(self.start)], 0
         for overflow in overflows:
-            scale, clean = self._after(scales[-1], clean, overflow)
+            scale, clean = scales[-1], 0 if overflow else clean + 1
+            if overflow:
+                scale = self._fallen(scale)
+            elif clean == self.interval:
+                scale, clean = self._grown(scale), 0
             scales.append(scale)
         return scales
 
@@ -194,16 +197,6 @@ class DynamicScale:
                 if left >= self.interval:
                     scales.append(self._grown(scale))
         return scales
-
-    def _after(
-        self, scale: float, clean: int, overflow: bool
-    ) -> tuple[float, int]:
-        """The next scale, and how many clean steps came before it."""
-        if overflow:
-            return self._fallen(scale), 0
-        if clean + 1 < self.interval:
-            return scale, clean + 1
-        return self._grown(scale), 0
 
     def _fallen(self, scale: float) -> float:
         return fp32(scale * self.backoff)
@@ -263,12 +256,7 @@ class ScaleTrace:
         self.scaler.update = traced
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         del self.scaler.update
 
 

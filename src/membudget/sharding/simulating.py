@@ -21,6 +21,7 @@ from membudget.ledger import States
 from membudget.measuring import PeakTracker
 from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
+from membudget.measuring.tracker import by_category
 from membudget.sharding._private import fake_group
 from membudget.sharding.communication import CommunicationCounter, Traffic
 from membudget.sharding.shards import held_states
@@ -173,14 +174,9 @@ def simulate_rank(
             with PeakTracker(model, stepper, *parts) as tracker, counter:
                 step(tracker.mark)
     split = tracker.split()
-    gathered = {
-        kind: sum(
-            a.bytes
-            for a in tracker.at_peak()
-            if a.operator.name == "storage.resize_" and a.category == kind
-        )
-        for kind in split
-    }
+    gathered = by_category(
+        a for a in tracker.at_peak() if a.operator.name == "storage.resize_"
+    )
     first = next(i for i, label in tracker.marks if label == "forward")
     return Simulation(
         ranks=ranks,
