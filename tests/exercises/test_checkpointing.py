@@ -588,7 +588,7 @@ NETWORKS = [
     ),
     (late, "the backward pass recomputes the wrong layers: layers 4 and 5"),
     (without_graph, "the output has no graph"),
-    (listed, "your function returns a list: the output is needed, a tensor"),
+    (listed, "your function returns a list: a tensor is needed"),
     (unreturned, "returns None: end it with `return`"),
 ]
 

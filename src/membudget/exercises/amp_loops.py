@@ -371,7 +371,7 @@ def _with_its_scaler(fn: Callable, args: tuple) -> Seen:
     seen = amp_update(fn, args)
     _, _, scaler, _, _, dtype = args
     used = scaler._scale is not None
-    if seen.parts and used and dtype != torch.float16:
+    if used and dtype != torch.float16:
         seen.hint = seen.hint or (
             "the scaler is used under bf16: leave out `scale`, `step` and "
             "`update` there."

@@ -1,6 +1,6 @@
 """What a function did, and how it differs from what is right."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +32,7 @@ class Seen:
         said: puts a few of the numbers into words.
     """
 
-    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parts: dict[str, torch.Tensor] = field(default_factory=dict)
     hint: str = ""
     remark: str = ""
     attempted: bool = True

@@ -155,6 +155,9 @@ class Exercise(Checker):
                 seen = self.observe(fn, args)
             except KeyboardInterrupt:
                 raise
+            except guard.Problem as problem:
+                attempted = bool(problem.args)
+                seen = Seen(hint=str(problem), attempted=attempted)
             except BaseException as error:
                 return Seen(raised=error, attempted=not guard.is_stub(error))
             if not guard.unchanged(args, before):

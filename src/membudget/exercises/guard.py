@@ -14,6 +14,13 @@ import numpy as np
 import torch
 
 
+class Problem(Exception):
+    """What a function did cannot be judged; the message is the hint.
+
+    Without one, nothing was attempted.
+    """
+
+
 @contextmanager
 def sealed() -> Iterator[Callable[[], bool]]:
     """A block that starts alike every time and leaves nothing behind.

@@ -457,9 +457,9 @@ def collection(fn: Callable, args: tuple) -> Seen:
     with _collections() as collections:
         memory.fill()
         seen = answer(fn, (memory.used, *rest))
-    if seen.parts:
-        ran = torch.tensor(bool(collections), dtype=torch.float64)
-        seen.parts = seen.parts | {"number of collections": ran}
+    seen.parts["number of collections"] = torch.tensor(
+        bool(collections)
+    ).double()
     return seen
 
 

@@ -9,6 +9,7 @@ from collections.abc import (
 )
 from itertools import chain, islice
 from math import inf, log2
+from types import UnionType
 from typing import NamedTuple
 from weakref import WeakSet, ref
 
@@ -17,7 +18,12 @@ from torch import nn
 
 from membudget.checkpointing import Action, Run, Stage, simulate
 from membudget.exercises.compare import Seen, numbers
-from membudget.exercises.guard import kind, message, uses_arguments
+from membudget.exercises.guard import (
+    Problem,
+    kind,
+    message,
+    uses_arguments,
+)
 from membudget.exercises.leaks import leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
@@ -26,10 +32,37 @@ Limit = Callable[..., int]
 NO_RETURN = "your function returns None: end it with `return`."
 
 
+def found(
+    fn: Callable,
+    result: object,
+    kinds: type | UnionType = object,
+    needed: str = "",
+) -> object:
+    """What a function returned.
+
+    Args:
+        fn: the function.
+        result: what it returned.
+        kinds: what it should be.
+        needed: the same in words.
+
+    Raises:
+        Problem: it is nothing, or not of these kinds.
+    """
+    if result is None and uses_arguments(fn):
+        raise Problem(NO_RETURN)
+    if is_empty(result):
+        raise Problem
+    if not isinstance(result, kinds):
+        raise Problem(
+            f"your function returns {kind(result)}: {needed} is needed."
+        )
+    return result
+
+
 def answer(fn: Callable, args: tuple) -> Seen:
     """The number or the list of numbers that a function returns."""
-    result = fn(*args)
-    return _missing(fn, result) or _numbers("answer", result)
+    return Seen({"answer": _numbers(found(fn, fn(*args)))})
 
 
 def words(allowed: Sequence[str]) -> Callable[[Callable, tuple], Seen]:
@@ -43,22 +76,14 @@ def words(allowed: Sequence[str]) -> Callable[[Callable, tuple], Seen]:
         return str([allowed[int(code)] for code in codes])
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = fn(*args)
-        if missing := _missing(fn, result):
-            return missing
-        if not isinstance(result, list | tuple):
-            return Seen(
-                hint=f"your function returns {kind(result)}: a list is needed."
-            )
+        result = found(fn, fn(*args), list | tuple, "a list")
         if unknown := [word for word in result if word not in allowed]:
-            return Seen(
-                hint=f"the list may hold {_listed(allowed)}, and this one "
-                f"holds {_quoted(unknown[0])}."
+            raise Problem(
+                f"the list may hold {_listed(allowed)}, and this one holds "
+                f"{_quoted(unknown[0])}."
             )
         codes = [float(allowed.index(word)) for word in result]
-        seen = _numbers("answer", codes)
-        seen.said = said
-        return seen
+        return Seen({"answer": _numbers(codes)}, said=said)
 
     return observe
 
@@ -67,24 +92,15 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
     """The numbers that a function returns together, each by its name."""
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = fn(*args)
-        if missing := _missing(fn, result):
-            return missing
-        *most, last = names
-        listed = f"{', '.join(most)} and {last}"
+        result = found(fn, fn(*args))
         values = result.tolist() if hasattr(result, "tolist") else result
         if not isinstance(values, list | tuple) or len(values) != len(names):
-            return Seen(
-                hint=f"your function returns {kind(result)}: {len(names)} "
-                f"numbers are needed, {listed}."
+            raise Problem(
+                f"your function returns {kind(result)}: {len(names)} numbers "
+                f"are needed, {_and(names)}."
             )
-        parts = {}
-        for name, value in zip(names, values, strict=True):
-            seen = _numbers(name, value)
-            if seen.hint:
-                return seen
-            parts |= seen.parts
-        return Seen(parts)
+        each = zip(names, values, strict=True)
+        return Seen({name: _numbers(value) for name, value in each})
 
     return observe
 
@@ -92,6 +108,7 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
 def calls(
     name: Callable[..., str],
     said: Callable[[torch.Tensor], str] = numbers,
+    none: float | None = None,
 ) -> Callable[[Callable, tuple], Seen]:
     """The number that a function returns for each of several calls.
 
@@ -100,18 +117,17 @@ def calls(
     Args:
         name: of the answer, from the arguments of its call.
         said: puts an answer into words.
+        none: stands for an answer None, beside others.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        parts = {}
-        for call in args:
-            named, result = name(*call), fn(*call)
-            if missing := _missing(fn, result):
-                return missing
-            seen = _numbers(named, result)
-            if seen.hint:
-                return seen
-            parts |= seen.parts
+        results = [fn(*call) for call in args]
+        if any(result is not None for result in results):
+            results = [none if r is None else r for r in results]
+        parts = {
+            name(*call): _numbers(found(fn, result))
+            for call, result in zip(args, results, strict=True)
+        }
         return Seen(parts, said=said)
 
     return observe
@@ -131,15 +147,8 @@ def tensor(dtype: torch.dtype) -> Callable[[Callable, tuple], Seen]:
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = fn(*args)
-        if missing := _missing(fn, result):
-            return missing
-        if not isinstance(result, torch.Tensor):
-            return Seen(
-                hint=f"your function returns {kind(result)}: a tensor is "
-                "needed."
-            )
-        seen = _numbers("result", result)
+        result = found(fn, fn(*args), torch.Tensor, "a tensor")
+        seen = Seen({"result": _numbers(result)})
         if result.dtype != dtype:
             seen.hint = (
                 f"the result is of {result.dtype}; {dtype} is asked, whatever "
@@ -161,26 +170,13 @@ def table(
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = fn(*args)
-        if missing := _missing(fn, result):
-            return missing
-        if not isinstance(result, Mapping):
-            return Seen(
-                hint=f"your function returns {kind(result)}: a dictionary is "
-                "needed."
-            )
+        result = found(fn, fn(*args), Mapping, "a dictionary")
         if unknown := [key for key in result if key not in keys]:
-            return Seen(
-                hint=f"the keys may be {_listed(keys)}, and one here is "
+            raise Problem(
+                f"the keys may be {_listed(keys)}, and one here is "
                 f"{_quoted(unknown[0])}."
             )
-        parts = {}
-        for key in keys:
-            seen = _numbers(name.format(key), result.get(key, 0))
-            if seen.hint:
-                return seen
-            parts |= seen.parts
-        return Seen(parts)
+        return Seen({name.format(k): _numbers(result.get(k, 0)) for k in keys})
 
     return observe
 
@@ -215,10 +211,10 @@ def gradient(limit: Limit) -> Callable[[Callable, tuple], Seen]:
             result = fn(*args)
         grads = [p.grad for p in parameters]
         missing = sum(grad is None for grad in grads)
-        if graphs.unused and _is_empty(result) and missing == len(grads):
-            return Seen(attempted=False)
+        if graphs.unused and is_empty(result) and missing == len(grads):
+            raise Problem
         if missing:
-            return Seen(hint=_no_gradient(result))
+            raise Problem(_no_gradient(result))
         hint = graphs.hint(limit(*args))
         if not torch.equal(_flat(parameters), before):
             hint = "the parameters have changed: only the gradient is asked."
@@ -239,8 +235,7 @@ def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
     def observe(fn: Callable, args: tuple) -> Seen:
         with _Graphs(args[0]) as graphs:
             seen = _update(fn, args, graphs)
-        if seen.parts:
-            seen.hint = seen.hint or graphs.hint(limit(*args))
+        seen.hint = seen.hint or graphs.hint(limit(*args))
         return seen
 
     return observe
@@ -254,11 +249,10 @@ def amp_update(fn: Callable, args: tuple) -> Seen:
     """
     with _Graphs(args[0]) as graphs, _Autocast(*args[:2]) as autocast:
         seen = _update(fn, args, graphs)
-    if seen.parts:
-        seen.hint = seen.hint or autocast.hint()
-        for scaler in _scalers(args):
-            used = torch.tensor(scaler._scale is not None).double()
-            seen.parts = seen.parts | {"number of scalers in use": used}
+    seen.hint = seen.hint or autocast.hint()
+    for scaler in _scalers(args):
+        used = torch.tensor(scaler._scale is not None).double()
+        seen.parts["number of scalers in use"] = used
     return seen
 
 
@@ -273,9 +267,9 @@ def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
     moved = _flat(parameters) - before
     left = any(p.grad is not None and bool(p.grad.any()) for p in parameters)
     if graphs.unused and not (left or moved.any()):
-        if _is_empty(result):
-            return Seen(attempted=False)
-        return Seen(hint=f"nothing ran: this returns {kind(result)}.")
+        if is_empty(result):
+            raise Problem
+        raise Problem(f"nothing ran: this returns {kind(result)}.")
     parts = {"update of the parameters": moved}
     for scaler in _scalers(args):
         scale = torch.tensor(scaler.get_scale(), dtype=torch.float64)
@@ -300,16 +294,15 @@ def training(fn: Callable, args: tuple) -> Seen:
     with PeakTracker(model, optimizer, *chain(*batches)) as tracker:
         model.register_forward_pre_hook(lambda *_: tracker.mark("forward"))
         result = fn(*args)
-    if not tracker.marks and _is_empty(result):
-        return Seen(attempted=False)
+    if not tracker.marks and is_empty(result):
+        raise Problem
     if result is None:
-        return Seen(hint=NO_RETURN)
-    seen = _numbers("list of losses", result)
-    if seen.parts:
-        moved = _flat(parameters) - before
-        seen.parts = seen.parts | {"update of the parameters": moved}
-        seen.hint = leak(result, tracker)
-    return seen
+        raise Problem(NO_RETURN)
+    parts = {
+        "list of losses": _numbers(result),
+        "update of the parameters": _flat(parameters) - before,
+    }
+    return Seen(parts, leak(result, tracker))
 
 
 class Allowed(NamedTuple):
@@ -338,19 +331,17 @@ def schedule(
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = fn(*args)
-        if missing := _missing(fn, result):
-            return missing
+        result = found(fn, fn(*args))
         actions = _as_lists(result)
         if not isinstance(actions, list | str):
-            return Seen(
-                hint=f"your function returns {kind(result)}: a schedule is "
+            raise Problem(
+                f"your function returns {kind(result)}: a schedule is "
                 'needed, a list of actions such as "forward 3", or segments.'
             )
         try:
             run = simulate(args[0], actions)
         except (ValueError, TypeError) as error:
-            return Seen(hint=f"{message(error)}.")
+            raise Problem(f"{message(error)}.") from error
         target = allowed(*args)
         missed = _beyond(run, target, args[0])
         seen = Seen({"schedule": torch.ones(())}, missed)
@@ -463,13 +454,11 @@ def segmented_step(
                 result = fn(*args)
             except RuntimeError as error:
                 if "does not require grad" in message(error):
-                    return Seen(hint=f"the output has no graph. {CUT}")
+                    raise Problem(NO_GRAPH) from error
                 raise
-        if not any(runs) and _is_empty(result):
-            return Seen(attempted=False)
-        if hint := _without_gradient("segment", segments, result):
-            return Seen(hint=hint)
-        seen = Seen({"gradient": _gradients(segments)})
+        if not any(runs) and is_empty(result):
+            raise Problem
+        seen = Seen({"gradient": _gradients("segment", segments, result)})
         alive, enough = tracker.peak - tracker.start, limit(*args)
         once = [i for i, count in enumerate(runs) if count == 1]
         if len(once) == len(segments):
@@ -503,17 +492,10 @@ def segmented_network(fn: Callable, args: tuple) -> Seen:
     layers, x, count = args
     runs = _count_runs(layers)
     with PeakTracker(*layers, x) as tracker:
-        output = fn(*args)
+        output = found(fn, fn(*args), torch.Tensor, "a tensor")
         kept = (tracker.live - tracker.start) // x.nbytes
-    if missing := _missing(fn, output):
-        return missing
-    if not isinstance(output, torch.Tensor):
-        return Seen(
-            hint=f"your function returns {kind(output)}: the output is "
-            "needed, a tensor."
-        )
     if not output.requires_grad:
-        return Seen(hint=f"the output has no graph. {CUT}")
+        raise Problem(NO_GRAPH)
     parts = {"output": output.detach().double()}
     forward = list(runs)
     try:
@@ -523,16 +505,14 @@ def segmented_network(fn: Callable, args: tuple) -> Seen:
         if not any(count > 2 for count in runs):
             raise
     if any(count > 2 for count in runs):
-        return Seen(
-            hint="the backward pass recomputes the wrong layers: "
+        raise Problem(
+            "the backward pass recomputes the wrong layers: "
             f"{_named('layer', [i for i, n in enumerate(runs) if n > 2])} "
             "too often. A lambda in a loop looks its variables up when it "
             "runs, and finds those of the last turn: hand them over as "
             "arguments."
         )
-    if hint := _without_gradient("layer", layers):
-        return Seen(hint=hint)
-    seen = Seen(parts | {"gradient": _gradients(layers)})
+    seen = Seen(parts | {"gradient": _gradients("layer", layers)})
     last = len(layers) - len(layers) // count * (count - 1)
     if runs == forward:
         seen.hint = (
@@ -557,6 +537,7 @@ CUT = (
     "`use_reentrant=True` neither has the output of a checkpoint whose input "
     "needs no gradient."
 )
+NO_GRAPH = f"the output has no graph. {CUT}"
 
 
 def _count_runs(modules: Sequence[nn.Module]) -> list[int]:
@@ -574,38 +555,41 @@ def _count_runs(modules: Sequence[nn.Module]) -> list[int]:
     return runs
 
 
-def _gradients(modules: Iterable[nn.Module]) -> torch.Tensor:
-    return _flat(p.grad for m in modules for p in m.parameters())
-
-
-def _without_gradient(
+def _gradients(
     name: str, modules: Sequence[nn.Module], result: object = None
-) -> str:
-    """Say which modules have none.
+) -> torch.Tensor:
+    """Those of all parameters in a row.
 
     Args:
         name: of a module.
         modules: in order.
         result: what the function returned.
+
+    Raises:
+        Problem: a module has none.
     """
     missing = [
         index
         for index, module in enumerate(modules)
         if any(p.grad is None for p in module.parameters())
     ]
-    if not missing:
-        return ""
     if len(missing) == len(modules):
-        return _no_gradient(result)
-    return f"no gradient for {_named(name, missing)}: the graph is cut. {CUT}"
+        raise Problem(_no_gradient(result))
+    if missing:
+        without = _named(name, missing)
+        raise Problem(f"no gradient for {without}: the graph is cut. {CUT}")
+    return _flat(p.grad for m in modules for p in m.parameters())
 
 
 def _named(name: str, numbers: Sequence[int]) -> str:
     """Such as "segments 0, 1 and 2"."""
-    *most, last = map(str, numbers)
-    if not most:
-        return f"{name} {last}"
-    return f"{name}s {', '.join(most)} and {last}"
+    return f"{name}{'s' * (len(numbers) > 1)} {_and(map(str, numbers))}"
+
+
+def _and(words: Iterable[str]) -> str:
+    """Such as "0, 1 and 2"."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def attempts(fn: Callable, args: tuple) -> Seen:
@@ -616,16 +600,14 @@ def attempts(fn: Callable, args: tuple) -> Seen:
     """
     step = args[0]
     seen = answer(fn, args)
-    if seen.parts:
-        sizes = torch.tensor(step.sizes, dtype=torch.float64)
-        seen.parts = seen.parts | {"list of sizes tried": sizes}
-        if step.haunted:
-            seen.hint = (
-                "the failed attempt is still alive when the next one begins: "
-                "the exception holds its traceback, that the frames, and "
-                "these their tensors. Try again after the `except` block, "
-                "not in it, and keep no exception."
-            )
+    seen.parts["list of sizes tried"] = _numbers(step.sizes)
+    if step.haunted:
+        seen.hint = (
+            "the failed attempt is still alive when the next one begins: the "
+            "exception holds its traceback, that the frames, and these their "
+            "tensors. Try again after the `except` block, not in it, and "
+            "keep no exception."
+        )
     return seen
 
 
@@ -776,33 +758,25 @@ def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.detach().double().flatten() for t in tensors]).cpu()
 
 
-def _is_empty(result: object) -> bool:
+def is_empty(result: object) -> bool:
+    """Whether a function returned nothing, as one to be written does."""
     return any(result is empty for empty in (None, ..., NotImplemented))
 
 
 def _no_gradient(result: object) -> str:
     why = "nothing called `backward()`, or it was wiped"
-    if not _is_empty(result):
+    if not is_empty(result):
         why = f"your function returns {kind(result)} instead"
     return f"there is no gradient in `param.grad` at the end: {why}."
 
 
-def _missing(fn: Callable, result: object) -> Seen | None:
-    """What to say of a function that returned nothing."""
-    if result is None and uses_arguments(fn):
-        return Seen(hint=NO_RETURN)
-    return Seen(attempted=False) if _is_empty(result) else None
-
-
-def _numbers(name: str, value: object) -> Seen:
+def _numbers(value: object) -> torch.Tensor:
     try:
-        found = torch.as_tensor(value, dtype=torch.float64).detach()
+        return torch.as_tensor(value, dtype=torch.float64).detach()
     except Exception:
-        return Seen(
-            hint=f"your function returns {kind(value)} that is not made of "
-            "numbers."
-        )
-    return Seen({name: found})
+        raise Problem(
+            f"your function returns {kind(value)} that is not made of numbers."
+        ) from None
 
 
 def _listed(words: Iterable[str]) -> str:

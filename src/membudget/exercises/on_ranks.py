@@ -16,7 +16,7 @@ from functools import cache
 import torch.distributed as dist
 
 from membudget.exercises import guard
-from membudget.exercises.compare import Seen
+from membudget.exercises.guard import Problem
 from membudget.sharding import (
     CommunicationCounter,
     DeadlineError,
@@ -70,7 +70,7 @@ class Alone(Exception):
 
 def together(
     scene: Callable, fn: Callable, *args: object, ranks: int = RANKS
-) -> list | Seen:
+) -> list[Report]:
     """Call ``scene(fn, *args)`` on all ranks at once.
 
     Args:
@@ -80,13 +80,15 @@ def together(
         ranks: how many.
 
     Returns:
-        A :class:`Report` of each rank, or what there is to say if ``fn``
-        fails, waits for ever or cannot be sent.
+        A :class:`Report` of each rank.
+
+    Raises:
+        Problem: ``fn`` fails, waits for ever or cannot be sent.
     """
     try:
         pack(fn)
     except TypeError as error:
-        return Seen(hint=f"{error}.")
+        raise Problem(f"{error}.") from error
     pool = _pool(ranks)
     try:
         if not pool.processes:
@@ -96,9 +98,9 @@ def together(
             deadline=DEADLINE,
         )  # fmt: skip
     except DeadlineError as error:
-        return Seen(hint=_waiting(error, fn))
+        raise Problem(_waiting(error, fn)) from error
     except RankError as error:
-        return Seen(hint=_alone(error))
+        raise Problem(_alone(error)) from error
     if any(report.calls != reports[0].calls for report in reports):
         pool.kill()  # what one rank sent may still be on its way
     faults = [report.result for report in reports]
@@ -107,10 +109,9 @@ def together(
         return reports
     rank, fault = next((r, f) for r, f in enumerate(faults) if f)
     same = all(f and f.text == fault.text for f in faults)
-    return Seen(
-        hint=fault.text if same else f"on rank {rank}: {fault.text}",
-        attempted=not (same and fault.stub),
-    )
+    if same and fault.stub:
+        raise Problem
+    raise Problem(fault.text if same else f"on rank {rank}: {fault.text}")
 
 
 def _pool(ranks: int = RANKS) -> Ranks:
@@ -178,6 +179,8 @@ def _enter(
     with guard.sealed(), CommunicationCounter() as counter:
         try:
             result = scene(fn, *args)
+        except Problem as problem:
+            result = Fault(str(problem), not problem.args)
         except BaseException as error:
             result = Fault(guard.describe(error, fn), guard.is_stub(error))
     _meet(result, turn, patience)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from types import EllipsisType, NoneType, NotImplementedType
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,8 @@ from membudget.exercises.core import (
     Checker,
     Outcome,
 )
-from membudget.exercises.observe import NO_RETURN
+from membudget.exercises.guard import Problem
+from membudget.exercises.observe import found, is_empty
 from membudget.ledger import Account
 from membudget.measuring import Allocation
 
@@ -35,7 +35,6 @@ NEEDED = {
     "guess": (Mapping, f"a dictionary with the keys {', '.join(ENTRIES)}"),
 }
 """Of each part of the result: its kind, and that in words."""
-EMPTY = NoneType | EllipsisType | NotImplementedType
 PHASES = {
     "forward": "in the forward pass",
     "backward": "in the backward pass",
@@ -59,10 +58,6 @@ def own_ledger():
     return model, optimizer, cross_entropy, batch, guess
 
 
-class _Problem(Exception):
-    """Something is not as it has to be; the message says what."""
-
-
 class OwnLedger(Checker):
     """The checker of a ledger that the reader filled in for any model.
 
@@ -83,7 +78,9 @@ class OwnLedger(Checker):
                 return _outcome(fn)
             except KeyboardInterrupt:
                 raise
-            except _Problem as problem:
+            except Problem as problem:
+                if not problem.args:
+                    return Outcome(NOT_ATTEMPTED)
                 return Outcome(NOT_RIGHT, str(problem))
             except BaseException as error:
                 if guard.is_stub(error):
@@ -95,14 +92,9 @@ def _outcome(fn: Callable) -> Outcome:
     """The outcome of a function.
 
     Raises:
-        NotImplementedError: nothing was filled in.
+        Problem: what it returned is no ledger.
     """
-    result = fn()
-    if result is None and guard.uses_arguments(fn):
-        raise _Problem(NO_RETURN)
-    if isinstance(result, EMPTY):
-        raise NotImplementedError
-    step = _looked_through(result)
+    step = _looked_through(found(fn, fn()))
     guess = _read(step.guess)
     account = _accounted(step)
     right = {
@@ -143,7 +135,7 @@ def _looked_through(result: object) -> _Step:
     many = isinstance(result, list | tuple)
     if not many or len(result) != len(NEEDED):
         held = guard.kind(result) + (f" of {len(result)}" if many else "")
-        raise _Problem(
+        raise Problem(
             f"your function returns {held}: `return {ORDER}` is needed."
         )
     step = _Step(*result)
@@ -153,18 +145,18 @@ def _looked_through(result: object) -> _Step:
         NEEDED.items(), step, strict=True
     ):
         if not isinstance(value, needed):
-            raise _Problem(
+            raise Problem(
                 f"the {name} is {guard.kind(value)}; it must be {words}."
             )
     for item in step.batch or [step.batch]:
         if not isinstance(item, torch.Tensor):
-            raise _Problem(
+            raise Problem(
                 f"the batch holds {guard.kind(item)}: tensors are needed."
             )
     known = set(map(id, step.model.parameters()))
     groups = step.optimizer.param_groups if step.optimizer else []
     if not known.issuperset(id(p) for g in groups for p in g["params"]):
-        raise _Problem(
+        raise Problem(
             "the optimizer has parameters that are not the model's: build it "
             "from `model.parameters()`."
         )
@@ -175,12 +167,12 @@ def _read(guess: Mapping[str, object]) -> dict[str, int]:
     """The guess as whole numbers of bytes.
 
     Raises:
-        NotImplementedError: nothing was filled in.
+        Problem: something is missing, or no number; or all is missing.
     """
-    if all(isinstance(value, EMPTY) for value in guess.values()):
-        raise NotImplementedError
+    if all(map(is_empty, guess.values())):
+        raise Problem
     if unknown := [key for key in guess if key not in ENTRIES]:
-        raise _Problem(
+        raise Problem(
             f"the guess has the key {unknown[0]!r}; its keys are "
             f"{', '.join(ENTRIES)}."
         )
@@ -188,19 +180,19 @@ def _read(guess: Mapping[str, object]) -> dict[str, int]:
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, EMPTY):
-        raise _Problem(f"the guess for {name} is missing.")
+    if is_empty(value):
+        raise Problem(f"the guess for {name} is missing.")
     try:
         if isinstance(value, str | bytes | bool):
             raise TypeError
         number = float(value)
     except Exception:
-        raise _Problem(
+        raise Problem(
             f"the guess for {name} is {guard.kind(value)}: a number of bytes "
             "is needed."
         ) from None
     if not number.is_integer():
-        raise _Problem(
+        raise Problem(
             f"the guess for {name} is {number}: bytes are whole numbers."
         )
     return int(number)
@@ -213,7 +205,7 @@ def _accounted(step: _Step) -> Account:
         )
     except Exception as error:
         text = guard.message(error) or "no message"
-        raise _Problem(
+        raise Problem(
             f"a dry run of this step fails. {type(error).__name__}: {text}."
         ) from None
 
@@ -247,16 +239,14 @@ def _compared(
         (7 * right, "These are bits."),
     ]
     causes = [*others, *some, *both, *factors]
-    found = (why for more, why in causes if more == off and why)
+    fitting = (why for more, why in causes if more == off and why)
     side = "many" if off > 0 else "few"
-    return f"{abs(off)} bytes too {side}. {next(found, otherwise)}".strip()
+    return f"{abs(off)} bytes too {side}. {next(fitting, otherwise)}".strip()
 
 
 def _of_parameters(step: _Step, account: Account) -> Causes:
     tensors = list(step.model.parameters())
-    every = _bytes(tensors)
-    frozen = every - account.states.gradients
-    buffers = account.states.parameters - every
+    frozen, buffers = _beside_gradients(tensors, account)
     some = [
         (-frozen, "Frozen parameters are missing: they are there, too."),
         *_of_tensors(step, tensors),
@@ -267,14 +257,20 @@ def _of_parameters(step: _Step, account: Account) -> Causes:
 
 def _of_gradients(step: _Step, account: Account) -> Causes:
     tensors = list(step.model.parameters())
-    every = _bytes(tensors)
-    frozen = every - account.states.gradients
-    buffers = account.states.parameters - every
+    frozen, buffers = _beside_gradients(tensors, account)
     some = [
         (frozen, "Frozen parameters have no gradients."),
         *_of_tensors(step, [p for p in tensors if p.requires_grad]),
     ]
     return some, [(buffers, "Buffers have no gradients.")], ""
+
+
+def _beside_gradients(
+    tensors: list[torch.Tensor], account: Account
+) -> tuple[int, int]:
+    """Bytes of frozen parameters, and of buffers."""
+    states, every = account.states, _bytes(tensors)
+    return every - states.gradients, states.parameters - every
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,6 +1,7 @@
 """The exercises on sharding: bytes per rank, and steps on two real ranks."""
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from membudget import sharding as sh
 from membudget.exercises.compare import Seen, numbers
 from membudget.exercises.core import Case, Exercise
-from membudget.exercises.guard import kind, uses_arguments
+from membudget.exercises.guard import Problem, kind
 from membudget.exercises.loops import samples, small_model
-from membudget.exercises.observe import NO_RETURN, calls
+from membudget.exercises.observe import calls, is_empty
 from membudget.exercises.on_ranks import RANKS, together
 from membudget.models import mlp
 
@@ -309,7 +310,7 @@ def average_gradients(model):
 
 def _averaging(
     fn: Callable, sizes: Sequence[int], frozen: bool, told: bool
-) -> dict:
+) -> tuple[torch.Tensor, bool, str]:
     """One rank's part: its backward pass, then the reader's function.
 
     Args:
@@ -317,6 +318,9 @@ def _averaging(
         sizes: samples of each rank.
         frozen: whether the first layer is.
         told: whether the function gets this rank's number of samples, too.
+
+    Returns:
+        The gradient, whether it is as it was, and what was returned.
     """
     model, shares = _averaging_start(sizes, frozen)
     rank = dist.get_rank()
@@ -325,14 +329,20 @@ def _averaging(
     own, weights = _gradients(model), _weights(model)
     unused = [p for p in model.parameters() if p.grad is None]
     result = fn(model, sizes[rank]) if told else fn(model)
+    if not torch.equal(_weights(model), weights):
+        raise Problem(
+            "the parameters have changed: only the gradients are asked, in "
+            "`p.grad`. The parameters are equal on all ranks as long as the "
+            "gradients are."
+        )
+    if any(p.grad is not None for p in unused):
+        raise Problem(
+            "a parameter that has no gradient has got one: its `p.grad` must "
+            "stay None. An optimizer with momentum or weight decay moves "
+            "whatever has a gradient, also one of zero."
+        )
     left = _gradients(model)
-    return {
-        "left": left,
-        "filled": any(p.grad is not None for p in unused),
-        "as it was": left is not None and torch.equal(left, own),
-        "weights moved": not torch.equal(_weights(model), weights),
-        "returned": _returned(result),
-    }
+    return left, torch.equal(left, own), _returned(result)
 
 
 def _averaging_start(
@@ -348,45 +358,21 @@ def _averaging_start(
 def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     """The gradient that each rank has at the end."""
     sizes, *_ = args
-    names = [f"gradient on rank {rank}" for rank in range(len(sizes))]
     reports = together(_averaging, fn, *args, ranks=len(sizes))
-    if isinstance(reports, Seen):
-        return reports
-    found = [report.result for report in reports]
-    called = any(report.calls for report in reports)
-    if any(f["weights moved"] for f in found):
-        return Seen(
-            hint="the parameters have changed: only the gradients are asked, "
-            "in `p.grad`. The parameters are equal on all ranks as long as "
-            "the gradients are."
-        )
-    if any(f["filled"] for f in found):
-        return Seen(
-            hint="a parameter that has no gradient has got one: its `p.grad` "
-            "must stay None. An optimizer with momentum or weight decay "
-            "moves whatever has a gradient, also one of zero."
-        )
-    if any(f["left"] is None for f in found):
-        return Seen(
-            hint="there is no gradient in `p.grad` at the end, or it has "
-            "another shape."
-        )
-    seen = Seen({n: f["left"] for n, f in zip(names, found, strict=True)})
-    if len(sizes) > 1 and all(f["as it was"] for f in found):
-        returned = next((f["returned"] for f in found if f["returned"]), "")
-        if not called and not returned:
-            return Seen(attempted=False)
-        seen.hint = (
-            "each rank still has the gradient of its own share in `p.grad`. "
-        )
-        seen.hint += (
-            "`all_reduce` works in place: give it `p.grad` itself, neither "
-            "a copy nor the parameter."
-            if called
-            else f"Your function returns {returned} instead."
-            if returned
-            else ""
-        )
+    left, unchanged, returned = zip(*[r.result for r in reports], strict=True)
+    seen = Seen({f"gradient on rank {rank}": g for rank, g in enumerate(left)})
+    if len(sizes) > 1 and all(unchanged):
+        seen.hint = "each rank still has the gradient of its own share in "
+        seen.hint += "`p.grad`. "
+        if any(report.calls for report in reports):
+            seen.hint += (
+                "`all_reduce` works in place: give it `p.grad` itself, "
+                "neither a copy nor the parameter."
+            )
+        elif any(returned):
+            seen.hint += f"Your function returns {max(returned)} instead."
+        else:
+            raise Problem
     return seen
 
 
@@ -548,34 +534,31 @@ def in_step(model, optimizer, x, y, average):
     optimizer.zero_grad()
 
 
-def _stepping(fn: Callable, steps: int, broken: int | None) -> dict:
-    """One rank's part: some steps with the reader's function."""
+def _stepping(
+    fn: Callable, steps: int, broken: int | None
+) -> tuple[list[torch.Tensor], bool, str]:
+    """One rank's part: some steps with the reader's function.
+
+    Returns:
+        What the weights have gained after each step, whether anything was
+        done, and what was returned.
+    """
     model, optimizer, windows = _stepping_start(steps, broken)
-    start, after = _weights(model), []
-    averaged = 0
+    start, after, done, returned = _weights(model), [], False, ""
 
     def average(tensor: torch.Tensor) -> None:
-        nonlocal averaged
-        averaged += 1
+        nonlocal done
+        done = True
         with torch.no_grad():
             dist.all_reduce(tensor)
             tensor /= dist.get_world_size()
 
-    returned = ""
-    touched = False
     for shares in windows:
         result = fn(model, optimizer, *shares[dist.get_rank()], average)
         returned = returned or _returned(result)
-        touched = touched or any(
-            p.grad is not None for p in model.parameters()
-        )
+        done |= any(p.grad is not None for p in model.parameters())
         after.append(_weights(model) - start)
-    return {
-        "after": after,
-        "averaged": averaged,
-        "idle": not touched and not averaged and not after[-1].any(),
-        "returned": returned,
-    }
+    return after, done or bool(after[-1].any()), returned
 
 
 def _stepping_start(
@@ -601,14 +584,11 @@ def _stepping_start(
 
 def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     """What the steps add to the weights of each rank."""
+    results = [report.result for report in together(_stepping, fn, *args)]
+    (first, second), done, returned = zip(*results, strict=True)
+    if not any(done):
+        _nothing(returned[0])
     names = [f"update of the weights on rank {rank}" for rank in range(2)]
-    reports = together(_stepping, fn, *args)
-    if isinstance(reports, Seen):
-        return reports
-    found = [report.result for report in reports]
-    if all(f["idle"] for f in found):
-        return _nothing(found[0]["returned"])
-    first, second = (f["after"] for f in found)
     seen = Seen({names[0]: first[-1], names[1]: second[-1]})
     apart = [
         step
@@ -702,10 +682,16 @@ STEPS = 2
 """So that what the first leaves behind is seen in the second."""
 
 
-def _accumulating(fn: Callable, count: int) -> dict:
+def _accumulating(
+    fn: Callable, count: int
+) -> tuple[torch.Tensor, list[int], int, int, str]:
     """One rank's part: two steps with FSDP2, each of ``count`` micro-batches.
 
     One of the model's parameters has three rows, on two ranks.
+
+    Returns:
+        What the weights have gained; the reduce-scatters of each step; how
+        many forward and backward passes there were; what was returned.
     """
     model, windows = _accumulating_start(count)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -725,13 +711,8 @@ def _accumulating(fn: Callable, count: int) -> dict:
                 result = fn(model, optimizer, shares[rank])
             scattered.append(counter.traffic["reduce-scatter"].calls)
             returned = returned or _returned(result)
-    return {
-        "update": _weights(model) - start,
-        "scattered": scattered,
-        "forward": len(forward),
-        "backward": len(backward),
-        "returned": returned,
-    }
+    update = _weights(model) - start
+    return update, scattered, len(forward), len(backward), returned
 
 
 def _accumulating_start(count: int) -> tuple[nn.Module, list]:
@@ -746,23 +727,23 @@ def _accumulating_start(count: int) -> tuple[nn.Module, list]:
 
 def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     """What two steps add to the weights, and how often units are reduced."""
-    name, (count,) = "update of the weights", args
-    reports = together(_accumulating, fn, *args)
-    if isinstance(reports, Seen):
-        if reports.hint and "'no_sync'" in reports.hint:
-            reports.hint += (
-                " FSDP2 has no `no_sync()`: it has "
+    (count,) = args
+    try:
+        (report, *_) = together(_accumulating, fn, *args)
+    except Problem as problem:
+        if "'no_sync'" in str(problem):
+            raise Problem(
+                f"{problem} FSDP2 has no `no_sync()`: it has "
                 "`model.set_requires_gradient_sync(…)`."
-            )
-        return reports
-    found = reports[0].result
-    if not found["forward"] and not found["update"].any():
-        return _nothing(found["returned"])
-    seen = Seen({name: found["update"]})
-    calls = found["scattered"]
-    if not found["backward"]:
+            ) from problem
+        raise
+    update, calls, forward, backward, returned = report.result
+    if not forward and not update.any():
+        _nothing(returned)
+    seen = Seen({"update of the weights": update})
+    if not backward:
         seen.hint = "no backward pass runs: call `backward()` on each loss."
-    elif found["forward"] < STEPS * count:
+    elif forward < STEPS * count:
         seen.hint = (
             "several micro-batches run in one forward pass: then all their "
             "activations are there at once, which is what accumulation "
@@ -770,7 +751,7 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
         )
     elif calls == [0] * STEPS:
         seen.hint = NEVER
-    elif not found["update"].any():
+    elif not update.any():
         seen.hint = (
             "the optimizer does not step: the parameters stay as they are."
         )
@@ -868,37 +849,16 @@ NONE = 0.5
 """Stands for None among numbers of ranks."""
 
 
-def _fewest(fn: Callable, args: tuple) -> Seen:
-    """A number of ranks or None, for each of several calls."""
-    results = [fn(*call) for call in args]
-    if all(result is None for result in results):
-        if uses_arguments(fn):
-            return Seen(hint=NO_RETURN)
-        return Seen(attempted=False)
-    if any(result in (..., NotImplemented) for result in results[:1]):
-        return Seen(attempted=False)
-    parts = {}
-    for (count, stage, card, rest), result in zip(args, results, strict=True):
-        try:
-            found = torch.as_tensor(
-                NONE if result is None else result, dtype=torch.float64
-            ).detach()
-        except Exception:
-            return Seen(
-                hint=f"your function returns {kind(result)}: a number of "
-                "ranks is needed, or None."
-            )
-        name = (
-            f"answer for {count / 1e9:g} billion parameters, {stage}, cards "
-            f"of {card / 1e9:g} GB and a rest of {rest / 1e9:g} GB"
-        )
-        parts[name] = found
-    return Seen(
-        parts,
-        said=lambda x: (
-            "None" if x.numel() == 1 and x.item() == NONE else numbers(x)
-        ),
+def _of_cards(count: int, stage: str, card: int, rest: int) -> str:
+    return (
+        f"answer for {count / 1e9:g} billion parameters, {stage}, cards of "
+        f"{card / 1e9:g} GB and a rest of {rest / 1e9:g} GB"
     )
+
+
+def _ranks_or_none(found: torch.Tensor) -> str:
+    none = found.numel() == 1 and found.item() == NONE
+    return "None" if none else numbers(found)
 
 
 def _cards(*rows: tuple[float, str, float, float]) -> Case:
@@ -938,7 +898,7 @@ check_fewest_ranks = Exercise(
             (70, "zero-3", 16, 0),
         ),
     ],
-    observe=_fewest,
+    observe=calls(_of_cards, _ranks_or_none, NONE),
     mistakes=f"""
         + rest =>
             the rest is left out: activations, gathered blocks and work memory
@@ -987,11 +947,18 @@ check_fewest_ranks = Exercise(
 # What is read off a model
 
 
-def _gradients(model: nn.Module) -> torch.Tensor | None:
-    """All trained gradients in a row; None if there are not all of them."""
+def _gradients(model: nn.Module) -> torch.Tensor:
+    """All trained gradients in a row.
+
+    Raises:
+        Problem: there are not all of them.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     if any(p.grad is None or p.grad.shape != p.shape for p in trained):
-        return None
+        raise Problem(
+            "there is no gradient in `p.grad` at the end, or it has another "
+            "shape."
+        )
     return torch.cat([p.grad.detach().double().flatten() for p in trained])
 
 
@@ -1006,11 +973,11 @@ def _weights(model: nn.Module) -> torch.Tensor:
 
 def _returned(result: object) -> str:
     """What a function returned, if it is anything."""
-    empty = any(result is value for value in (None, ..., NotImplemented))
-    return "" if empty else kind(result)
+    return "" if is_empty(result) else kind(result)
 
 
-def _nothing(returned: str) -> Seen:
-    """What to say of a function that does nothing, but may return."""
-    hint = f"your function returns {returned}, and takes no step."
-    return Seen(hint=hint) if returned else Seen(attempted=False)
+def _nothing(returned: str) -> NoReturn:
+    """Say that a function does nothing, but may return."""
+    if returned:
+        raise Problem(f"your function returns {returned}, and takes no step.")
+    raise Problem
