@@ -1,7 +1,9 @@
 """Every operator alone: what it saves, and its peak, to the byte."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -65,20 +67,6 @@ def test_linear(shape, outputs, s, cast, bias, trained):
         assert saved == (s * count(shape) if trained else 0)
     else:
         assert saved == 2 * count(shape) + 2 * trained * count(weights[0])
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(("b", "n", "m", "k"), [(1, 2, 3, 4), (3, 5, 2, 7)])
-def test_matmul(s, b, n, m, k):
-    """Both factors."""
-    saved = alone(
-        torch.matmul,
-        lambda paper, x, y: op.matmul(paper, x, y, b * n * k),
-        (b, n, m),
-        (b, m, k),
-        itemsize=s,
-    )
-    assert saved == s * b * (n * m + m * k)
 
 
 @pytest.mark.parametrize("s", SIZES)
@@ -162,120 +150,132 @@ def test_add_of_two_dtypes():
     assert alone(run, write, (3, 8)) == 0
 
 
-@pytest.mark.parametrize(("s", "to"), [*product(SIZES, SIZES)])
-def test_cast(s, to):
-    """Nothing."""
-    saved = alone(
-        lambda x: x.to(DTYPES[to]),
-        lambda paper, x: op.cast(paper, x, to),
-        (3, 8),
-        itemsize=s,
-    )
-    assert saved == 0
+# Products of matrices, norms, pooling, attention, the loss ----------------
 
 
-# Norms -------------------------------------------------------------------
+class Case(NamedTuple):
+    """One operator: the function, its row, and what it saves.
+
+    That is a number of numbers of the dtype of what it is given, and of bytes
+    whatever the dtype. ``places`` is the shape of a batch of whole numbers.
+    """
+
+    run: Callable
+    write: Callable
+    shapes: list[tuple[int, ...]]
+    numbers: int
+    bytes: int = 0
+    weights: Sequence[tuple[int, ...]] = ()
+    places: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize(("shape", "s"), GRID)
-def test_layer_norm(shape, s):
-    """Its input, and mean and 1/σ of each token in its own dtype."""
-    *rows, width = shape
-    saved = alone(
-        lambda x, w, b: F.layer_norm(x, (width,), w, b),
+def turned(paper, x):
+    turns = op.constant(paper, 5 * 6 // 2, 8)
+    return op.rotate_pairs(paper, x, turns, fused=False)
+
+
+CASES = {
+    "product of matrices: both": Case(
+        torch.matmul,
+        partial(op.matmul, elements=3 * 5 * 7),
+        [(3, 5, 2), (3, 2, 7)],
+        3 * (5 * 2 + 2 * 7),
+    ),
+    **{
+        f"to {size} bytes: nothing": Case(
+            partial(torch.Tensor.to, dtype=dtype),
+            partial(op.cast, itemsize=size),
+            [(3, 8)],
+            0,
+        )
+        for size, dtype in DTYPES.items()
+    },
+    "layer norm: its input, and mean and 1/σ of each token": Case(
+        lambda x, w, b: F.layer_norm(x, (8,), w, b),
         op.layer_norm,
-        shape,
-        weights=[(width,), (width,)],
-        itemsize=s,
-    )
-    assert saved == s * count(shape) + 2 * s * count(rows)
-
-
-@pytest.mark.parametrize(("shape", "s"), GRID)
-def test_rms_norm(shape, s):
-    """In fp32 its input (a copy in a 16-bit model), the normalised input,
-    and 1/rms of each token."""
-    *rows, width = shape
-    saved = alone(
-        lambda x, w: F.rms_norm(x, (width,), w, 1e-5),
+        [(2, 3, 8)],
+        2 * 3 * 8 + 2 * 2 * 3,
+        weights=[(8,), (8,)],
+    ),
+    # its input is a copy in a 16-bit model
+    "RMS norm: in fp32 its input, it normalised, 1/rms of each token": Case(
+        lambda x, w: F.rms_norm(x, (8,), w, 1e-5),
         op.rms_norm,
-        shape,
-        weights=[(width,)],
-        itemsize=s,
-    )
-    assert saved == 2 * 4 * count(shape) + 4 * count(rows)
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize("shape", [(3, 4, 1, 1), (1, 16, 5, 2)])
-def test_batch_norm(shape, s):
-    """Its input, and mean and 1/σ of each channel."""
-    channels = shape[1]
-    saved = alone(
+        [(2, 3, 8)],
+        0,
+        4 * (2 * 2 * 3 * 8 + 2 * 3),
+        weights=[(8,)],
+    ),
+    "batch norm: its input, and mean and 1/σ of each channel": Case(
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         op.batch_norm,
-        shape,
-        weights=[(channels,), (channels,)],
-        itemsize=s,
-    )
-    assert saved == s * count(shape) + 2 * s * channels
-
-
-# Pooling, embedding, loss ------------------------------------------------
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(("kernel", "stride", "side"), [(2, 2, 3), (3, 1, 4)])
-def test_max_pool(s, kernel, stride, side):
-    """Its input, and 8 bytes for the place of each maximum."""
-    shape, elements = (2, 4, 6, 6), 2 * 4 * side**2
-    saved = alone(
-        lambda x: F.max_pool2d(x, kernel, stride),
-        lambda paper, x: op.max_pool(paper, x, elements),
-        shape,
-        itemsize=s,
-    )
-    assert saved == s * count(shape) + 8 * elements
-
-
-@pytest.mark.parametrize("s", SIZES)
-def test_mean_over_a_picture(s):
-    """Nothing."""
-    saved = alone(
-        lambda x: F.adaptive_avg_pool2d(x, 1),
-        lambda paper, x: op.mean(paper, x, 2 * 4),
-        (2, 4, 6, 6),
-        itemsize=s,
-    )
-    assert saved == 0
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize("places", [(7,), (2, 5)])
-def test_embedding(s, places):
-    """Nothing of its own: the places are the batch."""
-    saved = alone(
+        [(2, 4, 5, 3)],
+        2 * 4 * 5 * 3 + 2 * 4,
+        weights=[(4,), (4,)],
+    ),
+    "max pool: its input, and 8 bytes for the place of each maximum": Case(
+        lambda x: F.max_pool2d(x, 3, 1),
+        partial(op.max_pool, elements=2 * 4 * 4 * 4),
+        [(2, 4, 6, 6)],
+        2 * 4 * 6 * 6,
+        8 * 2 * 4 * 4 * 4,
+    ),
+    "mean over a picture: nothing": Case(
+        partial(F.adaptive_avg_pool2d, output_size=1),
+        partial(op.mean, elements=2 * 4),
+        [(2, 4, 6, 6)],
+        0,
+    ),
+    "embedding: nothing, its places are the batch": Case(
         lambda table, x: F.embedding(x, table),
-        lambda paper, table, x: op.embedding(paper, table, x, 8),
+        partial(op.embedding, width=8),
+        [],
+        0,
         weights=[(11, 8)],
-        batch=[torch.zeros(places, dtype=torch.long)],
-        itemsize=s,
-    )
-    assert saved == 0
+        places=(2, 5),
+    ),
+    "cross-entropy: log-probabilities, and the number of targets": Case(
+        F.cross_entropy, op.cross_entropy, [(3, 10)], 3 * 10 + 1, places=(3,)
+    ),
+    **{
+        f"attention, {h} of {kv} heads: q, k, v, output, 4 bytes a row": Case(
+            partial(
+                F.scaled_dot_product_attention,
+                is_causal=True,
+                enable_gqa=kv < h,
+            ),
+            partial(op.fused_attention, statistics=b * h * t),
+            [(b, h, t, d), (b, kv, t, d), (b, kv, t, d)],
+            b * t * d * (2 * h + 2 * kv),
+            4 * b * h * t,
+        )
+        for b, h, kv, t, d in [(2, 4, 4, 3, 6), (1, 4, 2, 5, 8)]
+    },
+    "rotary positions: 8 bytes for each pair of a token": Case(
+        lambda x: rotate(x, rotary(5, 6)),
+        turned,
+        [(2, 4, 5, 6)],
+        0,
+        8 * 5 * 6 // 2,
+    ),
+    "repeated heads: nothing": Case(
+        partial(torch.repeat_interleave, repeats=4, dim=1),
+        partial(op.repeat, times=4),
+        [(2, 3, 4, 8)],
+        0,
+    ),
+}
 
 
 @pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(("rows", "classes"), [(1, 1), (3, 10)])
-def test_cross_entropy(s, rows, classes):
-    """The log-probabilities, and the number of targets as a number."""
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator(name, s):
+    run, write, shapes, numbers, more, weights, places = CASES[name]
+    batch = [torch.zeros(places, dtype=torch.long)] if places else []
     saved = alone(
-        F.cross_entropy,
-        op.cross_entropy,
-        (rows, classes),
-        batch=[torch.zeros(rows, dtype=torch.long)],
-        itemsize=s,
+        run, write, *shapes, weights=weights, batch=batch, itemsize=s
     )
-    assert saved == s * rows * classes + s
+    assert saved == s * numbers + more
 
 
 def test_cross_entropy_under_autocast():
@@ -291,29 +291,6 @@ def test_cross_entropy_under_autocast():
         cast=2,
     )
     assert saved == 2 * 30 * 8 + 2 * 10 * 8 + 4 * 30 * 10 + 4
-
-
-# Attention ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(
-    ("b", "h", "kv", "t", "d"),
-    [(2, 4, 4, 3, 6), (1, 4, 2, 5, 8), (3, 6, 1, 4, 2)],
-)
-def test_fused_attention(s, b, h, kv, t, d):
-    """q, k, v, its output, and 4 bytes for each head of a token."""
-    saved = alone(
-        lambda q, k, v: F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=kv < h
-        ),
-        lambda paper, q, k, v: op.fused_attention(paper, q, k, v, b * h * t),
-        (b, h, t, d),
-        (b, kv, t, d),
-        (b, kv, t, d),
-        itemsize=s,
-    )
-    assert saved == s * b * t * d * (2 * h + 2 * kv) + 4 * b * h * t
 
 
 @pytest.mark.parametrize("s", SIZES)
@@ -351,31 +328,3 @@ def test_attention(s, dropout, b, h, t, d):
     saved = alone(run, write, (b, t, 3 * h * d), itemsize=s)
     scores = b * h * t * t
     assert saved == s * (3 * n + scores * (3 if dropout else 1)) + t * t
-
-
-@pytest.mark.parametrize("s", SIZES)
-@pytest.mark.parametrize(("b", "h", "t", "d"), [(2, 4, 3, 6), (1, 3, 5, 2)])
-def test_rotary_positions(s, b, h, t, d):
-    """The turns, 8 bytes for each pair of a token."""
-
-    def run(x):
-        return rotate(x, rotary(t, d))
-
-    def write(paper, x):
-        turns = op.constant(paper, t * d // 2, 8)
-        return op.rotate_pairs(paper, x, turns, fused=False)
-
-    saved = alone(run, write, (b, h, t, d), itemsize=s)
-    assert saved == 8 * t * d // 2
-
-
-@pytest.mark.parametrize("s", SIZES)
-def test_repeated_heads(s):
-    """Nothing."""
-    saved = alone(
-        lambda x: x.repeat_interleave(4, dim=1),
-        lambda paper, x: op.repeat(paper, x, 4),
-        (2, 3, 4, 8),
-        itemsize=s,
-    )
-    assert saved == 0
