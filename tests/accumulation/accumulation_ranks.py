@@ -81,10 +81,13 @@ def run(window, model, parts, **options):
         window.backward(F.cross_entropy(model(x), y, **options), len(x))
 
 
-def run_plainly(window, model, parts):
-    """Without ``over``: that synchronises every micro-batch."""
-    for x, y in parts:
-        window.backward(F.cross_entropy(model(x), y), len(x))
+def whole_window(accumulator, parts, total=None, **options):
+    """The gradient before the step, and the report."""
+    with accumulator.window(total) as window:
+        run(window, accumulator.model, parts, **options)
+        window.finish()
+        found = gradients(accumulator.model)
+        return found, window.step()
 
 
 def sgd(model, lr=0.5):
@@ -105,14 +108,12 @@ def gradient_of_the_union(kind):
         ("sum", sum(sizes[rank])),
     ):
         accumulator = Accumulator(model, sgd(model, 0.0), reduction=reduction)
-        with accumulator.window(total) as window:
-            run(window, model, parts, reduction=reduction)
-            norm = window.finish()
-            error = relative(gradients(model), expected)
-            report = window.step()
-        assert error <= 1e-12, (reduction, total, error)
-        assert abs(norm / flat(expected).norm().item() - 1) < 1e-12
-        assert report.norm == norm
+        found, report = whole_window(
+            accumulator, parts, total, reduction=reduction
+        )
+        assert relative(found, expected) <= 1e-12, (reduction, total)
+        norm = flat(expected).norm().item()
+        assert abs(report.norm / norm - 1) < 1e-12
         assert report.count == sum(map(sum, sizes))
         assert report.micro_batches == len(parts)
         assert abs(report.loss / loss - 1) < 1e-12, (report.loss, loss)
@@ -130,12 +131,8 @@ def fsdp_on_some_of_the_ranks():
     model = fully_shard(classifier(), mesh=mesh)
     group = mesh.get_group()
     accumulator = Accumulator(model, sgd(model), process_group=group)
-    with accumulator.window() as window:
-        run(window, model, parts)
-        window.finish()
-        error = relative(gradients(model), expected)
-        report = window.step()
-    assert error <= 1e-12
+    found, report = whole_window(accumulator, parts)
+    assert relative(found, expected) <= 1e-12
     assert report.count == len(own[1])
 
 
@@ -151,9 +148,7 @@ def training(kind):
         F.cross_entropy(single(x), y).backward()
         norm = nn.utils.clip_grad_norm_(single.parameters(), max_norm).item()
         optimizer.step()
-        with accumulator.window() as window:
-            run(window, model, parts)
-            report = window.step()
+        _, report = whole_window(accumulator, parts)
         assert abs(report.norm / norm - 1) < 1e-12
         assert report.clipped is (norm > max_norm) is True
     error = relative(weights(model), single.parameters())
@@ -161,67 +156,48 @@ def training(kind):
     assert relative(weights(model), classifier().parameters()) > 0.01
 
 
-def ddp_synchronises_once():
-    """It reads one micro-batch ahead for that, and no more."""
-    model = DistributedDataParallel(classifier())
-    calls, read = [], []
+class Reductions(TorchDispatchMode):
+    """Counts how often gradients are reduced: in a hook of DDP, or inside."""
 
-    def hook(state, bucket):
-        calls.append(bucket.is_last())
+    seen = 0
+
+    def hook(self, state, bucket):
+        self.seen += 1
         return allreduce_hook(state, bucket)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += "reduce_scatter" in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def synchronises_once(kind):
+    """It reads one micro-batch ahead for that, and no more."""
+    model, reductions, read = WRAP[kind](classifier()), Reductions(), []
+    if kind == "ddp":
+        model.register_comm_hook(None, reductions.hook)
 
     def loader():
         for part in parts:
             read.append(part)
             yield part
 
-    model.register_comm_hook(None, hook)
     accumulator = Accumulator(model, sgd(model))
-    _, _, parts = share(RAGGED)
-    with accumulator.window() as window:
+    _, _, parts = share(SIZES[kind])
+    with accumulator.window() as window, reductions:
         for i, (x, y) in enumerate(window.over(loader()), start=1):
             assert len(read) == min(i + 1, len(parts))
             window.backward(F.cross_entropy(model(x), y), len(x))
-            assert bool(calls) is (i == len(parts))
+            assert bool(reductions.seen) is (i == len(parts))
         window.step()
-    once = len(calls)
+    once = reductions.seen
+    assert once == {"ddp": 1, "fsdp": 3}[kind]  # a bucket, or three layers
+    # Without `over` it is done for every micro-batch, and is right, too.
     _, _, parts = share(ALIKE)
-    with accumulator.window() as window:
-        run_plainly(window, model, parts)
-        window.step()
-    assert len(calls) == once + 3 * once
-
-
-class Collectives(TorchDispatchMode):
-    """Names of the collectives that run inside."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-    def reductions(self):
-        return sum("reduce_scatter" in name for name in self.names)
-
-
-def fsdp_synchronises_once():
-    model = shard(classifier())
-    accumulator = Accumulator(model, sgd(model))
-    _, _, parts = share(ALIKE)
-    with accumulator.window() as window, Collectives() as collectives:
-        for i, (x, y) in enumerate(window.over(parts), start=1):
+    with accumulator.window() as window, reductions:
+        for x, y in parts:
             window.backward(F.cross_entropy(model(x), y), len(x))
-            expected = 3 if i == len(parts) else 0  # one for each layer
-            assert collectives.reductions() == expected, collectives.names
         window.step()
-    with accumulator.window() as window, Collectives() as collectives:
-        run_plainly(window, model, parts)
-        window.step()
-    assert collectives.reductions() == 3 * 3, collectives.names
+    assert reductions.seen == once + 3 * once
 
 
 # After an error ----------------------------------------------------------
@@ -253,11 +229,8 @@ def undone(kind, fail, error, message):
         else:
             raise AssertionError("there was no error")
         assert no_gradients(model)
-        with accumulator.window() as window:
-            run(window, model, parts)
-            window.finish()
-            assert relative(gradients(model), expected) <= 1e-12
-            window.step()
+        found, _ = whole_window(accumulator, parts)
+        assert relative(found, expected) <= 1e-12
         with suppress(error), accumulator.window() as window:
             fail(window, model, parts)
         nothing_is_left(model)
@@ -322,12 +295,7 @@ def fsdp_error_with_mixed_precision():
             with suppress(ValueError), accumulator.window() as window:
                 nan_loss(window, model, parts)
             assert no_gradients(model)
-        with accumulator.window() as window:
-            run(window, model, parts)
-            window.finish()
-            found = gradients(model)
-            window.step()
-        return found
+        return whole_window(accumulator, parts)[0]
 
     assert all(map(torch.equal, gradient(False), gradient(True)))
 
@@ -342,9 +310,7 @@ def ddp_restores_buffers_and_random_numbers():
 
     def good(accumulator):
         """A window; returns what there is after it."""
-        with accumulator.window() as window:
-            run(window, accumulator.model, parts)
-            window.step()
+        whole_window(accumulator, parts)
         return everything(accumulator.model, accumulator.optimizer)
 
     _, _, parts = share(RAGGED)
@@ -407,15 +373,18 @@ CHECKS = {
     check.__name__: check
     for check in (
         fsdp_on_some_of_the_ranks,
-        ddp_synchronises_once,
-        fsdp_synchronises_once,
         fsdp_error_with_mixed_precision,
         ddp_restores_buffers_and_random_numbers,
         fsdp_gradients_left_over_in_one_shard,
     )
 }
 for kind in WRAP:
-    for check in (gradient_of_the_union, training, overflow_on_one_rank):
+    for check in (
+        gradient_of_the_union,
+        training,
+        synchronises_once,
+        overflow_on_one_rank,
+    ):
         CHECKS[f"{kind}_{check.__name__}"] = partial(check, kind)
     for kinds, fail, *error in FAILURES:
         if kind in kinds:

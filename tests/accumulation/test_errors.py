@@ -433,7 +433,7 @@ def test_a_window_is_used_inside_its_block(use, when):
     window = rig.accumulator.window()
     if when == "after":
         with window:
-            good(rig, window)
+            pass
     with refused(RuntimeError, NOT_OPEN):
         use(rig, window)
     assert all(p.grad is None for p in rig.model.parameters())

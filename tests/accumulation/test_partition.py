@@ -87,15 +87,6 @@ def test_the_weight_of_a_sample(counts):
     assert sample_weights(counts) == sample_weights(counts, "window")
 
 
-def test_unknown_normalisations_are_named():
-    message = (
-        "there is no normalisation 'mean': use one of window, mean of "
-        "means, no division"
-    )
-    with refused(ValueError, message):
-        sample_weights([1, 2], "mean")
-
-
 def test_counts_may_be_numbers_of_other_kinds():
     for counts in (
         np.array([1.0, 3.0], dtype=np.float32),
@@ -105,20 +96,32 @@ def test_counts_may_be_numbers_of_other_kinds():
         assert weights(counts) == [0.25, 0.75]
 
 
-@pytest.mark.parametrize("bad", [0, -2.5, nan, inf, torch.tensor(0)], ids=repr)
-def test_a_count_that_cannot_be_a_weight(bad):
-    message = (
-        f"count is {bad!r}: use the number of samples, or of non-padding "
-        "tokens, in the micro-batch, above zero (leave out a micro-batch "
-        "that holds padding only)"
-    )
+COUNT = (
+    "use the number of samples, or of non-padding tokens, in the "
+    "micro-batch, above zero (leave out a micro-batch that holds padding "
+    "only)"
+)
+
+
+@pytest.mark.parametrize(
+    ("counts", "normalisation", "message"),
+    [
+        ([], "window", "counts is empty: use 1 counts or more"),
+        *(
+            ([4, bad], "window", f"count is {bad!r}: {COUNT}")
+            for bad in (0, -2.5, nan, inf, torch.tensor(0))
+        ),
+        (
+            [1, 2],
+            "mean",
+            "there is no normalisation 'mean': use one of window, mean of "
+            "means, no division",
+        ),
+    ],
+)
+def test_what_has_no_weights(counts, normalisation, message):
     with refused(ValueError, message):
-        weights([4, bad])
-
-
-def test_no_counts():
-    with refused(ValueError, "counts is empty: use 1 counts or more"):
-        weights([])
+        sample_weights(counts, normalisation)
 
 
 # mean_of_means_error -----------------------------------------------------

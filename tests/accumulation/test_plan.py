@@ -1,7 +1,7 @@
 """What a window costs, against traces and brute force."""
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -29,50 +29,31 @@ from tests.soak import SOAK, examples
 optim = torch.optim
 
 
-def dense(optimizer, **options):
-    def build():
-        model = mlp(8, 16, 4)
-        return model, optimizer(model.parameters(), **options)
-
-    def loss(model, n):
-        return F.cross_entropy(
-            model(torch.randn(n, 8)), torch.randint(10, (n,))
-        )
-
-    return build, loss
+def labelled(model, n):
+    return F.cross_entropy(model(torch.randn(n, 8)), torch.randint(10, (n,)))
 
 
-def transformer():
-    def build():
-        model = GPT(vocabulary=13, context=6, width=8, depth=2, heads=2)
-        return model, optim.AdamW(model.parameters())
+def next_tokens(model, n):
+    tokens = torch.randint(13, (n, 7))
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    def loss(model, n):
-        tokens = torch.randint(13, (n, 7))
-        logits = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    return build, loss
+def mean_square(*shape):
+    return lambda model, n: model(torch.randn(n, *shape)).square().mean()
 
 
 def convolution():
-    def build():
-        model = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.Conv2d(4, 4, 3, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(36, 3),
-        )
-        model[0].requires_grad_(False)
-        return model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def loss(model, n):
-        return model(torch.randn(n, 1, 8, 8)).square().mean()
-
-    return build, loss
+    frozen = nn.Conv2d(1, 4, 3, padding=1).requires_grad_(False)
+    return nn.Sequential(
+        frozen,
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    )
 
 
 class FrozenBase(nn.Module):
@@ -93,23 +74,26 @@ class FrozenBase(nn.Module):
         return self.head(x)
 
 
-def frozen_base():
-    def build():
-        model = FrozenBase()
-        return model, optim.Adam(model.parameters())
+def setting(model, loss, optimizer, **options):
+    """What a footprint is made of."""
 
-    def loss(model, n):
-        return model(torch.randn(n, 16)).square().mean()
+    def build():
+        made = model()
+        return made, optimizer(made.parameters(), **options)
 
     return build, loss
 
 
+small = partial(mlp, 8, 16, 4)
+gpt = partial(GPT, vocabulary=13, context=6, width=8, depth=2, heads=2)
 SETTINGS = {
-    "MLP, SGD": dense(optim.SGD, lr=0.1),
-    "MLP, Adam": dense(optim.Adam),
-    "GPT, AdamW": transformer(),
-    "convolution": convolution(),
-    "frozen base": frozen_base(),
+    "MLP, SGD": setting(small, labelled, optim.SGD, lr=0.1),
+    "MLP, Adam": setting(small, labelled, optim.Adam),
+    "GPT, AdamW": setting(gpt, next_tokens, optim.AdamW),
+    "convolution": setting(
+        convolution, mean_square(1, 8, 8), optim.SGD, lr=0.1, momentum=0.9
+    ),
+    "frozen base": setting(FrozenBase, mean_square(16), optim.Adam),
 }
 SIZES = [1, 2, 3, 5, 8, 16, 33, 64, 100, 256, 500, 1024]
 if not SOAK:
@@ -202,7 +186,7 @@ def test_what_lies_in_the_footprint(name):
 def test_states_of_the_optimizers():
     plain, adam = found("MLP, SGD"), found("MLP, Adam")
     assert plain.optimizer == 0
-    step_counts = 4 * len(list(SETTINGS["MLP, Adam"][0]()[0].parameters()))
+    step_counts = 4 * len(list(small().parameters()))
     assert adam.optimizer == 2 * adam.parameters + step_counts
 
 
