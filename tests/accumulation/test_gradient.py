@@ -107,26 +107,6 @@ def test_by_tokens(seed, lengths, drawn):
     assert report.loss == pytest.approx(loss, rel=1e-12)
 
 
-def test_counts_need_not_be_whole_numbers():
-    """Weighted samples: the counts are the sums of their weights."""
-    model = classifier()
-    x, y = samples(10)
-    weight = torch.rand(10, dtype=torch.float64) + 0.1
-
-    def weighted(part):
-        each = F.cross_entropy(model(x[part]), y[part], reduction="none")
-        return (each * weight[part]).sum() / weight[part].sum()
-
-    gradient, _ = accumulated(
-        model,
-        ((weighted(part), weight[part].sum()) for part in slices([3, 3, 4])),
-    )
-    expected = torch.autograd.grad(
-        weighted(slice(0, 10)), list(model.parameters())
-    )
-    assert relative(gradient, expected) <= 1e-12
-
-
 # Windows that end early --------------------------------------------------
 
 

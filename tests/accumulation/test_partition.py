@@ -128,13 +128,8 @@ def test_what_has_no_weights(counts, normalisation, message):
 
 
 def test_the_worked_values():
-    assert mean_of_means_error([512, 32, 64, 128]) == pytest.approx(
-        1.267, abs=5e-4
-    )
-    assert mean_of_means_error([24, 24, 16]) == pytest.approx(
-        sqrt(1 / 27), abs=1e-15
-    )
-    assert sqrt(1 / 27) == pytest.approx(0.19245, abs=5e-6)
+    assert round(mean_of_means_error([512, 32, 64, 128]), 3) == 1.267
+    assert round(mean_of_means_error([24, 24, 16]), 5) == 0.19245
 
 
 @settings(max_examples=examples(10))

@@ -200,18 +200,6 @@ def test_a_footprint_leaves_the_random_numbers_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_step_that_runs_differently_at_the_two_sizes():
-    build, loss = SETTINGS["MLP, SGD"]
-
-    def uneven(model, n):
-        value = loss(model, n)
-        return value * 2 if n == 4 else value
-
-    with pytest.raises(ValueError, match="use sizes at which the step runs"):
-        footprint(build, uneven)
-    footprint(build, uneven, (2, 3))
-
-
 def test_a_model_that_is_not_affine_in_the_batch():
     build, _ = SETTINGS["MLP, SGD"]
 
