@@ -6,6 +6,7 @@ from functools import cache, partial
 import pytest
 import torch
 import torch.nn.functional as F
+from accumulation_helpers import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -198,6 +199,14 @@ def test_a_footprint_leaves_the_random_numbers_alone():
     before = torch.get_rng_state()
     footprint(*SETTINGS["MLP, SGD"])
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_build_that_makes_something_else():
+    message = (
+        "build returned 3 things: use a pair, the model and its optimizer"
+    )
+    with refused(ValueError, message):
+        footprint(lambda: (small(), None, None), labelled)
 
 
 def test_a_model_that_is_not_affine_in_the_batch():
