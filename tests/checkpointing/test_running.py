@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from checkpointing_helpers import (
     Counts,
     Returns,
@@ -29,6 +28,7 @@ from membudget.checkpointing import (
     pytorch_segments,
 )
 from membudget.models import Block, chain
+from tests.soak import SOAK, examples, part_of
 
 
 def dense():
@@ -94,50 +94,42 @@ def buffers(net):
 
 
 @pytest.mark.parametrize("make", NETS)
-@pytest.mark.parametrize("segments", SEGMENTS, ids=str)
-def test_output_gradients_and_buffers_are_the_same(make, segments):
-    plain, other, x = build(make)
-    ours = Checkpointed(other, segments=segments)
-    for seed in (1, 2):
-        y, grads = step(plain, x, seed)
-        z, found = step(ours, x, seed)
-        assert torch.equal(y, z)
-        assert same(grads, found)
-        assert all(g is not None and g.any() for g in grads)
-        assert same(buffers(plain), buffers(other))
+def test_output_gradients_and_buffers_are_the_same(make):
+    rng = random.Random(make.__name__)
+    own = [random_segments(rng, 6) for _ in range(examples(2))]
+    for segments in [*part_of(SEGMENTS, rng, 3), *own]:
+        plain, other, x = build(make)
+        ours = Checkpointed(other, segments=segments)
+        for seed in (1, 2):
+            y, grads = step(plain, x, seed)
+            z, found = step(ours, x, seed)
+            assert torch.equal(y, z), segments
+            assert same(grads, found), segments
+            assert all(g is not None and g.any() for g in grads)
+            assert same(buffers(plain), buffers(other)), segments
 
 
-@pytest.mark.parametrize("make", NETS)
-@pytest.mark.parametrize("keep", [MATMULS, ATTENTION, MATMULS + ATTENTION])
+@pytest.mark.parametrize(
+    ("make", "keep"),
+    [
+        (convolutional, MATMULS),
+        (encoders, ATTENTION),
+        (blocks, MATMULS + ATTENTION),
+    ],
+)
 def test_what_is_kept_changes_no_number(make, keep):
-    plain, other, x = build(make)
-    y, grads = step(plain, x)
-    for segments in (equal_segments(6, 2), equal_segments(6, 6), [0, [1, 2]]):
-        if segments[0] == 0:
-            segments = [*segments, 3, [4], 5]
-        other.load_state_dict(build(make)[0].state_dict())
+    for segments in (equal_segments(6, 2), [0, [1, 2], 3, [4], 5]):
+        plain, other, x = build(make)
+        y, grads = step(plain, x)
         z, found = step(Checkpointed(other, segments=segments, keep=keep), x)
         assert torch.equal(y, z)
         assert same(grads, found)
         assert same(buffers(plain), buffers(other))
 
 
-def test_random_segments_change_no_number():
-    rng = random.Random(0)
-    for trial in range(40):
-        plain, other, x = build(NETS[trial % len(NETS)])
-        segments = random_segments(rng, 6)
-        y, grads = step(plain, x)
-        z, found = step(Checkpointed(other, segments=segments), x)
-        assert torch.equal(y, z), segments
-        assert same(grads, found), segments
-        assert same(buffers(plain), buffers(other)), segments
-
-
-@pytest.mark.parametrize("make", NETS)
-def test_the_generator_stands_where_it_would(make):
+def test_the_generator_stands_where_it_would():
     """Whatever is drawn after the step is the same, too."""
-    plain, other, x = build(make)
+    plain, other, x = build(dropouts)
     step(plain, x)
     expected = torch.rand(3)
     step(Checkpointed(other, segments=[[0, 1], [[2, 3], 4], 5]), x)
@@ -172,8 +164,8 @@ def test_the_gradient_of_the_input_is_the_same():
     assert torch.equal(grad, found[0])
 
 
-@pytest.mark.parametrize("frozen", [[0], [0, 1, 2], [1, 4], [3, 4, 5]])
-@pytest.mark.parametrize("segments", SEGMENTS[::4], ids=str)
+@pytest.mark.parametrize("frozen", [[0, 1, 2], [1, 4]])
+@pytest.mark.parametrize("segments", [[[0, 1, 2], [3, 4, 5]], SEGMENTS[-2]])
 def test_frozen_stages_have_no_gradient_and_the_others_the_same(
     frozen, segments
 ):
@@ -218,7 +210,7 @@ def test_autocast_is_on_in_the_recomputation_too():
     assert not same(found[0], step(plain, x)[1])
 
 
-@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("make", [convolutional, dropouts])
 def test_without_gradients_nothing_differs(make):
     plain, other, x = build(make)
     ours = Checkpointed(other, segments=[[0, 1], [[2, 3], 4], 5])
@@ -233,7 +225,7 @@ def test_without_gradients_nothing_differs(make):
         assert same(buffers(plain), buffers(other))
 
 
-@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("make", [convolutional, dropouts])
 def test_eval_is_the_same_with_and_without_gradients(make):
     plain, other, x = build(make)
     step(plain, x)
@@ -285,22 +277,17 @@ def normalised(norm, twice=False):
     return nn.Sequential(*stages, linear())
 
 
-@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
-@pytest.mark.parametrize(
-    "segments",
-    [
-        [[0, 1, 2, 3, 4]],
-        [[0, 1], [2, 3, 4]],
-        [0, [1], 2, [3], 4],
-        [[0, [1, [2, [3]]], 4]],
-        [0, 1, 2, 3, 4],
-    ],
-    ids=str,
-)
+DEEP = [[0, [1, [2, [3]]], 4]]
+FLAT = [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [0, [1], 2, [3], 4]]
+PLACES = [DEEP, *FLAT] if SOAK else [DEEP]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("segments", PLACES, ids=str)
 @pytest.mark.parametrize("twice", [False, True])
 def test_running_statistics_are_updated_once(norm, segments, twice):
     torch.manual_seed(0)
-    plain = normalised(norm(), twice)
+    plain = normalised(NORMS[norm](), twice)
     other = copy.deepcopy(plain)
     ours = Checkpointed(other, segments=segments)
     momenta = [getattr(m, "momentum", None) for m in other.modules()]
@@ -316,10 +303,9 @@ def test_running_statistics_are_updated_once(norm, segments, twice):
     assert [m.training for m in other.modules()] == [True] * len(after)
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics_survive_a_second_backward(momentum):
+def test_running_statistics_survive_a_second_backward():
     plain, other, _ = build(
-        lambda: (normalised(nn.BatchNorm1d(6, momentum=momentum)), None)
+        lambda: (normalised(nn.BatchNorm1d(6, momentum=None)), None)
     )
     x, found = torch.rand(5, 6, 4), []
     for net in (plain, Checkpointed(other, segments=[[0, 1], [[2, 3], 4]])):
@@ -343,21 +329,18 @@ def test_a_norm_that_is_two_stages_counts_each_of_them():
         assert other.num_batches_tracked == plain.num_batches_tracked == 2
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_torch_alone_updates_running_statistics_twice(momentum):
+def test_torch_alone_updates_running_statistics_twice():
     """The counter-example."""
-    norm = nn.BatchNorm1d(4, momentum=momentum)
+    norm = nn.BatchNorm1d(4)
     x = torch.randn(5, 4, requires_grad=True)
     checkpoint(norm, x, use_reentrant=False).square().sum().backward()
     assert norm.num_batches_tracked == 2
     mean = x.detach().mean(0)
-    part = 1 if momentum is None else 1 - (1 - momentum) ** 2
-    torch.testing.assert_close(norm.running_mean, part * mean)
-    ours = nn.BatchNorm1d(4, momentum=momentum)
+    torch.testing.assert_close(norm.running_mean, (1 - 0.9**2) * mean)
+    ours = nn.BatchNorm1d(4)
     step(Checkpointed(ours, segments=[[0]]), x)
     assert ours.num_batches_tracked == 1
-    part = 1 if momentum is None else momentum
-    torch.testing.assert_close(ours.running_mean, part * mean)
+    torch.testing.assert_close(ours.running_mean, 0.1 * mean)
 
 
 def test_a_step_that_fails_leaves_the_momentum_as_it_was():
@@ -397,19 +380,6 @@ def test_stages_may_be_given_one_by_one():
     assert same(step(ours, x)[1], step(plain, x)[1])
     one = Checkpointed(nn.Linear(8, 2), segments=[[0]])
     assert one(x).shape == (5, 2)
-
-
-def test_it_works_inside_a_model():
-    plain, other, x = build(blocks)
-    models = [
-        nn.Sequential(nn.Linear(8, 8), part, nn.Linear(8, 1))
-        for part in (
-            plain,
-            Checkpointed(other, segments=[[0, 1, 2], [3], 4, 5]),
-        )
-    ]
-    models[1].load_state_dict(models[0].state_dict())
-    assert same(step(models[0], x)[1], step(models[1], x)[1])
 
 
 def test_segments_may_be_set_anew():
@@ -491,16 +461,12 @@ def test_what_is_kept_is_between_all_and_nothing():
 # Refused -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("segments", [[[0, 1, 2]], [0, 1, 2], [0, [[1], 2]]])
-@pytest.mark.parametrize(
-    "returned", [lambda x: (x, x), lambda x: [x], lambda x: None]
-)
-def test_a_stage_that_returns_no_tensor_is_refused(segments, returned):
+@pytest.mark.parametrize("segments", [[0, 1, 2], [0, [[1], 2]]])
+def test_a_stage_that_returns_no_tensor_is_refused(segments):
     ours = Checkpointed(
-        nn.Linear(4, 4), Returns(returned), nn.Tanh(), segments=segments
+        nn.Linear(4, 4), Returns(lambda x: (x,)), nn.Tanh(), segments=segments
     )
-    kind = type(returned(0)).__name__
-    sentence = rf"^stage 1 \(Returns\) returned a {kind}: a stage takes one"
+    sentence = r"^stage 1 \(Returns\) returned a tuple: a stage takes one"
     with pytest.raises(TypeError, match=sentence):
         ours(torch.rand(5, 4))
     with torch.no_grad(), pytest.raises(TypeError, match=sentence):
@@ -508,11 +474,10 @@ def test_a_stage_that_returns_no_tensor_is_refused(segments, returned):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("segments", [[[0, 1, 2]], [0, [1], 2], [[0, [1]], 2]])
+@pytest.mark.parametrize("segments", [[[0, 1, 2]], [[0, [1]], 2]])
 def test_a_stage_that_changes_a_buffer_is_refused(in_place, segments):
-    ours = Checkpointed(
-        nn.Linear(4, 4), Counts(in_place), nn.Tanh(), segments=segments
-    )
+    inside = nn.Sequential(nn.Tanh(), nn.Sequential(Counts(in_place)))
+    ours = Checkpointed(nn.Linear(4, 4), inside, nn.Tanh(), segments=segments)
     with pytest.raises(
         RuntimeError,
         match=r"^stage 1, Counts.runs changes whenever the stage runs, and in "
@@ -532,9 +497,8 @@ def test_after_an_error_that_somebody_keeps_the_next_step_is_right():
     assert kept
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_outside_of_segments_a_stage_may_change_a_buffer(in_place):
-    counts = Counts(in_place)
+def test_outside_of_segments_a_stage_may_change_a_buffer():
+    counts = Counts()
     ours = Checkpointed(
         nn.Linear(4, 4), counts, nn.Tanh(), segments=[[0], 1, [2]]
     )
@@ -546,38 +510,20 @@ def test_outside_of_segments_a_stage_may_change_a_buffer(in_place):
     assert counts.runs == 2
 
 
-def test_a_buffer_deep_inside_a_stage_is_named():
-    inside = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Counts()))
-    ours = Checkpointed(nn.Linear(4, 4), inside, segments=[[0, 1]])
-    with pytest.raises(RuntimeError, match=r"^stage 1, Counts\.runs changes"):
-        ours(torch.rand(5, 4))
-
-
-@pytest.mark.parametrize(
-    ("segments", "first"), [([0, [1, 2]], 1), ([[0], [1, 2]], 1)]
-)
-def test_an_in_place_stage_first_in_a_segment_is_refused(segments, first):
+@pytest.mark.parametrize("segments", [[0, [1, 2]], [[0, [1, 2]]]])
+def test_an_in_place_stage_first_in_a_segment_is_refused(segments):
     ours = Checkpointed(
         nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Tanh(), segments=segments
     )
     with pytest.raises(
         RuntimeError,
-        match=rf"^the segment that begins with stage {first} changes its "
-        r"input in place, .* let its first stage make a new tensor \(inplac",
+        match=r"^the segment that begins with stage 1 changes its input in "
+        r"place, .* let its first stage make a new tensor \(inplac",
     ):
-        ours(torch.rand(5, 4))
-
-
-def test_a_nested_segment_with_an_in_place_first_stage_is_refused():
-    ours = Checkpointed(
-        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Tanh(),
-        segments=[[0, [1, 2]]],
-    )  # fmt: skip
-    with pytest.raises(RuntimeError, match="that begins with stage 1 changes"):
         step(ours, torch.rand(5, 4))
 
 
-@pytest.mark.parametrize("segments", [[[0, 1, 2]], [[0, 1], 2], [[0], 1, 2]])
+@pytest.mark.parametrize("segments", [[[0, 1, 2]], [[0], 1, 2]])
 def test_elsewhere_a_stage_may_work_in_place(segments):
     torch.manual_seed(0)
     plain = nn.Sequential(
@@ -588,19 +534,10 @@ def test_elsewhere_a_stage_may_work_in_place(segments):
     assert same(step(ours, x)[1], step(plain, x)[1])
 
 
-@pytest.mark.parametrize(
-    ("stages", "index", "kind"),
-    [
-        ([F.relu], 0, "function"),
-        ([nn.Tanh(), 3], 1, "int"),
-        ([[nn.Tanh()]], 0, "list"),
-        ([nn.Tanh(), torch.zeros(2)], 1, "Tensor"),
-    ],
-)
-def test_a_stage_that_is_no_module_is_refused(stages, index, kind):
-    sentence = rf"^stage {index} is a {kind}: use modules \(unpack a list"
+def test_a_stage_that_is_no_module_is_refused():
+    sentence = r"^stage 1 is a list: use modules \(unpack a list"
     with pytest.raises(TypeError, match=sentence):
-        Checkpointed(*stages, segments=list(range(len(stages))))
+        Checkpointed(nn.Tanh(), [nn.Tanh()], segments=[0, 1])
 
 
 @pytest.mark.parametrize("stages", [(), (nn.Sequential(),)])
@@ -609,35 +546,16 @@ def test_an_empty_chain_is_refused(stages):
         Checkpointed(*stages, segments=[])
 
 
-@pytest.mark.parametrize(
-    ("segments", "error"),
-    [
-        ([], ValueError),
-        ([[0]], ValueError),
-        ([0, 1, 2], ValueError),
-        ([1, 0], ValueError),
-        ([0, [], 1], ValueError),
-        (2, TypeError),
-        ("0 1", TypeError),
-        ([0, True], TypeError),
-    ],
-)
-def test_bad_segments_are_refused_at_once(segments, error):
-    with pytest.raises(error, match="segment"):
+@pytest.mark.parametrize("segments", [[], [[0]], [0, 1, 2]])
+def test_bad_segments_are_refused_at_once(segments):
+    with pytest.raises(ValueError, match="segments"):
         Checkpointed(nn.Tanh(), nn.Tanh(), segments=segments)
-
-
-def test_segments_have_to_be_named():
-    with pytest.raises(TypeError, match="segments"):
-        Checkpointed(nn.Tanh(), nn.Tanh())
 
 
 # What an operator fills while it runs ------------------------------------
 
 
-@pytest.mark.parametrize(
-    "segments", [[(0, 1), 2], [0, (1,), 2], [(0, 1, 2)], [((0, 1), 2)]]
-)
+@pytest.mark.parametrize("segments", [[(0, 1), 2], [((0, 1), 2)]])
 def test_noise_that_is_saved_before_it_is_drawn(segments):
     """RReLU's: where it is the last to save, a recomputation has to go on."""
     torch.manual_seed(0)
