@@ -480,7 +480,7 @@ def measured(net, context):
     return found, saved.total, tracker.peak, tracker.timeline
 
 
-CASES = product(NETS, DTYPES) if SOAK else zip(NETS, cycle(DTYPES))
+CASES = [*(product(NETS, DTYPES) if SOAK else zip(NETS, cycle(DTYPES)))]
 
 
 @pytest.mark.parametrize(("net", "dtype"), CASES)
