@@ -7,9 +7,6 @@ from torch import nn
 from membudget.measuring import FlopCounter, PeakTracker
 from membudget.models import Block
 
-LOSS = 4
-"""Bytes of the loss ``sum()``."""
-
 LOSS_AND_GRADIENT = 8
 """Bytes of the loss and its gradient, which the machine does not count."""
 

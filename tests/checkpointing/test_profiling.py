@@ -3,11 +3,9 @@
 import copy
 import random
 
-import numpy as np
 import pytest
 import torch
 from checkpointing_helpers import (
-    LOSS,
     LOSS_AND_GRADIENT,
     Counts,
     Residual,
@@ -31,6 +29,7 @@ from membudget.checkpointing import (
     simulate,
 )
 from membudget.models import GPT, Block, chain
+from tests.soak import SOAK
 
 # The grid of the chapter: equal layers -----------------------------------
 
@@ -44,15 +43,9 @@ LAYER = (WIDTH * WIDTH + WIDTH) * 4
 PRODUCT = 2 * BATCH * WIDTH * WIDTH
 """FLOPs of a layer."""
 
-COUNTS = {
-    4: range(1, 5),
-    9: range(1, 10),
-    16: range(1, 17),
-    25: range(1, 26, 3),
-    36: (1, 5, 6, 7, 18, 36),
-    64: (1, 3, 8, 33, 64),
-    100: (1, 7, 10, 100),
-}
+COUNTS = {4: range(1, 5), 9: (1, 2, 3, 5, 9), 16: (3, 4, 16)}
+if SOAK:
+    COUNTS |= {length: range(1, length + 1, 3) for length in (25, 64, 100)}
 """Segment counts of the real runs."""
 
 
@@ -171,6 +164,7 @@ def compare(net, x, stages, segments, gradients):
     is let go of after that. A peak in the sum is then one in the product
     before it, lower by a bias gradient at most.
     """
+    loss = next(net.parameters()).element_size()
     ours = Checkpointed(net, segments=segments)
     peak, flops, tracker = measure(ours, x, gradients)
     run = simulate(stages, segments)
@@ -179,25 +173,21 @@ def compare(net, x, stages, segments, gradients):
     at = tracker.operators[tracker.peak_moment]
     if at.phase == "forward":
         made = at.name in ("aten.sum", "aten.ones_like") and at.module == ""
-        assert rest == (LOSS if made else 0)
-    elif rest != LOSS_AND_GRADIENT:
+        assert rest == (loss if made else 0)
+    elif rest != 2 * loss:
         bias = max(
             m.bias.nbytes for m in net.modules() if isinstance(m, nn.Linear)
         )
-        assert LOSS_AND_GRADIENT - bias <= rest < LOSS_AND_GRADIENT
+        assert 2 * loss - bias <= rest < 2 * loss
         assert run.moments[run.peak_moment].action.kind == "backward"
         assert run.extra_runs
     return rest
 
 
-PARTS_OF_SEEDS = 4
-
-
-@pytest.mark.parametrize("part", range(PARTS_OF_SEEDS))
-def test_random_chains_cost_what_the_machine_says(part):
-    """58 chains in all, most of them with four or five segmentations."""
-    found = []
-    for seed in range(part, 58, PARTS_OF_SEEDS):
+def test_random_chains_cost_what_the_machine_says():
+    """Most of them with four or five segmentations."""
+    found, seeds = [], range(60 if SOAK else 8)
+    for seed in seeds:
         rng = random.Random(seed)
         torch.manual_seed(seed)
         net, x = random_chain(rng)
@@ -217,20 +207,18 @@ def test_random_chains_cost_what_the_machine_says(part):
                 continue
             rest = compare(net, x, stages, segments, gradients)
             found.append(rest)
-    assert len(found) >= 50
+    assert len(found) >= 3 * len(seeds)
     assert found.count(LOSS_AND_GRADIENT) > 0.7 * len(found)
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_the_bias_gradient_that_is_summed_after_the_tape_is_gone(gradients):
+def test_the_bias_gradient_that_is_summed_after_the_tape_is_gone():
     """The smallest chain whose peak is lower by all of it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16))
     x = torch.rand(3, 12, 16)
-    stages = profile(net, x=x, gradients=gradients)
-    bias = net[2].bias.nbytes
-    assert compare(net, x, stages, [0, 1, 2], gradients) == 8
-    rest = compare(net, x, stages, [[0, 1, 2]], gradients)
+    stages, bias = profile(net, x=x), net[2].bias.nbytes
+    assert compare(net, x, stages, [0, 1, 2], True) == LOSS_AND_GRADIENT
+    rest = compare(net, x, stages, [[0, 1, 2]], True)
     assert rest == LOSS_AND_GRADIENT - bias
 
 
@@ -310,24 +298,7 @@ def test_chains_of_other_kinds(make, gradients):
         [[0, 1, 2, 3, 4], [5, 6]],
         [[0, 1, 2, [3, 4]], [5, [6]]],
     ):
-        peak, flops, tracker = measure(
-            Checkpointed(net, segments=segments), x, gradients
-        )
-        run = simulate(stages, segments)
-        assert flops == run.time
-        # the loss has the chain's own precision
-        loss = next(net.parameters()).element_size()
-        early = tracker.operators[tracker.peak_moment].phase == "forward"
-        bias = max(
-            m.bias.nbytes for m in net.modules() if isinstance(m, nn.Linear)
-        )
-        rest = peak - run.peak
-        if early:
-            assert rest in (0, loss)
-        elif not run.extra_runs:
-            assert rest == 2 * loss
-        else:
-            assert 2 * loss - bias <= rest <= 2 * loss
+        compare(net, x, stages, segments, gradients)
 
 
 def test_the_blocks_of_a_gpt():
@@ -389,14 +360,12 @@ def normalised():
     )
 
 
-@pytest.mark.parametrize("before", ["none", "some", "all"])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_it_leaves_everything_as_it_was(before, gradients):
+def test_it_leaves_everything_as_it_was(gradients):
     torch.manual_seed(3)
     net = normalised()
-    for index, p in enumerate(net.parameters()):
-        if p.requires_grad and (before == "all" or (before, index) == "some"):
-            p.grad = torch.rand_like(p)
+    for p in [*net.parameters()][1:4]:
+        p.grad = torch.rand_like(p)
     grads = [p.grad for p in net.parameters()]
     buffers = list(net.buffers())
     x = torch.rand(5, 6)
@@ -480,20 +449,9 @@ class Draws(nn.Module):
         return x * self.how(self)
 
 
-NUMBERS = {
-    "python": lambda _: random.random(),
-    "numpy": lambda _: float(np.random.random()),
-    "a counter": lambda stage: stage.count,
-    "a generator of its own": lambda stage: torch.rand(
-        (), generator=GENERATOR
-    ),
-}
-GENERATOR = torch.Generator()
-
-
-@pytest.mark.parametrize("how", NUMBERS.values(), ids=NUMBERS)
-def test_a_stage_that_is_not_the_same_again_is_refused(how):
-    net = nn.Sequential(nn.Linear(4, 4), Draws(how), nn.Linear(4, 4))
+def test_a_stage_that_is_not_the_same_again_is_refused():
+    stage = Draws(lambda stage: stage.count)
+    net = nn.Sequential(nn.Linear(4, 4), stage, nn.Linear(4, 4))
     with pytest.raises(
         ValueError,
         match=r"^stage 1 \(Draws\) computes something else when it runs again "
@@ -517,26 +475,13 @@ def test_random_numbers_of_pytorch_and_nan_are_accepted():
     assert len(profile(net, x=torch.zeros(5, 4))) == 3
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_stage_that_works_in_place_is_refused(first):
-    stages = [nn.Linear(4, 4), nn.ReLU(inplace=True)][:: -1 if first else 1]
+def test_a_stage_that_works_in_place_is_refused():
     x = torch.rand(5, 4) - 0.5
     before = x.clone()
-    with pytest.raises(
-        RuntimeError,
-        match=rf"^stage {1 - first} \(ReLU\) changes its input in place",
-    ):
-        profile(*stages, x=x)
+    sentence = r"^stage 0 \(ReLU\) changes its input in place"
+    with pytest.raises(RuntimeError, match=sentence):
+        profile(nn.ReLU(inplace=True), nn.Linear(4, 4), x=x)
     assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize("returned", [lambda x: (x,), lambda x: None])
-def test_a_stage_that_returns_no_tensor_is_refused(returned):
-    kind = type(returned(0)).__name__
-    with pytest.raises(
-        TypeError, match=rf"^stage 1 \(Returns\) returned a {kind}: a stage"
-    ):
-        profile(nn.Linear(4, 4), Returns(returned), x=torch.rand(5, 4))
 
 
 def test_a_chain_that_is_not_trained_is_refused():
@@ -544,29 +489,15 @@ def test_a_chain_that_is_not_trained_is_refused():
     sentence = r"^nothing in the chain is trained \(requires_grad\)"
     with pytest.raises(ValueError, match=sentence):
         profile(net, x=torch.rand(5, 4))
-    with pytest.raises(ValueError, match=sentence):
-        profile(nn.ReLU(), x=torch.rand(5, 4))
 
 
-@pytest.mark.parametrize("stages", [(), (nn.Sequential(),)])
-def test_an_empty_chain_is_refused(stages):
-    with pytest.raises(ValueError, match=r"^the chain is empty: it needs at"):
-        profile(*stages, x=torch.rand(2))
-
-
-def test_a_stage_that_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"^stage 1 is a function: use modul"):
-        profile(nn.Linear(4, 4), torch.nn.functional.relu, x=torch.rand(5, 4))
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_a_profile_on_meta_is_the_same(gradients):
+def test_a_profile_on_meta_is_the_same():
     """Nothing is allocated; sizes and FLOPs are a CPU's, attention fused."""
     real = [*chain(16, 1), Block(16, 2), nn.Dropout(0.1)]
     meta = [copy.deepcopy(stage).to("meta") for stage in real]
     x = torch.rand(4, 12, 16)
-    found = profile(*meta, x=x.to("meta"), gradients=gradients)
-    assert found == profile(*real, x=x, gradients=gradients)
+    found = profile(*meta, x=x.to("meta"), gradients=False)
+    assert found == profile(*real, x=x, gradients=False)
     assert all(p.is_meta for stage in meta for p in stage.parameters())
 
 
@@ -592,7 +523,7 @@ def test_a_recurrent_stage_is_not_profiled_on_meta():
         profile(stage, nn.Tanh(), x=x)
 
 
-@pytest.mark.parametrize("segments", [[0, 1, 2], [(0, 1), 2], [(0,), (1, 2)]])
+@pytest.mark.parametrize("segments", [[0, 1, 2], [(0,), (1, 2)]])
 def test_a_chain_behind_an_embedding(segments):
     """The first stage has no parameters, and its input requires a gradient."""
     stages = [nn.GELU(), nn.Tanh(), nn.Linear(16, 16)]
