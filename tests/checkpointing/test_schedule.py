@@ -3,7 +3,6 @@
 import pytest
 
 from membudget.checkpointing import (
-    KINDS,
     Action,
     ImpossibleAction,
     actions,
@@ -11,69 +10,35 @@ from membudget.checkpointing import (
 )
 
 
-def text(segments):
-    return [str(action) for action in actions(segments)]
-
-
-def test_without_segments_everything_is_recorded():
-    assert text([0, 1]) == ["record 0", "record 1", "backward 1", "backward 0"]
-
-
-def test_one_segment_runs_twice():
-    assert text([[0, 1]]) == [
-        "forward 0",
-        "forward 1",
-        "record 0",
-        "record 1",
-        "backward 1",
-        "backward 0",
-    ]
-
-
-def test_a_segment_keeps_its_input_until_its_backward_pass_is_over():
-    assert text([0, [1, 2], 3]) == [
-        "record 0",
-        "keep 1",
-        "forward 1",
-        "forward 2",
-        "record 3",
-        "backward 3",
-        "record 1",
-        "record 2",
-        "backward 2",
-        "backward 1",
-        "drop 1",
-        "backward 0",
-    ]
-
-
-def test_a_segment_within_is_run_again_twice():
-    """The inner input is used up by the inner recomputation."""
-    assert text([[0, [1, 2]]]) == [
-        "forward 0",
-        "forward 1",
-        "forward 2",
-        "record 0",
-        "keep 1",  # and here the recomputation ends: 1 and 2 do not run
-        "record 1",
-        "record 2",
-        "drop 1",
-        "backward 2",
-        "backward 1",
-        "backward 0",
-    ]
-
-
-def test_a_segment_within_that_is_not_the_last_runs_on():
-    assert text([[[0], 1]]) == [
-        "forward 0",
-        "forward 1",
-        "forward 0",
-        "record 1",
-        "backward 1",
-        "record 0",
-        "backward 0",
-    ]
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        ([0, 1], "record 0, record 1, backward 1, backward 0"),
+        (  # one segment runs twice
+            [[0, 1]],
+            "forward 0, forward 1, record 0, record 1, backward 1, backward 0",
+        ),
+        (  # it keeps its input until its backward pass is over
+            [0, [1, 2], 3],
+            "record 0, keep 1, forward 1, forward 2, record 3, backward 3, "
+            "record 1, record 2, backward 2, backward 1, drop 1, backward 0",
+        ),
+        (  # a recomputation ends before the segment within, whose own
+            # recomputation uses up its input
+            [[0, [1, 2]]],
+            "forward 0, forward 1, forward 2, record 0, keep 1, record 1, "
+            "record 2, drop 1, backward 2, backward 1, backward 0",
+        ),
+        (  # a segment within that is not the last runs on
+            [[[0], 1]],
+            "forward 0, forward 1, forward 0, record 1, backward 1, record 0, "
+            "backward 0",
+        ),
+    ],
+    ids=str,
+)
+def test_the_actions_of_segments(segments, expected):
+    assert ", ".join(map(str, actions(segments))) == expected
 
 
 def test_ranges_and_tuples_are_segments_too():
@@ -82,16 +47,6 @@ def test_ranges_and_tuples_are_segments_too():
     assert actions(((0, 1), (2, 3))) == expected
     for segments in ([range(2), range(2, 4)], ((0, 1), (2, 3))):
         assert simulate(4, segments) == simulate(4, expected)
-
-
-def test_an_action_reads_as_text():
-    assert [str(Action(kind, 3)) for kind in KINDS] == [
-        "forward 3",
-        "record 3",
-        "keep 3",
-        "drop 3",
-        "backward 3",
-    ]
 
 
 def test_text_in_a_list_or_in_lines_is_a_schedule():
