@@ -4,12 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
-from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "fixed", derandomize=True, deadline=None, database=None, print_blob=False
-)
-settings.load_profile("fixed")
