@@ -9,7 +9,6 @@ from checkpointing_helpers import random_segments
 from membudget import checkpointing
 from membudget.checkpointing import (
     KINDS,
-    PARTS,
     Action,
     ImpossibleAction,
     Stage,
@@ -45,30 +44,6 @@ def test_every_moment_of_a_short_schedule():
     assert run.extra_time == 2
 
 
-def test_a_kept_boundary_counts_until_it_is_dropped():
-    run = simulate(
-        2,
-        """
-        forward 0
-        keep 1
-        record 1
-        backward 1
-        record 0
-        drop 1
-        backward 0
-        """,
-    )
-    assert [m.parts for m in run.moments[:4]] == [
-        (0, 1, 0, 0, 0),
-        (1, 0, 0, 0, 0),
-        (1, 0, 1, 0, 0),  # on the tape, too, but counted once
-        (1, 0, 1, 0, 1),
-    ]
-    assert run.moments[3].after == 2  # kept, and the gradient
-    # the tape of stage 0 holds the same boundary
-    assert [m.live for m in run.moments[4:]] == [2, 2, 3]
-
-
 def test_sizes_and_times_of_each_kind_of_run():
     """Powers of ten, so that every sum says what it is made of."""
     stage = Stage(
@@ -102,37 +77,6 @@ def test_sizes_and_times_of_each_kind_of_run():
     assert [m.parts[4] for m in plain.moments] == [2_000, 2_000, 4_000, 4_000]
     assert plain.time == 202
     assert plain.moments[-1].after == 20_000
-
-
-def test_where_a_recomputation_ends_its_output_is_not_there():
-    """Nothing reads it: a drop between does not count it."""
-    stage = Stage(holds_output=False, recompute_workspace=-1)
-    run = simulate([stage] * 3, [0, [1, [2]]])
-    drop = [m for m in run.moments if str(m.action) == "drop 2"]
-    before = run.moments[run.moments.index(drop[0]) - 1]
-    assert str(before.action) == "record 2"
-    assert drop[0].live <= before.live
-    assert drop[0].parts[PARTS.index("value")] == 0
-
-
-def test_a_view_is_where_its_input_is():
-    view = Stage(output=0, holds_input=False, holds_output=False)
-    run = simulate([Stage(output=8), view, Stage(output=8)], [0, 1, 2])
-    assert [m.live for m in run.moments[:3]] == [8, 8, 16]
-    assert run.moments[2].parts == (0, 0, 16, 0, 0)  # not 24
-    kept = simulate(
-        [Stage(output=8), view, Stage(output=8)],
-        "forward 0\nkeep 1\nforward 1\nkeep 2\nrecord 2\nbackward 2\n"
-        "drop 2\nrecord 1\nbackward 1\nrecord 0\nbackward 0",
-    )
-    assert kept.moments[3].parts[0] == 8  # kept twice, counted once
-
-
-def test_gradients_that_are_made_stay():
-    chain = [Stage(gradients=5), Stage(gradients=7)]
-    run = simulate(chain, [0, 1])
-    assert [m.after for m in run.moments] == [1, 2, 1 + 1 + 7, 5 + 7]
-    assert run.moments[-1].parts[PARTS.index("gradients")] == 1 + 7
 
 
 def test_what_follows_from_other_sizes():
@@ -228,8 +172,8 @@ def test_a_chain_is_stages_or_their_number():
 class Second:
     """The cost model once more: who holds what.
 
-    A holder ("value", ("kept", i) or ("tape", i)) holds storages, which are
-    boundaries and ("inner", i); what has a holder is alive.
+    A holder, ("value",), ("kept", i) or ("tape", i), holds storages, which
+    are boundaries and ("inner", i); what has a holder is alive.
     """
 
     def __init__(self, chain):
@@ -237,28 +181,41 @@ class Second:
         self.storage = [0]
         for i, stage in enumerate(chain):
             self.storage.append(i + 1 if stage.output else self.storage[i])
-        self.holders = {"value": {0}}
+        self.holders = {("value",): {0}}
         self.done, self.left = len(chain), 0
         self.time = self.extra_time = 0
         self.runs = [0] * len(chain)
 
-    def alive(self):
-        return set().union(*self.holders.values()) | {0}
+    def held(self, kind):
+        all_of = [t for h, t in self.holders.items() if h[0] == kind]
+        return set().union(*all_of) - {0}
 
-    def bytes(self):
-        total = self.left
-        for thing in self.alive() - {0}:
-            boundary = isinstance(thing, int)
-            stage = self.chain[thing - 1 if boundary else thing[1]]
-            total += stage.output if boundary else stage.inner
+    def bytes(self, things):
+        return sum(
+            self.chain[thing - 1].output
+            if isinstance(thing, int)
+            else self.chain[thing[1]].inner
+            for thing in things
+        )
+
+    def parts(self, workspace=0):
+        """Each thing counts once: kept, on a tape, or the value at work."""
+        kept, tapes, value = map(self.held, ("kept", "tape", "value"))
+        gradients = self.left
         if 0 < self.done < len(self.chain):
-            total += self.chain[self.done - 1].gradient
-        return total
+            gradients += self.chain[self.done - 1].gradient
+        return (
+            self.bytes(kept),
+            self.bytes(value - tapes - kept),
+            self.bytes(tapes - kept),
+            gradients,
+            workspace,
+        )
 
     def can(self, kind, i):
         if not 0 <= i < len(self.chain):
             return False
-        there = self.storage[i] in self.alive()
+        there = self.storage[i] in set().union({0}, *self.holders.values())
         if kind in ("forward", "record"):
             taped = kind == "record" and ("tape", i) in self.holders
             return i < self.done and there and not taped
@@ -269,18 +226,18 @@ class Second:
         return i == self.done - 1 and ("tape", i) in self.holders
 
     def do(self, kind, i, before_backward):
-        """Returns the bytes at the worst moment."""
+        """Returns the parts at the worst moment."""
         stage, storage = self.chain[i], self.storage
         if kind == "keep":
             self.holders["kept", i] = {storage[i]}
-            return self.bytes()
+            return self.parts()
         if kind == "drop":
-            worst = self.bytes()
+            worst = self.parts()
             del self.holders["kept", i]
             return worst
         if kind == "backward":
-            self.holders.pop("value", None)
-            worst = self.bytes() + (
+            self.holders.pop(("value",), None)
+            worst = self.parts(
                 stage.again_workspace
                 if self.runs[i] > 1
                 else stage.backward_workspace
@@ -298,9 +255,9 @@ class Second:
             tape |= {storage[i + 1]} if stage.holds_output else set()
         if ends:
             workspace, time = stage.recompute_workspace, stage.recompute_time
-        self.holders["value"] = {storage[i], storage[i + 1]}
-        worst = self.bytes() + workspace
-        self.holders["value"] = set() if ends else {storage[i + 1]}
+        self.holders["value",] = {storage[i], storage[i + 1]}
+        worst = self.parts(workspace)
+        self.holders["value",] = set() if ends else {storage[i + 1]}
         self.extra_time += time if self.runs[i] else 0
         self.runs[i] += 1
         self.time += time
@@ -308,8 +265,8 @@ class Second:
 
 
 def second(chain, schedule):
-    """Bytes of each action, at its worst moment and after it; runs, time and
-    that of runs again. Or the index of what cannot be done.
+    """Of each action the parts at its worst moment and the bytes after it;
+    runs, time and that of runs again. Or the index of what cannot be done.
     """
     machine, moments = Second(chain), []
     for index, (kind, stage) in enumerate(schedule):
@@ -317,7 +274,7 @@ def second(chain, schedule):
             return index
         later = [k for k, _ in schedule[index + 1 :] if k[0] in "frb"]
         worst = machine.do(kind, stage, later[:1] == ["backward"])
-        moments.append((worst, machine.bytes()))
+        moments.append((worst, sum(machine.parts())))
     if machine.done:
         return len(schedule)
     return moments, tuple(machine.runs), machine.time, machine.extra_time
@@ -329,8 +286,9 @@ def first(chain, schedule):
         run = simulate(chain, schedule)
     except ImpossibleAction as error:
         return error.index
-    moments = [(m.live, m.after) for m in run.moments]
-    lives = [live for live, _ in moments]
+    moments = [(m.parts, m.after) for m in run.moments]
+    lives = [m.live for m in run.moments]
+    assert lives == [sum(parts) for parts, _ in moments]
     assert run.peak == max(lives)
     assert run.peak_moment == lives.index(run.peak)
     assert run.extra_runs == sum(m.extra for m in run.moments)
