@@ -186,7 +186,7 @@ def compare(net, x, stages, segments, gradients):
 
 def test_random_chains_cost_what_the_machine_says():
     """Most of them with four or five segmentations."""
-    found, seeds = [], range(60 if SOAK else 8)
+    found, seeds = [], range(60 if SOAK else 12)
     for seed in seeds:
         rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -234,18 +234,6 @@ def test_an_inner_checkpoint_is_dropped_when_its_stage_returned_nothing():
 
 
 CHAINS = {
-    "a flat picture": lambda: (
-        nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(0.2),
-            nn.Linear(128, 32),
-            nn.ReLU(),
-            nn.Linear(32, 4),
-        ),
-        torch.rand(4, 3, 8, 8),
-    ),
     "views one after the other": lambda: (
         nn.Sequential(
             nn.Linear(12, 12),
@@ -257,14 +245,6 @@ CHAINS = {
             nn.Linear(12, 12),
         ),
         torch.rand(9, 12),
-    ),
-    "tokens": lambda: (
-        nn.Sequential(
-            nn.Embedding(50, 16),
-            *[Block(16, 2) for _ in range(5)],
-            nn.Linear(16, 50),
-        ),
-        torch.randint(50, (3, 12)),
     ),
     "nothing trained first": lambda: (
         nn.Sequential(
