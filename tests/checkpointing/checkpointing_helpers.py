@@ -119,40 +119,92 @@ def random_segments(rng, length, start=0, depth=0):
     return result
 
 
-def random_chain(rng):
-    """A random chain and its input.
+def convolution(width, other):
+    return nn.Conv2d(width, other, 3, padding=1)
 
-    Vectors, pictures (which may become vectors), sequences, or tokens; the
-    first stages may be frozen.
+
+STAGES = {
+    "vector": [
+        nn.Linear,
+        lambda width, other: nn.Sequential(nn.Linear(width, other), nn.ReLU()),
+        lambda width, other: nn.Sequential(nn.Tanh(), nn.Linear(width, other)),
+        lambda width, other: nn.Sequential(
+            nn.Linear(width, other), nn.Dropout(0.3)
+        ),
+        lambda width, other: nn.GELU(),
+        lambda width, other: nn.ReLU(),
+        lambda width, other: nn.Identity(),
+        lambda width, other: nn.Dropout(0.2),
+        lambda width, other: nn.LayerNorm(width),
+        lambda width, other: Residual(width),
+    ],
+    "picture": [
+        lambda width, other: nn.Sequential(
+            convolution(width, other), nn.ReLU()
+        ),
+        lambda width, other: nn.Sequential(
+            convolution(width, other),
+            nn.BatchNorm2d(other),
+            nn.ReLU(inplace=True),
+        ),
+        lambda width, other: nn.BatchNorm2d(width),
+        lambda width, other: nn.AvgPool2d(2, ceil_mode=True),
+        lambda width, other: nn.MaxPool2d(2, ceil_mode=True),
+        lambda width, other: nn.ReLU(),
+    ],
+    "sequence": [
+        lambda width, other: Block(width, 2),
+        lambda width, other: encoder(width),
+        lambda width, other: encoder(width, norm_first=True),
+        lambda width, other: nn.LayerNorm(width),
+        nn.Linear,
+        lambda width, other: nn.GELU(),
+    ],
+}
+"""What makes a stage for an input of a width; ``other`` is another one."""
+
+
+INPUTS = {
+    "vector": lambda rng, width: torch.rand(rng.choice([3, 8, 64]), width),
+    "picture": lambda rng, width: torch.rand(2, width, 16, 16),
+    "sequence": lambda rng, width: torch.rand(3, rng.choice([5, 12]), width),
+    "tokens": lambda rng, width: torch.randint(11, (3, 12)),
+}
+
+
+def random_chain(rng, kind):
+    """A random chain and its input, one of :data:`INPUTS`.
+
+    A picture may become a vector; the first stages may be frozen.
     """
-    kind = rng.choice(["vector", "picture", "sequence", "tokens"])
     width = rng.choice([4, 8, 16])
-    build = _Stages(rng, width)
-    length = rng.randint(1, 7)
-    if kind == "vector":
-        x = torch.rand(rng.choice([3, 8, 64]), width)
-        stages = [build.vector() for _ in range(length)]
-    elif kind == "picture":
-        x = torch.rand(2, width, 16, 16)
-        stages = [build.picture() for _ in range(length)]
-        if rng.random() < 0.5:
-            stages.append(build.flatten())
-            stages += [build.vector() for _ in range(rng.randint(0, 2))]
-    elif kind == "sequence":
-        x = torch.rand(3, rng.choice([5, 12]), width)
-        stages = [build.sequence() for _ in range(length)]
-    else:
-        x = torch.randint(11, (3, 12))
-        stages = [nn.Embedding(11, width)]
-        stages += [build.sequence() for _ in range(length)]
+    x = INPUTS[kind](rng, width)
+    stages = nn.Sequential()
+
+    def add(*makers):
+        value = stages(x)
+        width = value.shape[1 if kind == "picture" else -1]
+        make = rng.choice(makers)
+        stages.append(make(width, rng.choice([4, 8, 16, 24])))
+
+    if kind == "tokens":
+        stages.append(nn.Embedding(11, width))
+        kind = "sequence"
+    for _ in range(rng.randint(1, 7)):
+        add(*STAGES[kind])
+    if kind == "picture" and rng.random() < 0.5:
+        stages.append(nn.Flatten())
+        kind = "vector"
+        for _ in range(rng.randint(0, 2)):
+            add(*STAGES[kind])
     if rng.random() < 0.2:
         for stage in stages[: rng.randint(1, len(stages))]:
             stage.requires_grad_(False)
-    trained = any(p.requires_grad for s in stages for p in s.parameters())
-    if not trained or isinstance(stages[-1], nn.Flatten | nn.Identity):
-        picture = kind == "picture" and not build.flat
-        stages.append(build.trained(picture))
-    return nn.Sequential(*stages), x
+    if untrained(stages) == len(stages) or isinstance(
+        stages[-1], nn.Flatten | nn.Identity
+    ):
+        add(convolution if kind == "picture" else nn.Linear)
+    return stages, x
 
 
 def untrained(net):
@@ -161,84 +213,3 @@ def untrained(net):
         if any(p.requires_grad for p in stage.parameters()):
             return count
     return len(net)
-
-
-class _Stages:
-    """Makes random stages that fit each other."""
-
-    def __init__(self, rng, width):
-        self.rng, self.width, self.size, self.flat = rng, width, 16, False
-
-    def _other(self):
-        before, self.width = self.width, self.rng.choice([4, 8, 16, 24])
-        return before, self.width
-
-    def vector(self):
-        make = self.rng.choice(
-            [
-                lambda: nn.Linear(*self._other()),
-                lambda: nn.Sequential(nn.Linear(*self._other()), nn.ReLU()),
-                lambda: nn.Sequential(nn.Tanh(), nn.Linear(*self._other())),
-                lambda: nn.Sequential(
-                    nn.Linear(*self._other()), nn.Dropout(0.3)
-                ),
-                nn.GELU,
-                nn.ReLU,
-                nn.Identity,
-                lambda: nn.Dropout(0.2),
-                lambda: nn.LayerNorm(self.width),
-                lambda: Residual(self.width),
-            ]
-        )
-        return make()
-
-    def picture(self):
-        def normalised():
-            _, width = channels = self._other()
-            return nn.Sequential(
-                nn.Conv2d(*channels, 3, padding=1),
-                nn.BatchNorm2d(width),
-                nn.ReLU(inplace=True),
-            )
-
-        def pool():
-            if self.size < 4:
-                return nn.Identity()
-            self.size //= 2
-            return self.rng.choice([nn.AvgPool2d, nn.MaxPool2d])(2)
-
-        make = self.rng.choice(
-            [
-                lambda: nn.Sequential(
-                    nn.Conv2d(*self._other(), 3, padding=1), nn.ReLU()
-                ),
-                normalised,
-                lambda: nn.BatchNorm2d(self.width),
-                pool,
-                nn.ReLU,
-            ]
-        )
-        return make()
-
-    def flatten(self):
-        self.width *= self.size**2
-        self.flat = True
-        return nn.Flatten()
-
-    def trained(self, picture):
-        if picture:
-            return nn.Conv2d(self.width, 4, 3, padding=1)
-        return nn.Linear(self.width, 4)
-
-    def sequence(self):
-        make = self.rng.choice(
-            [
-                lambda: Block(self.width, 2),
-                lambda: encoder(self.width),
-                lambda: encoder(self.width, norm_first=True),
-                lambda: nn.LayerNorm(self.width),
-                lambda: nn.Linear(*self._other()),
-                nn.GELU,
-            ]
-        )
-        return make()
