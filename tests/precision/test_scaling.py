@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from precision_helpers import classifier, samples, says
+from precision_helpers import classifier, equal, samples, says
 
 from membudget import precision
 from membudget.precision import (
@@ -114,10 +114,8 @@ def test_lost_takes_many_tensors_of_any_shape():
     parts = [numbers[:7], numbers[7:1007].view(10, 100), numbers[1007:]]
     assert lost(parts) == lost(numbers) == lost(iter(parts))
     model = classifier()
-    F.cross_entropy(model(samples(8)[0]), samples(8)[1]).backward()
     total = sum(p.numel() for p in model.parameters())
-    assert lost(p.grad for p in model.parameters()).numbers == total
-    assert lost(list(model.parameters())).numbers <= total
+    assert lost(model.parameters()).numbers == total
 
 
 @pytest.mark.parametrize("nothing", [[], torch.zeros(3)])
@@ -188,16 +186,6 @@ def test_binades_by_hand():
     found = binades(torch.tensor(numbers))
     assert found == {-2: 1, -1: 2, 0: 3, 1: 1, 2: 1}
     assert list(found) == sorted(found)
-
-
-def test_binades_hold_every_number():
-    numbers = gradients_of_all_sizes()
-    found = binades([numbers[:99], numbers[99:]])
-    assert sum(found.values()) == lost(numbers).numbers
-    for exponent, count in found.items():
-        size = numbers.abs().double()
-        inside = (size >= 2.0**exponent) & (size < 2.0 ** (exponent + 1))
-        assert inside.sum() == count > 0
 
 
 def test_binades_of_subnormals_of_fp32():
@@ -356,10 +344,7 @@ def test_a_trace_of_a_loop():
     found = rule.scales(trace.overflows)
     assert found == [*trace.scales, loop.scaler.get_scale()]
     assert loop.scaler.state_dict() == plain.scaler.state_dict()
-    for ours, theirs in zip(
-        loop.model.parameters(), plain.model.parameters(), strict=True
-    ):
-        assert torch.equal(ours, theirs)
+    assert equal(loop.model.state_dict(), plain.model.state_dict())
 
 
 def test_after_the_trace_the_scaler_is_as_before():
