@@ -153,9 +153,11 @@ def test_the_best_scale_on_a_border(name, exponent):
 
 
 def test_the_best_scale_of_the_smallest_fp64_numbers():
-    assert best_scale(torch.tensor([1e-290], dtype=torch.float64)) == (
-        2.0 ** math.floor(math.log2(65519) - math.log2(1e-290))
-    )
+    """No more than fp64 can hold."""
+    small, least = torch.tensor([1e-290, 5e-324], dtype=torch.float64)
+    exponent = math.floor(math.log2(65519) - math.log2(1e-290))
+    assert best_scale(small) == 2.0**exponent
+    assert best_scale(least) == 2.0**1023
 
 
 def test_all_zeros_have_no_best_scale():
