@@ -16,11 +16,11 @@ from membudget.accumulation import (
     NORMALISATIONS,
     mean_of_means_error,
     partition,
-    sample_weights,
     token_counts,
     weights,
     windows,
 )
+from membudget.accumulation.partition import sample_weight
 from tests.soak import examples
 
 whole = st.integers(1, 500)
@@ -73,18 +73,16 @@ def test_weights_are_shares_of_the_window(counts):
 @given(counts_of)
 @example([24, 24, 16])
 def test_the_weight_of_a_sample(counts):
-    exact = [Fraction(n) for n in counts]
     k, total = len(counts), sum(counts)
-    expected = {
-        "window": [Fraction(1, total)] * k,
-        "mean of means": [Fraction(1, k * n) for n in counts],
-        "no division": [Fraction(1, n) for n in counts],
-    }
-    assert set(expected) == set(NORMALISATIONS)
-    for name, shares in expected.items():
-        assert sample_weights(exact, name) == shares
-        assert sample_weights(counts, name) == [float(w) for w in shares]
-    assert sample_weights(counts) == sample_weights(counts, "window")
+    for n in counts:
+        expected = {
+            "window": Fraction(1, total),
+            "mean of means": Fraction(1, k * n),
+            "no division": Fraction(1, n),
+        }
+        assert set(expected) == set(NORMALISATIONS)
+        for name, share in expected.items():
+            assert sample_weight(n, total, k, name) == float(share)
 
 
 def test_counts_may_be_numbers_of_other_kinds():
@@ -137,11 +135,12 @@ def test_the_worked_values():
 def test_the_law_from_the_weights_of_the_samples(counts):
     """The squared error is Σ (difference of the weights)² over the samples,
     relative to Σ (window weight)² = 1/N."""
-    right = sample_weights([Fraction(n) for n in counts])
-    wrong = sample_weights([Fraction(n) for n in counts], "mean of means")
-    squared = sum(
-        n * (a - b) ** 2 for n, a, b in zip(counts, wrong, right, strict=True)
-    ) * sum(counts)
+    total, k = Fraction(sum(counts)), len(counts)
+    squared = 0
+    for n in counts:
+        right = sample_weight(n, total, k, "window")
+        wrong = sample_weight(Fraction(n), total, k, "mean of means")
+        squared += total * n * (wrong - right) ** 2
     assert mean_of_means_error(counts) == pytest.approx(
         sqrt(squared), rel=1e-12, abs=1e-12
     )

@@ -19,8 +19,8 @@ from membudget.accumulation import (
     PeakLine,
     Plan,
     footprint,
-    sample_weights,
 )
+from membudget.accumulation.partition import sample_weight
 from membudget.measuring import PeakTracker, optimizer_tensors
 from membudget.models import GPT, mlp
 from tests.soak import SOAK, examples
@@ -242,7 +242,10 @@ def test_a_plan_against_brute_force(batch, micro, samples, normalisation):
         left -= sizes[-1]
     assert plan.sizes == sizes
     weights = [plan.sample_weight(size) for size in sizes]
-    assert weights == sample_weights(sizes, normalisation)
+    k = len(sizes)
+    assert weights == [
+        sample_weight(n, batch, k, normalisation) for n in sizes
+    ]
     if len(sizes) == 1:
         assert plan.peak == max(200, 150 + 3 * batch) == plan.whole_peak
     else:

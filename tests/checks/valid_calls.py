@@ -194,7 +194,6 @@ ROWS = {
         total=[torch.ones(2)], gradients=[torch.ones(2)]
     ),
     "accumulation.partition": lambda: dict(total=5, micro_batch=2),
-    "accumulation.sample_weights": lambda: dict(counts=[1, 2]),
     "accumulation.sum_gradients": lambda: dict(
         losses=[(weight := torch.ones(2, requires_grad=True)).sum()],
         parameters=[weight],

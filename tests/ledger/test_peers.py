@@ -162,8 +162,9 @@ def test_eleutherai_again(row):
     assert parts["gradients"] == 4 * parameters
     assert parts["optimizer"] == 12 * parameters
     if low == 2:
-        fused = row["checkpointed"]
-        block = korthikanti(*step, h, shape.heads, fused=fused)
+        block = korthikanti(*step, h, shape.heads)
+        if row["checkpointed"]:  # without the scores
+            block = 34 * t * row["batch"] * h
     else:
         block = t * row["batch"] * (66 * h + 9 * shape.heads * t)
     assert parts["activations"] == depth * block
@@ -276,35 +277,24 @@ def test_the_table():
     assert dashes == [2, 3, 2, 2]
 
 
-def test_the_table_of_some_rows_against_another_truth():
-    """In the order that is asked for."""
-    names = list(ROWS)[2::-1]
-    _, *lines = room.comparison(names, truth="transformers")
-    assert [line[0] for line in lines] == names
-    for name, line in zip(names, lines, strict=True):
-        truth = ROWS[name]["truths"]["transformers"]["peak"]
-        ours = ROWS[name]["calculators"]["membudget"]["total"]
+def test_the_table_against_another_truth():
+    _, *lines = room.comparison(truth="transformers")
+    for row, line in zip(ROWS.values(), lines, strict=True):
+        truth = row["truths"]["transformers"]["peak"]
+        ours = row["calculators"]["membudget"]["total"]
         assert line[1] == f"{truth / 2**30:.2f}"
-        assert line[2] == f"{100 * (ours - truth) / truth:+.1f}"
+        error = 100 * (ours - truth) / truth
+        assert float(line[2]) == pytest.approx(error, abs=0.0501)
 
 
 def test_no_error_is_minus_nothing():
-    lines = [
-        line for truth in room.TRUTHS for line in room.comparison(None, truth)
-    ]
+    lines = [line for truth in room.TRUTHS for line in room.comparison(truth)]
     assert "-0.0" not in {cell for line in lines for cell in line}
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"rows": ["GPT-5"]}, "GPT-5.*small GPT, 8 × 256, fp32"),
-        ({"truth": "gpu"}, "gpu.*course.*transformers_mask"),
-    ],
-)
-def test_unknown_names_are_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        room.comparison(**given)
+def test_an_unknown_truth_is_refused():
+    with pytest.raises(ValueError, match=r"gpu.*course.*transformers_mask"):
+        room.comparison("gpu")
 
 
 # Published runs ----------------------------------------------------------

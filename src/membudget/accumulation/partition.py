@@ -81,34 +81,25 @@ def weights(counts: Sequence[float]) -> list[float]:
     return [count / total for count in counts]
 
 
-def sample_weights(
-    counts: Sequence[float], normalisation: str = "window"
-) -> list[float]:
-    """Weight that one sample of each micro-batch has in the gradient.
-
-    Args:
-        counts: samples, or non-padding tokens, in each micro-batch.
-        normalisation: one of :data:`NORMALISATIONS`.
-
-    Returns:
-        One weight for each micro-batch. With ``"window"`` they are all 1/N;
-        with ``"mean of means"`` 1/(K·n_k); with ``"no division"`` 1/n_k.
-
-    Raises:
-        TypeError: no list, a count that is no number, or a normalisation
-            that is no string.
-        ValueError: no counts, a count that is not above zero, or an unknown
-            normalisation.
-    """
-    counts = _counts(counts)
-    total, steps = sum(counts), len(counts)
-    return [sample_weight(n, total, steps, normalisation) for n in counts]
-
-
 def sample_weight(
     count: float, total: float, steps: int, normalisation: str
 ) -> float:
-    """One of :func:`sample_weights`, in a window of ``total`` samples."""
+    """Weight that one sample of a micro-batch has in the gradient.
+
+    Args:
+        count: samples, or non-padding tokens, in the micro-batch, n.
+        total: in the window, N.
+        steps: micro-batches in the window, K.
+        normalisation: one of :data:`NORMALISATIONS`.
+
+    Returns:
+        With ``"window"`` 1/N, in each micro-batch; with ``"mean of means"``
+        1/(K·n); with ``"no division"`` 1/n.
+
+    Raises:
+        TypeError: a normalisation that is no string.
+        ValueError: an unknown one.
+    """
     one_of(normalisation, NORMALISATIONS, "normalisation")
     if normalisation == "window":
         return 1 / total

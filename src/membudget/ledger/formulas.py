@@ -7,7 +7,7 @@ without autocast. A block's own input counts, its output does not: that is the
 next block's input.
 """
 
-from membudget.checks import flag, instance, whole
+from membudget.checks import instance, whole
 from membudget.ledger.networks import Transformer
 
 
@@ -113,9 +113,7 @@ def activations(
     return blocks + place + head_activations(shape, batch, tokens, itemsize)
 
 
-def korthikanti(
-    batch: int, tokens: int, width: int, heads: int, fused: bool = False
-) -> int:
+def korthikanti(batch: int, tokens: int, width: int, heads: int) -> int:
     """s·b·h·(34 + 5·a·s/h): the usual formula for a block in 16 bits.
 
     Of Korthikanti et al. (2022, arXiv 2205.05198, equation 1), in its
@@ -124,13 +122,12 @@ def korthikanti(
     operator; fused attention does away with the second term.
 
     Raises:
-        TypeError: sizes that are no whole numbers, another shape or flag.
+        TypeError: sizes that are no whole numbers.
         ValueError: sizes below 1.
     """
-    numbers = whole(batch, "batch") * whole(tokens, "tokens")
-    total = 34 * numbers * whole(width, "width")
-    scores = 5 * whole(heads, "heads") * numbers * whole(tokens, "tokens")
-    return total if flag(fused, "fused") else total + scores
+    s, b = whole(tokens, "tokens"), whole(batch, "batch")
+    h, a = whole(width, "width"), whole(heads, "heads")
+    return s * b * (34 * h + 5 * a * s)
 
 
 def _checked(

@@ -6,7 +6,6 @@ writes ``published.json``; this module reads both and needs no other package.
 """
 
 import json
-from collections.abc import Sequence
 from importlib.resources import files
 
 from membudget.checks import one_of
@@ -69,30 +68,25 @@ def _read(name: str) -> dict:
     return json.loads((files("membudget.ledger") / name).read_text("utf-8"))
 
 
-def comparison(
-    rows: Sequence[str] | None = None, truth: str = "course"
-) -> list[list[str]]:
+def comparison(truth: str = "course") -> list[list[str]]:
     """The table of the page: signed errors of the calculators.
 
     Args:
-        rows: names of rows of the record; all by default.
         truth: one of :data:`TRUTHS`.
 
     Returns:
-        A header, then for each row its name, the truth in GiB and each
-        calculator's error in percent of it; ``"–"`` where a calculator
-        cannot express the step.
+        A header, then for each row of the record its name, the truth in GiB
+        and each calculator's error in percent of it; ``"–"`` where a
+        calculator cannot express the step.
 
     Raises:
-        ValueError: an unknown row or truth.
+        ValueError: an unknown truth.
     """
     one_of(truth, TRUTHS, "truth")
-    record = {row["name"]: row for row in peers()["rows"]}
     table = [["step", "GiB", *(NAMES.get(c, c) for c in CALCULATORS)]]
-    for name in record if rows is None else rows:
-        row = record[one_of(name, record, "row")]
+    for row in peers()["rows"]:
         peak = row["truths"][truth]["peak"]
-        line = [name, f"{peak / 2**30:.2f}"]
+        line = [row["name"], f"{peak / 2**30:.2f}"]
         for calculator in CALCULATORS:
             total = row["calculators"][calculator].get("total")
             if total is None:
