@@ -77,6 +77,11 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
     return [*_run(segments, 0, again=False), *_back(segments, 0, again=False)]
 
 
+def is_list(value: object) -> bool:
+    """Whether it is a list, a tuple or another sequence, but not text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
 def flatten(segments: Segments) -> Iterator[int]:
     """The stages, in order.
 
@@ -84,7 +89,7 @@ def flatten(segments: Segments) -> Iterator[int]:
         ValueError: a segment without stages.
         TypeError: something that is neither a number nor a segment.
     """
-    if not isinstance(segments, Sequence) or isinstance(segments, str | bytes):
+    if not is_list(segments):
         raise TypeError(
             f"the segments are {shown(segments)}: use a list, such as "
             "equal_segments(length, count)"
@@ -92,7 +97,7 @@ def flatten(segments: Segments) -> Iterator[int]:
     for item in segments:
         if isinstance(item, int) and not isinstance(item, bool):
             yield item
-        elif not isinstance(item, Sequence) or isinstance(item, str | bytes):
+        elif not is_list(item):
             raise TypeError(
                 f"the segments hold {shown(item)}: use stage numbers, and "
                 "lists of them for what is checkpointed"

@@ -29,6 +29,7 @@ from membudget.checkpointing.schedule import (
     Action,
     ImpossibleAction,
     as_actions,
+    is_list,
 )
 from membudget.checkpointing.segments import MOST
 from membudget.checks import flag, instance, number, one_of, shown, whole
@@ -223,7 +224,7 @@ def as_chain(chain: Stages | int) -> tuple[Stage, ...]:
     """The stages; a number stands for so many ``Stage()``."""
     if isinstance(chain, int) and not isinstance(chain, bool):
         chain = [Stage()] * whole(chain, "the number of stages", 0, MOST)
-    if not isinstance(chain, Sequence) or isinstance(chain, str | bytes):
+    if not is_list(chain):
         raise TypeError(
             f"the chain is {shown(chain)}: use a list of stages, or their "
             "number"

@@ -136,10 +136,8 @@ class OutOfMemoryReport:
     @property
     def micro_batch(self) -> int | None:
         """:attr:`Fit.micro_batch` of the step as it is."""
-        for fit in self.fits:
-            if fit.change == UNCHANGED:
-                return fit.micro_batch
-        return None
+        known = (f.micro_batch for f in self.fits if f.change == UNCHANGED)
+        return next(known, None)
 
     def __str__(self) -> str:
         name, module, phase = self.operator

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -296,11 +297,7 @@ class PeakTracker(TorchDispatchMode):
             changes[a.category][ends if a.death is None else a.death] -= (
                 a.bytes
             )
-        for values in changes.values():
-            for i in range(1, ends):
-                values[i] += values[i - 1]
-            values.pop()
-        return changes
+        return {c: list(accumulate(v[:-1])) for c, v in changes.items()}
 
     # The account
 
