@@ -122,8 +122,7 @@ WRONG = {
             512 bytes of a step's activations are still alive
         loss = => optimizer.zero_grad(); loss =
         optimizer.zero_grad() =>
-        or
-        optimizer.zero_grad() => optimizer.zero_grad(set_to_none=False)
+        or optimizer.zero_grad() => optimizer.zero_grad(set_to_none=False)
             gradients among them: `optimizer.zero_grad()` after each step
         loss = => model.logits = model(x); loss = model.loss =
         (model(x), y) => (model.logits, y)

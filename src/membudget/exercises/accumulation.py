@@ -43,18 +43,13 @@ check_weights = Exercise(
             every micro-batch weighs 1, so the sum is several times too large:
             divide by the sum N of the counts.
         count / total => 1 / count
-        or
-        count / total => 1 / count / len(counts)
-        or
-        count / total => 1 / count / sum(1 / n for n in counts)
+        or count / total => 1 / count / len(counts)
             the weight falls with the count n. The mean loss is already
             divided by n: multiply by n, then divide by N.
         count / total => count / len(counts)
-            the counts are divided by the number of micro-batches; divide by
-            their sum N, so that the weights add up to 1.
-        count / total => count / max(counts)
-            the counts are divided by the largest one; divide by their sum N,
-            so that the weights add up to 1.
+        or count / total => count / max(counts)
+            the counts are divided by their number, or by the largest one;
+            divide by their sum N, so that the weights add up to 1.
         count / total => count / total / len(counts)
             the shares n/N are divided by the number of micro-batches once
             more: the weights must add up to 1.
@@ -145,24 +140,14 @@ check_accumulate = Exercise(
     observe=gradient(lambda model, x, y, micro_batch: micro_batch),
     mistakes=f"""
         range(0, len(x), => range(0, len(x) - micro_batch + 1,
-        or
-        range(0, len(x), => range(0, len(x) - micro_batch + 1,
+        or range(0, len(x), => range(0, len(x) - micro_batch + 1,
         / len(x)) => / (len(x) // micro_batch * micro_batch))
             the samples left over after the last full micro-batch are
             missing: they form a smaller one.
         loss = => model.zero_grad(); loss =
             only the last micro-batch is left in `param.grad`: `zero_grad()`
             inside the loop wipes the others.
-        * len(x[part]) / len(x) => / -(-len(x) // micro_batch)
-            {loops.MEAN_OF_MEANS}
-        * len(x[part]) / len(x) =>
-            {loops.NO_DIVISION}
-        len(x[part]) / len(x) => len(x[part])
-            {loops.SUMMED}
-        * len(x[part]) / len(x) => / len(x[part])
-            {loops.DIVIDED_AGAIN}
-        / len(x)) => / len(x) / -(-len(x) // micro_batch))
-            {loops.DIVIDED_TWICE}
+        {loops.weighing("len(x[part])", "len(x)", "-(-len(x) // micro_batch)")}
         """,
     shown=(
         "The gradient is that of the whole batch, and never more than one "
@@ -258,14 +243,12 @@ check_clipped_step = Exercise(
     observe=update(lambda model, optimizer, window, _: loops.largest(window)),
     mistakes=f"""
         .backward() => .backward(); {CLIP}; optimizer.step(); model.zero_grad()
-        or
-        .backward() => .backward(); {CLIP}; optimizer.step()
+        or .backward() => .backward(); {CLIP}; optimizer.step()
         {CLIP} => return optimizer.zero_grad()
             {loops.STEP_EACH}
         .backward() => .backward(); {CLIP}
         {CLIP} =>
-        or
-        .backward() => .backward(); {CLIP}
+        or .backward() => .backward(); {CLIP}
             {loops.CLIP_EACH}
         {CLIP} =>
             {loops.NO_CLIP}
@@ -316,14 +299,12 @@ check_amp_step = Exercise(
     mistakes=f"""
         .backward() => .backward(); {UNSCALED}; {STEP}; model.zero_grad()
         scaler.unscale_(optimizer) => return
-        or
-        .backward() => .backward(); {UNSCALED}; {STEP}
+        or .backward() => .backward(); {UNSCALED}; {STEP}
         scaler.unscale_(optimizer) => return optimizer.zero_grad()
             {loops.STEP_EACH}
         .backward() => .backward(); {CLIP}
         {CLIP} =>
-        or
-        .backward() => .backward(); {CLIP}
+        or .backward() => .backward(); {CLIP}
             {loops.CLIP_EACH}
         {loops.AMP}
         .backward() => .backward(); scaler.unscale_(optimizer)
@@ -373,8 +354,7 @@ check_train_epoch = Exercise(
             the last window is dropped when the loader ends in the middle of
             it: step on what is there.
         {WINDOWS} => [loader[:1], *{LATER}]
-        or
-        {WINDOWS} => [loader[:1], *(w for w in {LATER} {FULL})]
+        or {WINDOWS} => [loader[:1], *(w for w in {LATER} {FULL})]
             the first step comes after a single micro-batch: count from 1, as
             `enumerate(loader, 1)` does.
         {WINDOWS} => [loader]
@@ -391,7 +371,7 @@ check_train_epoch = Exercise(
         optimizer.zero_grad() =>
             the gradients of one window are still there in the next: call
             `optimizer.zero_grad()` after each step.
-        {loops.WEIGHTS.replace("micro_batches", "window")}
+        {loops.weighing("len(x)", "total", "len(window)")}
         """,
     shown=(
         "The parameters are those of whole batches: every sample of the "
@@ -420,18 +400,15 @@ check_mean_of_means_error = Exercise(
         ** 0.5 =>
             this is the mean *square*: take the square root.
         total * sum(terms) => sum(terms)
+        or total * sum(terms) => sum(terms) / total
             the factor N is missing: without it the error is not relative to
             the noise of the whole batch.
-        total * sum(terms) => sum(terms) / total
-            the sum is divided by N instead of multiplied by it.
         total * sum(terms) => len(counts) * sum(terms)
             the factor N is the number of samples, not of micro-batches.
         ** 2 / n => ** 2
-            the 1/n_k is missing: the mean over n samples has 1/n of their
-            variance.
-        ** 2 / n => ** 2 * n
-            the squares are multiplied by n_k: the mean over n samples has 1/n
-            of their variance.
+        or ** 2 / n => ** 2 * n
+            the squares are not divided by n_k: the mean over n samples has
+            1/n of their variance.
         (1 / len(counts) - n / total) ** 2 => abs(1 / len(counts) - n / total)
             the differences 1/K − n_k/N are not squared.
         """,
@@ -477,16 +454,13 @@ check_noise_scale = Exercise(
             tr Σ is divided by mean |g_k|², which holds the noise of the
             micro-batches: divide by the corrected |G|².
         variance /= 1 / micro_batch - 1 / batch =>
-        or
-        variance /= 1 / micro_batch - 1 / batch => return variance
-        or
-        variance /= 1 / micro_batch - 1 / batch => variance /= batch_square
+        or variance /= 1 / micro_batch - 1 / batch => return variance
+        or variance /= 1 / micro_batch - 1 / batch => variance /= batch_square
         / square => / 1
             mean |g_k|² − |ḡ|² is about the variance of a micro-batch's
             gradient, not of a sample's: divide it by 1/b − 1/B.
         variance /= 1 / micro_batch - 1 / batch => variance *= micro_batch
-        or
-        variance /= 1 / micro_batch - 1 / batch => variance *= micro_batch
+        or variance /= 1 / micro_batch - 1 / batch => variance *= micro_batch
         / square => / batch_square
             the variance is b·(mean |g_k|² − |ḡ|²), as if |ḡ|² had no noise
             left: divide the difference by 1/b − 1/B instead.

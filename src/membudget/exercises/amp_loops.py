@@ -69,19 +69,16 @@ check_clipped_amp_step = Exercise(
         scaler.unscale_(optimizer) =>
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
-        or
-        scaler.scale(loss) => loss
+        or scaler.scale(loss) => loss
         scaler.unscale_(optimizer) =>
         {loops.CLIP} =>
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
             {NO_SCALER}
         scaler.scale(loss) => loss
-        or
-        scaler.scale(loss) => loss
+        or scaler.scale(loss) => loss
         scaler.unscale_(optimizer) =>
-        or
-        scaler.scale(loss) => loss
+        or scaler.scale(loss) => loss
         scaler.unscale_(optimizer) =>
         scaler.step(optimizer) => optimizer.step()
             {NO_SCALE}
@@ -125,9 +122,10 @@ def _two(scale: float) -> Case:
 BOTH = "scaler.scale(main + auxiliary).backward()"
 MAIN = "scaler.scale(main).backward(retain_graph=True)"
 AUXILIARY = "scaler.scale(auxiliary).backward()"
+STEP = "scaler.step(optimizer); scaler.update()"
 SECOND = 'second = torch.amp.GradScaler("cpu", 2.0**{})'
 APART = f"{SECOND}; {MAIN}; second.scale(auxiliary).backward()"
-OWN_SCALER = "\nor\n".join(
+OWN_SCALER = "\nor ".join(
     f"{BOTH} => {APART.format(power)}" for power in (16, *range(7, 16))
 )
 """Gradients whose ratio says how much the second scale is larger."""
@@ -174,11 +172,8 @@ check_two_losses = Exercise(
             the first backward pass frees the graph that both losses share:
             `retain_graph=True`, or one backward pass for their sum.
         {BOTH} => {MAIN}; scaler.step(optimizer); {AUXILIARY}
-        or
-        {BOTH} => {MAIN}; scaler.step(optimizer); scaler.update(); {AUXILIARY}
-        or
-        {BOTH} => {MAIN}; scaler.step(optimizer); scaler.update(); \
-        model.zero_grad(); {AUXILIARY}
+        or {BOTH} => {MAIN}; {STEP}; {AUXILIARY}
+        or {BOTH} => {MAIN}; {STEP}; model.zero_grad(); {AUXILIARY}
             there is a step for each loss: add their gradients up, and step
             once.
         {BOTH} => {MAIN}; scaler.unscale_(optimizer); {AUXILIARY}; \
@@ -186,8 +181,7 @@ check_two_losses = Exercise(
             the gradient is unscaled between the two losses, and again after
             them: once is enough, and `scaler.step` does it.
         {BOTH} => {MAIN}; scaler.update(); {AUXILIARY}
-        or
-        {BOTH} => {MAIN}; scaler.unscale_(optimizer); scaler.update(); \
+        or {BOTH} => {MAIN}; scaler.unscale_(optimizer); scaler.update(); \
         {AUXILIARY}
             `scaler.update()` comes between the two losses, and changes the
             scale while gradients of both are added up: update once, after
@@ -195,8 +189,7 @@ check_two_losses = Exercise(
         {loops.NO_UPDATE}
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
-        or
-        {BOTH} => {APART.format(16)}
+        or {BOTH} => {APART.format(16)}
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
             the step is taken with a gradient that still holds the loss scale,
@@ -229,10 +222,7 @@ class FullHead(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(4, width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.ReLU(),
+            nn.Linear(4, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
         )
         self.head = nn.Linear(width, 3)
 
@@ -262,8 +252,7 @@ check_backward_outside = Exercise(
             and the 16-bit copies of all weights stay alive as long as the
             block does. Leave the block after the loss.
         torch.bfloat16 => enabled=False
-        or
-        torch.bfloat16 => torch.float16
+        or torch.bfloat16 => torch.float16
             the forward pass does not run in bf16: put it under
             `torch.autocast("cpu", torch.bfloat16)`.
         optimizer.step() =>
@@ -288,8 +277,7 @@ def best_epoch(losses):
 
 def _epochs(*losses: float) -> Case:
     return Case(
-        f"losses {list(losses)}",
-        lambda: (list(map(torch.tensor, losses)),),
+        f"losses {list(losses)}", lambda: (list(map(torch.tensor, losses)),)
     )
 
 
@@ -306,14 +294,12 @@ check_best_epoch = Exercise(
     observe=answer,
     mistakes=f"""
         .argmin() => .half().argmin()
-        or
-        int(torch.stack(losses).argmin()) => {LAST.format("half")}
+        or int(torch.stack(losses).argmin()) => {LAST.format("half")}
             the losses are compared in fp16: from 2 to 4 its numbers are
             0.00195 apart, and from 65 520 on all are infinite. Compare them
             as they are, in fp32.
         .argmin() => .bfloat16().argmin()
-        or
-        int(torch.stack(losses).argmin()) => {LAST.format("bfloat16")}
+        or int(torch.stack(losses).argmin()) => {LAST.format("bfloat16")}
             the losses are compared in bf16, which has three fraction bits
             fewer than fp16: from 2 to 4 its numbers are 0.0156 apart. Compare
             them as they are, in fp32.
@@ -423,11 +409,9 @@ check_train_step = Exercise(
             {NO_SCALE}
         scaler.step(optimizer) => scaler.unscale_(optimizer); optimizer.step()
             under fp16 {loops.OVERFLOW}
-        torch.autocast("cpu", dtype) => torch.autocast("cpu", torch.float16)
-        or
-        torch.autocast("cpu", dtype) => torch.autocast("cpu", torch.bfloat16)
-        or
-        torch.autocast("cpu", dtype) => torch.autocast("cpu", enabled=False)
+        "cpu", dtype => "cpu", torch.float16
+        or "cpu", dtype => "cpu", torch.bfloat16
+        or "cpu", dtype => "cpu", enabled=False
             the forward pass does not run in `dtype`: hand it to autocast.
         """,
     shown=(

@@ -250,16 +250,11 @@ check_best_count = Exercise(
         length + 1 => length
             one stage for each segment, k = length, is a choice too.
         ceil(length / count) => (length / count)
-        or
-        ceil(length / count) => (length // count)
-        or
-        min(range(1, length + 1), key=peak) => round({OPTIMUM})
-        or
-        min(range(1, length + 1), key=peak) => int({OPTIMUM})
-        or
-        min(range(1, length + 1), key=peak) => ceil({OPTIMUM})
-        or
-        min(range(1, length + 1), key=peak) => {OPTIMUM}
+        or ceil(length / count) => (length // count)
+        or min(range(1, length + 1), key=peak) => round({OPTIMUM})
+        or min(range(1, length + 1), key=peak) => int({OPTIMUM})
+        or min(range(1, length + 1), key=peak) => ceil({OPTIMUM})
+        or min(range(1, length + 1), key=peak) => {OPTIMUM}
             this is the optimum of k·c + L/k·a, near √(L·a/c). The longest
             segment has ⌈L/k⌉ stages, and not L/k: try every k.
         """,
@@ -287,10 +282,8 @@ check_sequential_peak = Exercise(
     observe=answer,
     mistakes="""
         length - (count - 1) * (length // count) => length // count
-        or
-        length - (count - 1) * (length // count) => length // count - 1
-        or
-        length - (count - 1) * (length // count) => ceil(length / count)
+        or length - (count - 1) * (length // count) => length // count - 1
+        or length - (count - 1) * (length // count) => ceil(length / count)
             the last segment is longer than the others:
             `checkpoint_sequential` rounds down, and the last one takes what
             remains, length − (count − 1)·⌊length/count⌋ stages.
@@ -348,8 +341,7 @@ check_segment_step = Exercise(
             Only that of the last one does: each of the others gets the
             gradient of the next one's input.
         x.sum() => x.mean()
-        or
-        x.sum() => (x.sum() / len(x))
+        or x.sum() => (x.sum() / len(x))
             this is the gradient of a mean: the loss is the `sum()` of the
             last output.
         """,
@@ -478,10 +470,8 @@ check_cheapest_count = Exercise(
         (run.extra_time, count) => (run.extra_time, run.peak)
             this is the peak: the number of segments that has it is asked.
         raise ValueError("no number of segments fits") => return 0
-        or
-        raise ValueError("no number of segments fits") => return -1
-        or
-        raise ValueError("no number of segments fits") => return len(chain)
+        or raise ValueError("no number of segments fits") => return -1
+        or raise ValueError("no number of segments fits") => return len(chain)
             where no number of segments fits, a ValueError must be raised;
             another answer would go unnoticed.
         run.peak <= budget => True

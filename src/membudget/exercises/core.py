@@ -106,7 +106,6 @@ class Exercise(Checker):
         mistakes: edits of the solution, each with a hint (see
             :func:`~membudget.exercises.mistakes.mistakes`).
         shown: the sentence after "Correct."
-        others: hints, each with a function that no edit of the solution makes.
         right: what is right, if the solution is only near it.
         tolerance: relative, of the norm of each part.
         two: whether two mistakes at once are known, too.
@@ -117,16 +116,14 @@ class Exercise(Checker):
     observe: Callable[[Callable, tuple], Seen]
     mistakes: str
     shown: str
-    others: Sequence[Known] = ()
     right: Callable | None = None
     tolerance: float = 1e-6
     two: bool = True
     step: str = ""
 
     def known(self) -> Iterator[Known]:
-        """The known mistakes: those of one edit, the others, then pairs."""
+        """The known mistakes: each alone, then pairs."""
         yield from mistakes(self.solution, self.mistakes)
-        yield from self.others
         if self.two:
             yield from pairs(self.solution, self.mistakes)
 

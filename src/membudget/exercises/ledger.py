@@ -47,12 +47,9 @@ check_model_states = Exercise(
             this is the rule of 16 bytes for every parameter. Frozen
             parameters need 4 of them, and Adam counts its steps besides.
         if on =>
-        or
-        4 * sum(learns), => 4 * sum(sizes),
-        or
-        8 * sum(learns) => 8 * sum(sizes)
-        or
-        8 * sum(learns) + 4 * len(learns) => 8 * sum(sizes) + 4 * len(sizes)
+        or 4 * sum(learns), => 4 * sum(sizes),
+        or 8 * sum(learns) => 8 * sum(sizes)
+        or 8 * sum(learns) + 4 * len(learns) => 8 * sum(sizes) + 4 * len(sizes)
             a frozen parameter is there, but it has neither a gradient nor
             optimizer states.
         + 4 * len(learns) =>
@@ -125,12 +122,7 @@ check_llama_parameters = Exercise(
             hidden=14_336,
         ),
         given(
-            vocabulary=50,
-            width=24,
-            depth=1,
-            heads=6,
-            kv_heads=6,
-            hidden=40,
+            vocabulary=50, width=24, depth=1, heads=6, kv_heads=6, hidden=40
         ),
     ],
     observe=answer,
@@ -152,10 +144,9 @@ check_llama_parameters = Exercise(
         3 * width * hidden => 2 * width * hidden
             the gated MLP has three matrices: gate, up and down.
         mlp + 2 * width => mlp
-            the norms of the blocks are missing: two for each, of `width`
-            numbers.
-        mlp + 2 * width => mlp + width
-            a block has two norms: before attention and before the MLP.
+        or mlp + 2 * width => mlp + width
+            a block has two norms of `width` numbers: before attention and
+            before the MLP.
         block + width => block
             the norm after the last block is missing: `width` numbers.
         mlp + 2 * width => mlp + 4 * width
@@ -173,8 +164,7 @@ check_llama_parameters = Exercise(
             biases are counted: a Llama's linear layers have none.
         return 2 * => return 4 * (2 *
         block + width => block + width)
-        or
-        return 2 * => return 2 * (2 *
+        or return 2 * => return 2 * (2 *
         block + width => block + width)
             these are bytes: the number of parameters is asked.
         """,
@@ -234,10 +224,8 @@ check_saved_bytes = Exercise(
     observe=calls(_of_chain),
     mistakes=f"""
         len(saved) => len(layers)
-        or
-        len(saved) => (1 + len(layers))
-        or
-        len(saved) => len(layers)
+        or len(saved) => (1 + len(layers))
+        or len(saved) => len(layers)
         + 2 * norms =>
             not the output of every layer is saved: only what some layer needs
             for its backward pass. Linear layers, GELU and layer norms need
@@ -254,10 +242,8 @@ check_saved_bytes = Exercise(
             GELU is not like ReLU: its derivative needs its input, not its
             output.
         "relu", "tanh" => "tanh",
-        or
-        "relu", "tanh" => "relu",
-        or
-        "relu", "tanh" =>
+        or "relu", "tanh" => "relu",
+        or "relu", "tanh" =>
             ReLU and tanh save their outputs, from which their derivatives are
             computed, and not their inputs.
         "tanh") => "tanh", "layernorm")
@@ -268,8 +254,6 @@ check_saved_bytes = Exercise(
         saved.discard(0) => saved -= {{0, len(layers)}}
             the last layer's output is saved as well, if that layer is a ReLU
             or tanh.
-        discard(0) => symmetric_difference_update({{0, len(layers)}})
-        or
         saved.discard(0) => saved.discard(0); saved.add(len(layers))
             the chain's output is the input of no layer: it is saved only if
             the last layer is a ReLU or tanh.
@@ -329,12 +313,9 @@ check_gated_block = Exercise(
             numbers between them. Here hidden stands for that width, and the
             MLP is gated.
         4 * hidden => 2 * hidden
-        or
-        4 * hidden => 3 * hidden
-        or
-        4 * hidden => 1 * hidden
-        or
-        4 * hidden => 5 * hidden
+        or 4 * hidden => 3 * hidden
+        or 4 * hidden => 1 * hidden
+        or 4 * hidden => 5 * hidden
             the gated MLP saves four tensors of `hidden` numbers for each
             token: gate's output (for GELU), GELU's output and up's output
             (for the product), and the product (for down).
@@ -352,15 +333,12 @@ check_gated_block = Exercise(
         3 * width => 6 * width
             q, k and v are views of one tensor, qkv's output: they count once.
         = 4 * width => = 5 * width
-        or
-        = 4 * width => = 6 * width
+        or = 4 * width => = 6 * width
             these are too many: {WIDE} The block's output is the next block's
             input.
         = 4 * width => = 3 * width
-        or
-        = 4 * width => = 2 * width
-        or
-        = 4 * width => = 1 * width
+        or = 4 * width => = 2 * width
+        or = 4 * width => = 1 * width
             these are too few: {WIDE}
         return 4 * => return
             {NUMBERS}
@@ -442,8 +420,7 @@ check_extrapolate = Exercise(
             the line rises by the difference of the peaks over second − first
             samples, not over one.
         line = peak(second) => line = peak(first)
-        or
-        slope * (batch - second) => slope * (batch - first)
+        or slope * (batch - second) => slope * (batch - first)
             the line goes on from the peak at `second`; or from that at
             `first`, but then over batch − first samples.
         slope * (batch - second) => slope * batch
@@ -493,10 +470,8 @@ check_largest_batch = Exercise(
     observe=answer,
     mistakes=f"""
         constant > limit => constant > limit and not slope
-        or
-        return 0 => return 1
-        or
-        if slope) => if slope) or 1
+        or return 0 => return 1
+        or if slope) => if slope) or 1
             where not even one sample fits, the answer is 0.
         c, slope in lines => c, slope in {STEEPEST}
             only the steepest line is looked at. Each moment of the step must
@@ -513,10 +488,8 @@ check_largest_batch = Exercise(
             this is the batch that one of the moments allows: all of them must
             stay within the limit, so take the smallest.
         (limit - c) // slope => -((c - limit) // slope)
-        or
-        (limit - c) // slope => round((limit - c) / slope)
-        or
-        if slope) => if slope) + 1
+        or (limit - c) // slope => round((limit - c) / slope)
+        or if slope) => if slope) + 1
             at this batch size the peak is above the limit: round down.
         // slope => / slope
             a batch is a whole number: round down.
@@ -585,8 +558,7 @@ check_estimate = Exercise(
     right=_predicted,
     mistakes=f"""
         2 * 4 => 4
-        or
-        2 * 4 => 4
+        or 2 * 4 => 4
         3 * 4 => 4
         {BLOCK} => {KORTHIKANTI}
             Adam keeps two numbers for each parameter, so its states take 8
@@ -607,9 +579,6 @@ check_estimate = Exercise(
             the scores are gone; but 34 bytes for each number of a token's
             vector are those of a 16-bit block with dropout: in fp32 and
             without it they are 16 × 4.
-        {BLOCK} => 17 * n * width
-            half of 34 is none of the two: in fp32, without dropout, a block
-            saves 16 × 4 bytes for each number of a token's vector.
         {BLOCK} => 68 * n * width
             twice 34 is too much: the masks of dropout are 2 of the 34, and
             they do not double. Without dropout it is 2 × 32 = 64 bytes,

@@ -10,11 +10,6 @@ from membudget.models import mlp
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
 
-MEAN_OF_MEANS = (
-    "the mean of each micro-batch is divided by the number of micro-batches. "
-    "That is right only if all have the same count; the mean over n of all N "
-    "weighs n/N."
-)
 NO_DIVISION = (
     "the sum of the mean losses is not divided at all, so it grows with the "
     "number of micro-batches: the mean over n of all N weighs n/N."
@@ -30,19 +25,33 @@ DIVIDED_TWICE = (
     "the losses are weighted by n/N and then divided by the number of "
     "micro-batches as well: n/N alone is the weight."
 )
-WEIGHTS = f"""
-    * len(x) / total => / len(micro_batches)
-        {MEAN_OF_MEANS}
-    * len(x) / total =>
-        {NO_DIVISION}
-    len(x) / total => len(x)
-        {SUMMED}
-    * len(x) / total => / len(x)
-        {DIVIDED_AGAIN}
-    * len(x) / total => * len(x) / total / len(micro_batches)
-        {DIVIDED_TWICE}
+
+
+def weighing(count: str, total: str, number: str) -> str:
+    """Mistakes of a loop that weighs a loss by ``count / total``.
+
+    Args:
+        count: of samples in a micro-batch, as the solution has it.
+        total: of samples in the window.
+        number: of micro-batches.
     """
-"""Mistakes of a loop that weighs a loss by ``len(x) / total``."""
+    return f"""
+        * {count} / {total} => / {number}
+            the mean of each micro-batch is divided by the number of
+            micro-batches. That is right only if all have the same count; the
+            mean over n of all N weighs n/N.
+        * {count} / {total} =>
+            {NO_DIVISION}
+        {count} / {total} => {count}
+            {SUMMED}
+        * {count} / {total} => / {count}
+            {DIVIDED_AGAIN}
+        * {count} / {total} => * {count} / {total} / {number}
+            {DIVIDED_TWICE}
+        """
+
+
+WEIGHTS = weighing("len(x)", "total", "len(micro_batches)")
 
 STEP_EACH = (
     "the optimizer steps after every micro-batch: step once, after the last "
@@ -76,8 +85,7 @@ NO_UPDATE = """
     """
 NOT_FP16 = """
     torch.float16 => enabled=False
-    or
-    torch.float16 => torch.bfloat16
+    or torch.float16 => torch.bfloat16
         the forward pass does not run in fp16: put it under
         `torch.autocast("cpu", torch.float16)`.
     """
@@ -87,14 +95,12 @@ OVERFLOW = (
 )
 AMP = f"""
     {CLIP} =>
-    or
-    scaler.unscale_(optimizer) =>
+    or scaler.unscale_(optimizer) =>
     {CLIP} =>
         {NO_CLIP}
     {CLIPPING}
     scaler.unscale_(optimizer) =>
-    or
-    scaler.unscale_(optimizer) => {CLIP}
+    or scaler.unscale_(optimizer) => {CLIP}
     {CLIP} => scaler.unscale_(optimizer)
         the gradient is clipped while it is still multiplied by the loss
         scale, so nearly every step is cut to a fraction of itself: call

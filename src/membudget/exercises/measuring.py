@@ -49,9 +49,8 @@ check_train = Exercise(
         return [sum(losses[:k]) / k for k in range(1, len(losses) + 1)]
             these are running means: return the loss of each batch.
         return losses => return sum(losses) / len(losses)
-            this is the mean of the losses: return the list of them.
-        return losses => return sum(losses)
-            this is the sum of the losses: return the list of them.
+        or return losses => return sum(losses)
+            this is one number for all losses: return the list of them.
         optimizer.zero_grad() =>
             the gradients are never set to None, so each step adds to those of
             all batches before: call `optimizer.zero_grad()` after each step.
@@ -103,10 +102,8 @@ check_predict_peak = Exercise(
     observe=answer,
     mistakes="""
         + peak => + depth * activation
-        or
-        + peak => + (depth + 1) * activation
-        or
-        + peak => + (depth + 2) * activation
+        or + peak => + (depth + 1) * activation
+        or + peak => + (depth + 2) * activation
             this is what is alive in the forward pass: in the backward pass
             the gradients come on top, and each layer's activations go only
             after its gradients are there.
@@ -115,18 +112,14 @@ check_predict_peak = Exercise(
             as in section 1.3. Here the parameters, the input and the
             parameters' gradients count as well.
         + peak => + 2 * depth * activation
-        or
-        + peak => + (2 * depth + 1) * activation
-        or
-        (k + 2) => (2 * k + 1)
+        or + peak => + (2 * depth + 1) * activation
+        or (k + 2) => (2 * k + 1)
             two activations of each layer are counted: ReLU saves its output,
             which is the input that the next Linear layer saves; the output of
             a Linear layer is freed.
         + peak => + depth * layer + (depth + 1) * activation
-        or
-        + peak => + depth * layer + (depth + 2) * activation
-        or
-        + peak => + depth * layer + (depth + 3) * activation
+        or + peak => + depth * layer + (depth + 2) * activation
+        or + peak => + depth * layer + (depth + 3) * activation
             all activations and all gradients are added up, and they are never
             alive at once: the backward pass frees a layer's activations as it
             makes its gradients.
@@ -144,10 +137,8 @@ check_predict_peak = Exercise(
             activations, but the first layers' has more gradients, and they
             win where the batch is small against the width.
         range(2, depth + 1) => []
-        or
-        range(2, depth + 1) => [depth]
-        or
-        (k + 2) => (k + 1)
+        or range(2, depth + 1) => [depth]
+        or (k + 2) => (k + 1)
             the peak of this step is in the second layer's backward pass: the
             gradients of its output and of its input are both there, batch ×
             width numbers each. The first layer makes none of its input.
@@ -195,14 +186,6 @@ def alive_at_peak(allocations):
     for a in allocations:
         if a.alive(peak):
             split[a.category] = split.get(a.category, 0) + a.bytes
-    return split
-
-
-def _each_peak(allocations: list[Allocation]) -> dict[str, int]:
-    split = {}
-    for category in {a.category for a in allocations}:
-        mine = [a for a in allocations if a.category == category]
-        split |= alive_at_peak(mine)
     return split
 
 
@@ -298,18 +281,19 @@ check_alive_at_peak = Exercise(
         + a.bytes => + 1
             these are numbers of tensors: add up their `bytes`.
         a.alive(peak) => a.alive(peak + 1)
-            this is one moment late: what is alive *at* the peak is asked.
-        a.alive(peak) => a.alive(peak - 1)
-            this is one moment early: what is alive *at* the peak is asked.
+        or a.alive(peak) => a.alive(peak - 1)
+            this is one moment late or early: what is alive *at* the peak is
+            asked.
+        split = {} => return { \
+            kind: max( \
+                sum(a.bytes for a in allocations \
+                    if a.alive(moment) and a.category == kind) \
+                for moment in moments) \
+            for kind in {a.category for a in allocations}}
+            this is the peak of each category by itself; they come at
+            different moments, and one moment is asked: the one with the most
+            bytes in all.
         """,
-    others=[
-        (
-            "this is the peak of each category by itself; they come at "
-            "different moments, and one moment is asked: the one with the "
-            "most bytes in all.",
-            _each_peak,
-        )
-    ],
     shown=(
         "One moment, with everything that is alive then: the categories' own "
         "peaks come at others."
@@ -338,11 +322,7 @@ check_statuses = Exercise(
             budget=1000,
             window=3,
         ),
-        given(
-            readings=[100, 225, 200, 199, 0, 260],
-            budget=250,
-            window=2,
-        ),
+        given(readings=[100, 225, 200, 199, 0, 260], budget=250, window=2),
         given(readings=[95, 85, 10], budget=100, window=1),
         given(readings=[50, 92, 10], budget=100, window=5),
     ],
@@ -355,9 +335,8 @@ check_statuses = Exercise(
             the mean of the window is judged, in which a short peak goes
             under: take the largest.
         peak = max( => peak = min(
-            the smallest of the window is judged: take the largest.
-        peak = max( => peak = sum(
-            the sum of the window is judged: take the largest.
+        or peak = max( => peak = sum(
+            the smallest or the sum of the window is judged: take the largest.
         end - window, => end - window - 1,
             the window is one reading too long: the present one is among the
             last `window`.
@@ -378,8 +357,7 @@ check_statuses = Exercise(
             the first readings are too few for a whole window and get no
             status: judge by those that are there.
         peak >= 0.9 => peak > 0.9
-        or
-        peak >= 0.8 => peak > 0.8
+        or peak >= 0.8 => peak > 0.8
             exactly 80 % is a warning and exactly 90 % is critical: `>=`, not
             `>`.
         "critical" if critical else =>
@@ -560,8 +538,7 @@ check_allocated = Exercise(
             the sizes are rounded to the nearest multiple, and must be rounded
             up.
         511 => 512
-        or
-        511 => 512
+        or 511 => 512
         in sizes => in sizes if size
             an exact multiple of 512 is rounded to the next one: it fits as it
             is.
@@ -570,16 +547,11 @@ check_allocated = Exercise(
         // 512 * 512 => // 512
             these are numbers of blocks: each has 512 bytes.
         (size + 511) // 512 * 512 => 512
-        or
-        (size + 511) // 512 * 512 => 512 * bool(size)
+        or (size + 511) // 512 * 512 => 512 * bool(size)
             every tensor takes one block of 512 here, even a large one: round
             up to a multiple.
         (size + 511) // 512 * 512 => -size % 512
             this is what rounding adds: what is allocated in all is asked.
-        (size + 511) // 512 * 512 => \
-        size and max(512, 2 ** (size - 1).bit_length())
-            the sizes are rounded up to powers of two: multiples of 512 are
-            enough.
         (size + 511) => (max(size, 1) + 511)
             a tensor of 0 bytes takes nothing.
         sum( => list(

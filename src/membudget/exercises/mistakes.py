@@ -34,8 +34,8 @@ def mistakes(solution: Callable, text: str) -> list[Known]:
 
     A mistake is lines ``old => new``, then its hint. ``old`` stands once in
     the solution's source, and several such lines are one mistake. Without
-    ``new`` it is left out; a whole line becomes ``pass``. After a line ``or``
-    come the edits of another function with the same hint.
+    ``new`` it is left out; a whole line becomes ``pass``. With a line
+    ``or old => new`` begin the edits of another function, with the same hint.
 
     Raises:
         ValueError: an edit that cannot be made, or one without a hint.
@@ -76,9 +76,9 @@ def read(source: str, text: str) -> list[tuple[str, tuple[Edit, ...]]]:
             end()
             ways, hint = [[]], []
         if ARROW in line:
-            ways[-1].append(edit(source, line))
-        elif line == "or" and not hint:
-            ways.append([])
+            if line.startswith("or "):
+                ways.append([])
+            ways[-1].append(edit(source, line.removeprefix("or ")))
         elif line:
             hint.append(line)
     if text.strip():

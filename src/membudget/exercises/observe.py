@@ -1,12 +1,6 @@
 """What to look at: a function's answer, the gradient or the step it left."""
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import inf, log2
 from types import UnionType
@@ -18,12 +12,7 @@ from torch import nn
 
 from membudget.checkpointing import Action, Run, Stage, simulate
 from membudget.exercises.compare import Seen, numbers
-from membudget.exercises.guard import (
-    Problem,
-    kind,
-    message,
-    uses_arguments,
-)
+from membudget.exercises.guard import Problem, kind, message, uses_arguments
 from membudget.exercises.leaks import leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
@@ -548,11 +537,16 @@ def _count_runs(modules: Sequence[nn.Module]) -> list[int]:
         runs[index] += 1
 
     for index, module in enumerate(modules):
-        first = next(
-            m for m in module.modules() if list(m.parameters(recurse=False))
+        _first_layer(module).register_forward_pre_hook(
+            lambda *_, index=index: count(index)
         )
-        first.register_forward_pre_hook(lambda *_, index=index: count(index))
     return runs
+
+
+def _first_layer(model: nn.Module) -> nn.Module:
+    """The first module that has parameters itself."""
+    modules = model.modules()
+    return next(m for m in modules if list(m.parameters(recurse=False)))
 
 
 def _gradients(
@@ -622,10 +616,7 @@ class _Graphs(torch.autograd.graph.saved_tensors_hooks):
         self.largest = self.most = 0
         self._current: _Graphs._Pass | None = None
         self._alive: WeakSet[_Graphs._Pass] = WeakSet()
-        first = next(
-            m for m in model.modules() if list(m.parameters(recurse=False))
-        )
-        first.register_forward_pre_hook(self._begin)
+        _first_layer(model).register_forward_pre_hook(self._begin)
         # detached: an output that its own graph held would never be freed
         super().__init__(
             lambda tensor: (tensor.detach(), self._current),

@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Callable
-from itertools import groupby
 
 import torch
 
 from membudget.exercises.compare import Seen, shape
 from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import (
-    answer,
-    calls,
-    several,
-    tensor,
-    verdict,
-)
+from membudget.exercises.observe import answer, calls, several, tensor, verdict
 
 EXACT = 1e-12
 """Relative tolerance of what is computed exactly."""
@@ -32,46 +25,34 @@ def round_to(x, exponent_bits, fraction_bits):
     return rounded if abs(rounded) <= largest else math.copysign(math.inf, x)
 
 
-def _formats(*rows: tuple[int, int, float]) -> Case:
-    """Exponent bits, fraction bits and a number."""
+def _formats(*rows: tuple[int, int, list[float]]) -> Case:
+    """Exponent bits, fraction bits and numbers."""
     told = [
-        f"x = {', '.join(str(x) for *_, x in some)} with {e} exponent and "
-        f"{f} fraction bits"
-        for (e, f), some in groupby(rows, key=lambda row: row[:2])
+        f"x = {', '.join(map(str, some))} with {e} exponent and {f} fraction "
+        "bits"
+        for e, f, some in rows
     ]
-    return Case("; ".join(told), lambda: tuple((x, e, f) for e, f, x in rows))
+    calls = tuple((x, e, f) for e, f, some in rows for x in some)
+    return Case("; ".join(told), lambda: calls)
 
 
+HALVES = [3.3, -3.3, 2051.0, 2049.0, -2049.0, 1.99999]  # and ties
+HALVES += [1.1e-6, 4e-8, 2.0**-25]  # subnormal
+HALVES += [1e6, 65520.0, 65519.0, -7e4]  # near the largest
 IS_FINITE = "abs(rounded) <= largest"
 INFINITY = "math.copysign(math.inf, x)"
 
 check_round_to = Exercise(
     round_to,
     cases=[
+        _formats((5, 10, HALVES)),
         _formats(
-            (5, 10, 3.3),
-            (5, 10, -3.3),
-            (5, 10, 2051.0),
-            (5, 10, 2049.0),
-            (5, 10, -2049.0),
-            (5, 10, 1.99999),
-            (5, 10, 1.1e-6),
-            (5, 10, 4e-8),
-            (5, 10, 2.0**-25),
-            (5, 10, 1e6),
-            (5, 10, 65520.0),
-            (5, 10, 65519.0),
-            (5, 10, -7e4),
+            (8, 7, [7e4, 1.0 + 2.0**-8 + 2.0**-20]),
+            (3, 2, [0.1, 15.0]),
+            (5, 2, [2.0**-16]),
+            (4, 3, [-449.0]),
         ),
-        _formats(
-            (8, 7, 7e4),
-            (8, 7, 1.0 + 2.0**-8 + 2.0**-20),
-            (3, 2, 0.1),
-            (3, 2, 15.0),
-            (5, 2, 2.0**-16),
-            (4, 3, -449.0),
-        ),
-        _formats((5, 10, 0.0)),
+        _formats((5, 10, [0.0])),
     ],
     observe=calls(
         lambda x, exponents, fractions: (
@@ -99,14 +80,10 @@ check_round_to = Exercise(
         round(x / step) => math.ceil(x / step)
             this always rounds up: take the nearest number.
         round(x / step) => math.copysign(math.ceil(abs(x / step) - 0.5), x)
-            half-way between two numbers this rounds towards zero: a tie goes
-            to the even one, as Python's `round` does it.
-        round(x / step) => math.floor(x / step + 0.5)
-            half-way between two numbers this rounds up: a tie goes to the
-            even one, as Python's `round` does it.
-        round(x / step) => math.copysign(math.floor(abs(x / step) + 0.5), x)
-            half-way between two numbers this rounds away from zero: a tie
-            goes to the even one, as Python's `round` does it.
+        or round(x / step) => math.floor(x / step + 0.5)
+        or round(x / step) => math.copysign(math.floor(abs(x / step) + 0.5), x)
+            half-way between two numbers this rounds up, towards zero or away
+            from it: a tie goes to the even one, as Python's `round` does it.
         * step  # => * step * (abs(x) >= 2.0 ** (1 - bias))  #
             what lies below the smallest normal number becomes zero: the
             subnormal numbers are missing, multiples of 2^(1 − bias −
@@ -139,8 +116,7 @@ check_round_to = Exercise(
             what lies between the largest number and half a step more is
             rounded to the largest number: only beyond is it infinite.
         {INFINITY} => math.inf
-        or
-        {IS_FINITE} => rounded <= largest
+        or {IS_FINITE} => rounded <= largest
         {INFINITY} => math.inf
             a negative number that is too large becomes −inf.
         """,
@@ -216,11 +192,9 @@ check_autocast_saved = Exercise(
         (inputs => (sum(widths[1:]) + inputs
             the copies of the biases are not kept: no gradient needs a bias.
         sum(widths[i] => 2 * sum(widths[i]
-            the copies of the weights are in 16 bits: 2 bytes for each number,
-            and the fp32 weights are not counted.
-        sum(widths[i] => 3 * sum(widths[i]
-            the copies of the weights count 2 bytes for each number; the fp32
-            weights are alive anyway and not counted.
+        or sum(widths[i] => 3 * sum(widths[i]
+            the copies of the weights are in 16 bits: 2 bytes for each number.
+            The fp32 weights are alive anyway, and not counted.
         """,
     shown=(
         "That is what autograd saves in a real forward pass under autocast, "
@@ -241,12 +215,14 @@ def loss_scale(gradients, largest, smallest):
 
 
 def _gradients(
-    told: str,
-    *numbers: float,
-    largest: float = 65504.0,
-    smallest: float = 2.0**-24,
+    *numbers: float, told: str = "", largest: float = 65504.0, power: int = -24
 ) -> Case:
-    return Case(told, lambda: (torch.tensor(numbers), largest, smallest))
+    """Gradients; the smallest number of their format is 2 to a power."""
+    told = told or f"gradients {list(numbers)}"
+    return Case(
+        f"{told}, largest {largest:.0f}, smallest 2^{power}",
+        lambda: (torch.tensor(numbers), largest, 2.0**power),
+    )
 
 
 def _many() -> torch.Tensor:
@@ -260,33 +236,18 @@ def _many() -> torch.Tensor:
 check_loss_scale = Exercise(
     loss_scale,
     cases=[
+        _gradients(-0.3, 0.02, 0, 5e-12, -2e-13, 3e-13, 0, 3e-8),
         _gradients(
-            "gradients [-0.3, 0.02, 0, 5e-12, -2e-13, 3e-13, 0, 3e-8], "
-            "largest 65504, smallest 2^-24",
-            *[-0.3, 0.02, 0, 5e-12, -2e-13, 3e-13, 0, 3e-8],
-        ),
-        _gradients(
-            "gradients [65504 · 2^-20, -2^-45, 2^-44, 0], largest 65504, "
-            "smallest 2^-24",
             *[65504 * 2.0**-20, -(2.0**-45), 2.0**-44, 0],
+            told="gradients [65504 · 2^-20, -2^-45, 2^-44, 0]",
         ),
-        _gradients(
-            "1000 gradients around 2^-22, largest 65504, smallest 2^-24",
-            *_many().tolist(),
-        ),
-        _gradients(
-            "gradients [300000, 0.25, -0.01, 1e-6], largest 57344, smallest "
-            "2^-16",
-            *[3e5, 0.25, -0.01, 1e-6],
-            largest=57344.0,
-            smallest=2.0**-16,
-        ),
+        _gradients(*_many().tolist(), told="1000 gradients around 2^-22"),
+        _gradients(3e5, 0.25, -0.01, 1e-6, largest=57344.0, power=-16),
     ],
     observe=several("loss scale", "share of lost gradients"),
     mistakes="""
         sizes.max() => gradients.double().abs().mean()
-        or
-        sizes.max() => sizes.mean()
+        or sizes.max() => sizes.mean()
             the scale follows from the mean gradient, and the largest one
             overflows: take the maximum of the sizes.
         sizes.max() => gradients.double().max()
@@ -296,8 +257,7 @@ check_loss_scale = Exercise(
             the scale must be a power of two: with another factor the scaled
             gradients are rounded anew.
         math.floor => math.ceil
-        or
-        math.floor => round
+        or math.floor => round
             with this scale the largest gradient overflows: round the exponent
             down.
         math.floor( => math.ceil(-1 + 
@@ -381,14 +341,11 @@ check_scale_history = Exercise(
             the scale of the step to come is listed, too: one for each step of
             `overflows`.
         scale /= 2 =>
-            an overflow halves the scale, and here it stays.
-        2 * scale => scale
-            the scale doubles after `interval` clean steps, and here it never
-            grows.
-        scale /= 2 => scale /= 4
+        or scale /= 2 => scale /= 4
             an overflow halves the scale.
-        2 * scale => 4 * scale
-            clean steps double the scale.
+        2 * scale => scale
+        or 2 * scale => 4 * scale
+            `interval` clean steps in a row double the scale.
         """,
     shown=(
         "A real GradScaler takes the same scales: it falls at once and "
@@ -410,8 +367,9 @@ def _difference(weight: float, update: float) -> str:
     return f"{weight} {'+' if update < 0 else '-'} {abs(update)}"
 
 
-def _updates(bits: int, *pairs: tuple[float, float]) -> Case:
+def _updates(bits: int, *rows: tuple[float, list[float]]) -> Case:
     """Weights and their updates, in one format."""
+    pairs = [(weight, update) for weight, some in rows for update in some]
     told = ", ".join(_difference(*pair) for pair in pairs)
     return Case(
         f"{told}; fraction_bits = {bits}",
@@ -419,7 +377,6 @@ def _updates(bits: int, *pairs: tuple[float, float]) -> Case:
     )
 
 
-POWER_OF_TWO = "abs(math.frexp(weight)[0]) == 0.5"
 ANSWER = "round(exact / step) * step != weight"
 
 check_survives = Exercise(
@@ -427,40 +384,30 @@ check_survives = Exercise(
     cases=[
         _updates(
             7,
-            (1.5, 0.02),
-            (1.5, 0.006),
-            (1.5, 0.005),
-            (1.5, 0.003),
-            (100.0, 0.2),
-            (0.125, 0.0006),
-            (1.0, 0.003),
-            (1.0, 0.001),
-            (1.0, -0.003),
-            (1.0078125, 2.0**-8),
-            (1.5, 2.0**-8),
-            (1.0, 2.0**-9),
-            (-3.0, 0.005),
+            (1.5, [0.02, 0.006, 0.005, 0.003, 2.0**-8]),
+            (100.0, [0.2]),
+            (0.125, [0.0006]),
+            (1.0, [0.003, 0.001, -0.003, 2.0**-9]),
+            (1.0078125, [2.0**-8]),
+            (-3.0, [0.005]),
         ),
         _updates(
             10,
-            (1000.0, 0.3),
-            (1000.0, 0.2),
-            (1024.0, 0.3),
-            (-1024.0, -0.3),
-            (-1024.0, 0.3),
-            (1001.0, 0.25),
-            (1000.5, 0.25),
+            (1000.0, [0.3, 0.2]),
+            (1024.0, [0.3]),
+            (-1024.0, [-0.3, 0.3]),
+            (1001.0, [0.25]),
+            (1000.5, [0.25]),
         ),
         _updates(
             7,
-            (2.0**-20, 1e-9),
-            (2.0**-20, 3e-9),
-            (0.01171875, 1e-4),
-            (0.5, 0.0),
-            (2.0, 3.0),
+            (2.0**-20, [1e-9, 3e-9]),
+            (0.01171875, [1e-4]),
+            (0.5, [0.0]),
+            (2.0, [3.0]),
         ),
-        _updates(7, (0.5, 0.5)),
-        _updates(7, (0.0, 1e-30)),
+        _updates(7, (0.5, [0.5])),
+        _updates(7, (0.0, [1e-30])),
     ],
     observe=calls(
         lambda weight, update, bits: (
@@ -473,8 +420,7 @@ check_survives = Exercise(
             every update that is not zero survives here: the difference is
             rounded to the format's numbers.
         {ANSWER} => abs(update) >= step
-        or
-        frexp(exact) => frexp(weight)
+        or frexp(exact) => frexp(weight)
         {ANSWER} => abs(update) >= step
             the update is compared with the whole step between two numbers:
             more than half of it is enough.
@@ -483,16 +429,11 @@ check_survives = Exercise(
             weight, by a power of two.
         frexp(exact) => frexp(weight)
         {ANSWER} => abs(update) > step / 2
-            below a power of two the numbers lie twice as dense: the step is
-            that of the difference, not of the weight.
-        frexp(exact) => frexp(weight)
+        or frexp(exact) => frexp(weight)
         {ANSWER} => abs(update) >= step / 2
-            below a power of two the numbers lie twice as dense, and a tie
-            goes to the even number: round the difference itself.
-        frexp(exact) => frexp(weight)
-        {ANSWER} => abs(update) > step / (4 if {POWER_OF_TWO} else 2)
-            the step at a power of two is halved on both sides: it is only
-            towards zero.
+            below a power of two the numbers lie twice as dense: the step is
+            that of the difference, not of the weight. And a tie goes to the
+            even number: round the difference itself.
         {ANSWER} => abs(update) > abs(weight) * 2.0 ** (-fraction_bits - 1)
             the relative size of the update decides only roughly: the step is
             the same from one power of two to the next.
@@ -503,10 +444,8 @@ check_survives = Exercise(
             a tie goes to the even number, and that may be the weight itself:
             half a step is not always enough.
         round(exact / step) => math.trunc(exact / step)
-            the difference is cut off instead of rounded to the nearest
-            number.
-        round(exact / step) => math.floor(exact / step)
-            the difference is rounded down instead of to the nearest number.
+        or round(exact / step) => math.floor(exact / step)
+            the difference is cut off: round it to the nearest number.
         != weight => == weight
             this is the other way round: True where the weight changes.
         weight - update => weight + update
@@ -577,11 +516,9 @@ check_stochastic_round = Exercise(
         {RESULT} => x
             x comes back as it is: clear the lower 16 bits of the sum.
         + noise => + 32768
-            the noise is not used: half a step (32 768) added to the bits
-            rounds to the nearest number, always the same.
-        {RESULT} => x.bfloat16().float()
-            the noise is not used: this is the rounding of a cast, to the
-            nearest number.
+        or {RESULT} => x.bfloat16().float()
+            the noise is not used: this rounds to the nearest number, as a
+            cast does, and always the same.
         + noise =>
             the noise has no effect, and clearing the lower 16 bits alone
             rounds towards zero: add the noise to the bits of x first, then
@@ -595,8 +532,7 @@ check_stochastic_round = Exercise(
         + noise => - noise
             the noise is taken off: it rounds down too far. Add it.
         + noise => + noise + 32768
-        or
-        {RESULT} => bits.view(torch.float32).bfloat16().float()
+        or {RESULT} => bits.view(torch.float32).bfloat16().float()
             the noise is added to half a step: it rounds up too often. Add the
             noise alone.
         x.view(torch.int32) => x.int()
@@ -611,13 +547,11 @@ check_stochastic_round = Exercise(
             with the same chance wherever x lies. Compare it with the lower
             bits of x, or add it to the bits.
         + noise => + ({LOWER} <= noise).int() * 65536
-        or
-        + noise => + ({LOWER} < noise).int() * 65536
+        or + noise => + ({LOWER} < noise).int() * 65536
             the lower bits are compared the wrong way round: the larger they
             are, the more often x is rounded up.
         + noise => + ({LOWER} >= noise).int() * 65536
-        or
-        + noise => + noise + 1
+        or + noise => + noise + 1
             one noise too many rounds up: with lower bits of n it must be n of
             the 65 536 noises, and none where they are zero.
         """,

@@ -61,15 +61,13 @@ check_rank_bytes = Exercise(
     ),
     mistakes=f"""
         12 * numbers => 8 * numbers
-            8 bytes are counted for the optimizer: {FP32_COPY}.
-        12 * numbers => 4 * numbers
-            4 bytes are counted for the optimizer: {FP32_COPY}.
+        or 12 * numbers => 4 * numbers
+            too few bytes are counted for the optimizer: {FP32_COPY}.
         12 * numbers => 16 * numbers
             16 bytes are counted for the optimizer: the gradients are kept in
             16 bits only, so 12 are left, two moments and the fp32 copy.
         2 * numbers, 2 * numbers => 4 * numbers, 4 * numbers
-        or
-        2 * numbers, 2 * numbers, 12 => 4 * numbers, 4 * numbers, 8
+        or 2 * numbers, 2 * numbers, 12 => 4 * numbers, 4 * numbers, 8
             the parameters and gradients of the forward and backward passes
             are in 16 bits: 2 bytes each. The fp32 copy belongs to the
             optimizer.
@@ -85,27 +83,22 @@ check_rank_bytes = Exercise(
             the gradients, too, is ZeRO-2.
         ("zero-1", => (
         ("zero-2", => ("zero-1", "zero-2",
-            ZeRO-1 begins with the largest part, the optimizer states, not
-            with the gradients.
-        ("zero-1", => (
+        or ("zero-1", => (
         == "zero-3" => in ("zero-1", "zero-3")
             ZeRO-1 begins with the largest part, the optimizer states, not
-            with the parameters.
+            with the gradients or the parameters.
         == "zero-3" => in ("zero-2", "zero-3")
             ZeRO-2 leaves the parameters whole on every rank: splitting them,
             too, is ZeRO-3.
         ("zero-2", => (
             ZeRO-2 splits the gradients as well as the optimizer states.
-        "zero-1", "zero-2", => "zero-1",
-            each stage splits what the one before it does, and one part more:
-            ZeRO-2 gradients and optimizer states.
         "zero-1", "zero-2", "zero-3" => "zero-1", "zero-2"
         ("zero-2", "zero-3") => ("zero-2",)
+        or stage == "zero-3" => False
             ZeRO-3 splits all three parts: with the parameters the gradients
             and the optimizer states.
-        stage == "zero-3" => False
-            ZeRO-3 splits the parameters, too.
-        "zero-1", "zero-2", "zero-3" => "zero-1",
+        "zero-1", "zero-2", => "zero-1",
+        or "zero-1", "zero-2", "zero-3" => "zero-1",
         ("zero-2", "zero-3") => ("zero-2",)
             each stage splits what the one before it does, and one part more.
         optimizer //= => optimizer *=
@@ -188,12 +181,10 @@ check_stored_rows = Exercise(
             every rank has a full shard here: the rows must add up to those of
             the parameter. {CHUNK}.
         {OWN} => {REST_LAST}
-        or
-        {OWN}, stored => {REST_LAST}, {REST_LAST}
+        or {OWN}, stored => {REST_LAST}, {REST_LAST}
             here the last rank has the rest. {CHUNK}.
         {OWN} => {EVENLY}
-        or
-        {OWN}, stored => {EVENLY}, {EVENLY}
+        or {OWN}, stored => {EVENLY}, {EVENLY}
             here the first ranks have one row more than the others, which
             would be fairer. {CHUNK}.
         -(-rows // ranks) => rows // ranks
@@ -274,9 +265,8 @@ check_shard_bytes = Exercise(
             Adam keeps two numbers for each parameter; an fp32 copy is there
             only if the parameters themselves have 16 bits.
         {BYTES} => stored, stored, 2 * own
-            these are numbers, not bytes: in fp32 each takes 4.
-        {BYTES} => 2 * stored, 2 * stored, 4 * own
-            a number in fp32 takes 4 bytes, not 2.
+        or {BYTES} => 2 * stored, 2 * stored, 4 * own
+            in fp32 each number takes 4 bytes.
         4 * stored, 4 * stored => {WHOLE}, {WHOLE}
             parameters and gradients are cut, too: this is ZeRO-1.
         return 4 * stored => return {WHOLE}
@@ -390,6 +380,10 @@ def _averaging_case(
 ALL_REDUCE = "dist.all_reduce(p.grad)"
 DIVIDE = "p.grad /= dist.get_world_size()"
 TRAINED = "[q for q in model.parameters() if q.grad is not None]"
+ONE_RANK = (
+    "only rank 0 has the result: `dist.reduce` gives it to one rank, "
+    "`dist.all_reduce` to all."
+)
 ALL_PARAMETERS = "every parameter of the model needs an all-reduce."
 
 check_average_gradients = Exercise(
@@ -416,35 +410,28 @@ check_average_gradients = Exercise(
             `dist.all_reduce(p.grad)` makes the sum over the ranks.
         {ALL_REDUCE} => dist.broadcast(p.grad, 0)
         {DIVIDE} =>
-            both ranks have the gradient of rank 0: a broadcast copies it, and
-            the samples of the others are lost. `all_reduce` adds up.
-        {ALL_REDUCE} => dist.broadcast(p.grad, 0)
-            both ranks have a part of rank 0's gradient: a broadcast copies
-            it, and the samples of the others are lost. `all_reduce` adds up.
+        or {ALL_REDUCE} => dist.broadcast(p.grad, 0)
+            both ranks have the gradient of rank 0, or a part of it: a
+            broadcast copies it, and the samples of the others are lost.
+            `all_reduce` adds up.
         {ALL_REDUCE} => dist.reduce(p.grad, 0)
-            only rank 0 has the result: `dist.reduce` gives it to one rank,
-            `dist.all_reduce` to all.
-        {ALL_REDUCE} => dist.reduce(p.grad, 0)
+        or {ALL_REDUCE} => dist.reduce(p.grad, 0)
         {DIVIDE} =>
-            only rank 0 has a sum: `dist.reduce` gives it to one rank,
-            `dist.all_reduce` to all.
+            {ONE_RANK}
         {ALL_REDUCE} => dist.all_reduce(p.grad, dist.ReduceOp.MAX)
         {DIVIDE} =>
             this takes the larger of the ranks' numbers: `all_reduce` adds up
             unless it is told otherwise.
         model.parameters() => {TRAINED}[:1]
-        or
-        model.parameters() => {TRAINED}[:1]
+        or model.parameters() => {TRAINED}[:1]
         {DIVIDE} =>
             only the first parameter is averaged: {ALL_PARAMETERS}
         model.parameters() => {TRAINED}[-1:]
-        or
-        model.parameters() => {TRAINED}[-1:]
+        or model.parameters() => {TRAINED}[-1:]
         {DIVIDE} =>
             only the last parameter is averaged: {ALL_PARAMETERS}
         not None => not None and p.ndim > 1
-        or
-        not None => not None and p.ndim > 1
+        or not None => not None and p.ndim > 1
         {DIVIDE} =>
             the biases are left out: {ALL_PARAMETERS}
         """,
@@ -506,8 +493,7 @@ check_weighted_average = Exercise(
             each rank weighs its gradient, and nothing is added up:
             `dist.all_reduce(p.grad)` makes the sum over the ranks.
         {ALL_REDUCE} => dist.reduce(p.grad, 0)
-            only rank 0 has the result: `dist.reduce` gives it to one rank,
-            `dist.all_reduce` to all.
+            {ONE_RANK}
         """,
     shown=(
         "Every sample of the batch counts the same, whichever rank it is on. "
@@ -631,8 +617,7 @@ check_in_step = Exercise(
             changes a gradient by the numbers of its own rank alone has no
             place before the average.
         average(p.grad) =>
-        or
-        average(p.grad) =>
+        or average(p.grad) =>
         norm.isfinite() => loss.isfinite()
             the gradients are not averaged: each rank trains a model of its
             own.
@@ -795,14 +780,12 @@ check_accumulate_sharded = Exercise(
             the first micro-batch is synchronised, and the others wait for one
             that never comes in this step: the last one must be it.
         {WEIGHTED} => loss
-        or
-        {WEIGHTED} => loss
+        or {WEIGHTED} => loss
         {EACH}
             the losses are not divided by the number of micro-batches: the
             gradients of all are added up.
         {WEIGHTED} => {WEIGHTED} / 2
-        or
-        {WEIGHTED} => {WEIGHTED} / 2
+        or {WEIGHTED} => {WEIGHTED} / 2
         {EACH}
             FSDP2 divides by the number of ranks already, when it reduces:
             your loss is divided by it as well. The number of micro-batches
@@ -815,8 +798,7 @@ check_accumulate_sharded = Exercise(
             divides by it are the sums over the ranks, which is right.
         {STEP}
         {EACH}
-        or
-        {STEP}
+        or {STEP}
         {EACH}
         {WEIGHTED} => loss
             the optimizer steps after every micro-batch: step once, after the
@@ -926,10 +908,8 @@ check_fewest_ranks = Exercise(
             1024 ranks are the most: where these are not enough, the answer is
             None.
         return None => return 1024
-        or
-        return None => return 2048
-        or
-        return None => return 0
+        or return None => return 2048
+        or return None => return 0
             where 1024 ranks are not enough, the answer is None.
         range(11) => range(10, -1, -1)
             this is the largest number of ranks, and the fewest are asked.
