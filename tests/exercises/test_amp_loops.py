@@ -242,22 +242,6 @@ def test_other_right_answers(name, answer):
 # What the observer says
 
 
-def nested_amp(model, optimizer, scaler, x, y, max_norm):
-    with FP16():
-        loss = F.cross_entropy(model(x), y)
-        with torch.autocast("cpu", enabled=False):
-            scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), max_norm)
-    finish(optimizer, scaler)
-
-
-def backward_inside(model, optimizer, scaler, x, y):
-    with FP16():
-        scaler.scale(sum(losses(model, x, y))).backward()
-    finish(optimizer, scaler)
-
-
 def two_steps(model, optimizer, scaler, x, y):
     second = torch.amp.GradScaler("cpu")
     main, auxiliary = losses(model, x, y)
@@ -315,8 +299,6 @@ def fixed_before(model, optimizer, scaler, x, y, dtype):
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
     [
-        ("clipped_amp_step", nested_amp, "but a block is still open"),
-        ("two_losses", backward_inside, "backward pass runs under autocast"),
         ("two_losses", two_steps, "the optimizer steps 2 times"),
         ("backward_outside", another_block, "pass runs under autocast"),
         ("backward_outside", nested, "but a block is still open"),

@@ -1,4 +1,4 @@
-"""Exercises whose functions run on two ranks: what can go wrong there."""
+"""Exercises on two ranks: against one process, and what can go wrong."""
 
 import linecache
 import time
@@ -38,6 +38,68 @@ def test_unequal_shares_tell_the_mean_of_means():
         checkers.average_gradients(model)
 
     assert "each rank weighs 1/N" in judge("weighted_average", plain).text
+
+
+# Against one process
+
+
+def whole(shares):
+    """What several ranks or micro-batches hold, as one batch."""
+    x, y = map(torch.cat, zip(*shares, strict=True))
+    return x, y
+
+
+def gradient_of_all(sizes, frozen, told):
+    model, shares = checkers._averaging_start(sizes, frozen)
+    x, y = whole(shares)
+    F.cross_entropy(model(x), y).backward()
+    return checkers._gradients(model)
+
+
+def steps_on_all(steps, broken):
+    model, optimizer, windows = checkers._stepping_start(steps, broken)
+    start, clipped = checkers._weights(model), []
+    for shares in windows:
+        x, y = whole(shares)
+        F.cross_entropy(model(x), y).backward()
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        clipped.append(norm > 1)
+        if norm.isfinite():
+            optimizer.step()
+        optimizer.zero_grad()
+    assert clipped[0] and not clipped[1]
+    return checkers._weights(model) - start
+
+
+def accumulated_by_one(count):
+    model, windows = checkers._accumulating_start(count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    start = checkers._weights(model)
+    for shares in windows:
+        x, y = whole([*shares[0], *shares[1]])
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return checkers._weights(model) - start
+
+
+@pytest.mark.parametrize(
+    ("name", "alone"),
+    [
+        ("average_gradients", gradient_of_all),
+        ("weighted_average", gradient_of_all),
+        ("in_step", steps_on_all),
+        ("accumulate_sharded", accumulated_by_one),
+    ],
+)
+def test_the_ranks_do_what_one_process_does_with_all_data(name, alone):
+    check = getattr(exercises, f"check_{name}")
+    for case in check.cases:
+        expected = alone(*case.make())
+        parts = check.see(check.solution, case).parts
+        assert parts
+        for found in parts.values():
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 # How functions get there
