@@ -1,5 +1,4 @@
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import {
@@ -13,11 +12,10 @@ import {
   sentence,
   step,
 } from "../../src/membudget/widgets/ledger.mjs";
+import { read, says, untouched } from "./grid.mjs";
 
-const GRID = process.env.MB_GRID; // tests/widgets/test_javascript.py writes it
-const read = (name) => JSON.parse(readFileSync(`${GRID}/${name}`, "utf8"));
-const cases = read("ledger.json");
-const tables = read("ledger-tables.json");
+const cases = read("ledger");
+const tables = read("ledger-tables");
 const state = (changes) => ({ ...tables.state, ...changes });
 const preset = (name, changes) => {
   const names = "family vocabulary width depth heads kv_heads hidden tied";
@@ -30,7 +28,6 @@ const live = ({ bytes }) => sum(bytes);
 const some = cases.filter((_, i) => i % 4 === 0);
 
 test("describe gives Python's numbers, to the byte", () => {
-  assert.ok(cases.length >= 500);
   for (const { state, numbers } of cases) {
     assert.deepEqual(describe(state), numbers, JSON.stringify(state));
   }
@@ -38,7 +35,7 @@ test("describe gives Python's numbers, to the byte", () => {
 
 test("every moment of a step is Python's", () => {
   const small = cases.filter(({ moments }) => moments);
-  assert.ok(small.length >= 30);
+  assert.ok(small.length);
   for (const { state, moments } of small) {
     const ours = step(state)
       .moments.filter(({ phase }) => phase !== "optimizer")
@@ -55,6 +52,14 @@ test("the sentence is Python's, to the letter", () => {
   for (const { state, sentence: expected } of cases) {
     assert.equal(sentence(state), expected);
   }
+  says(cases.map((one) => one.sentence), [
+    "1 block of ", " blocks of GPT-2’s kind, ", " of Llama’s kind, ",
+    "Mistral 7B, ", " sequences of ", " tokens", "1 token",
+    " micro-batches", ", every block checkpointed: ", "in the forward pass, ",
+    "in the backward pass, at ", "in the optimizer’s step, and is ",
+    "It fits the budget of ", "It does not fit ", "that does is ",
+    "; not even one sequence does.",
+  ]);
 });
 
 test("the grid holds what it has to", () => {
@@ -74,7 +79,7 @@ test("the grid holds what it has to", () => {
   assert.ok(largest.includes(null));
   const uneven = ({ state: { batch, steps } }) =>
     steps > 1 && batch % Math.ceil(batch / steps);
-  assert.ok(cases.filter(uneven).length > 50);
+  assert.ok(cases.filter(uneven).length > cases.length / 10);
 });
 
 test("every number is whole", () => {
@@ -165,12 +170,7 @@ test("the peak never falls with the batch", () => {
 });
 
 test("describe and layout leave the state as it is", () => {
-  const before = state({ budget: 2 ** 34 });
-  const copy = structuredClone(before);
-  layout(before, 640);
-  describe(before);
-  sentence(before);
-  assert.deepEqual(before, copy);
+  untouched(state({ budget: 2 ** 34 }), layout, describe, sentence);
 });
 
 test("bars are as long as what is alive, and inside the picture", () => {

@@ -83,12 +83,15 @@ def gradients(seed=0, size=1e-6, wide=2.0, count=3000):
     return [values.reshape(-1, 10), torch.zeros(7)]
 
 
+NEARLY_ALL = torch.tensor([2.0**-14] + 30_000 * [1e-9])
+"""Gradients of which one is far from the rest: shares near 0 and 1."""
+
 SETTINGS = (
     {},
     {"gradients": gradients(1, 1e-3, 6.0), "batches": (8,), "budget": 2**20},
     {"gradients": torch.tensor([1e30, 1e-40]), "lists": "cuda"},
     {"gradients": gradients(2, 30.0, 1.0), "tokens": 16, "budget": 2**21},
-    {"gradients": torch.tensor([2.0**-14]), "network": ledger.GPT2},
+    {"gradients": NEARLY_ALL, "network": ledger.GPT2},
 )
 
 

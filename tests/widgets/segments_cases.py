@@ -6,6 +6,7 @@ from itertools import islice, product
 from membudget.checkpointing import Stage, no_segments, simulate
 from membudget.widgets import Segments
 from membudget.widgets.segments import SPLITS, _row
+from tests.soak import SOAK
 
 UNIFORM = (
     *product((1, 2, 3, 5, 8, 16), (0.05, 0.25, 0.6, 1.0)),
@@ -32,7 +33,7 @@ def random_stage(rng):
     )
 
 
-def chains(count=48):
+def chains(count=48 if SOAK else 24):
     """Random chains, of 1 to 12 stages."""
     rng = random.Random(0)
     return [
@@ -79,9 +80,9 @@ def moments(widget):
     ]
 
 
-def cases(every=1):
-    """Each with the moments and the numbers that Python gives."""
-    for widget in islice(widgets(), 0, None, every):
+def cases():
+    """Each fifth with the moments and the numbers that Python gives."""
+    for widget in islice(widgets(), 0, None, 1 if SOAK else 5):
         yield {
             "state": widget.state(),
             "stages": [_row(stage) for stage in widget.stages],

@@ -5,6 +5,7 @@ from itertools import islice, product
 from membudget.ledger import RECIPES
 from membudget.widgets import Sharding
 from membudget.widgets.sharding import CARDS, MODELS, STAGE_NAMES
+from tests.soak import SOAK
 
 RANKS = tuple(2**i for i in range(11))
 STEPS = (1, 2, 4, 8, 16)
@@ -43,22 +44,23 @@ def set_to(widget, traits):
             setattr(widget, name, value)
 
 
-def numbers(grid):
-    """Python's numbers of each state of a grid."""
+def answers_on(grid, every, of):
+    """What ``of`` says of each so-manieth state of a grid."""
     widget, found = Sharding(), []
-    for traits in settings(grid):
+    for traits in islice(settings(grid), 0, None, every):
         set_to(widget, traits)
-        found.append(values(widget))
-    return {"grid": grid, "numbers": found}
+        found.append(of(widget))
+    return {"grid": grid, "every": every, "answers": found}
+
+
+def numbers(grid):
+    """Python's numbers of each seventh state of a grid."""
+    return answers_on(grid, 1 if SOAK else 7, values)
 
 
 def sentences(grid, every):
     """Sentence and titles of each so-manieth state of a grid."""
-    widget, found = Sharding(), []
-    for traits in islice(settings(grid), 0, None, every):
-        set_to(widget, traits)
-        found.append([widget.sentence(), *widget.titles()])
-    return {"grid": grid, "every": every, "sentences": found}
+    return answers_on(grid, every, lambda w: [w.sentence(), *w.titles()])
 
 
 def answers():

@@ -20,6 +20,7 @@ from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
 from membudget.widgets import Accumulation, Timeline, bundle
 from membudget.widgets.accumulation import digits_footprint
 from membudget.widgets.timeline import Step, _edges, _step_share
+from tests.soak import SOAK
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted(ROOT.glob("tests/js/*.test.mjs"))
@@ -55,7 +56,11 @@ def cases():
 
 
 def moments():
-    """Timelines, each with the numbers of every moment of every step."""
+    """Timelines, each with the numbers of moments of every step.
+
+    Every fifth, the end of the forward pass, the one before, and the peak;
+    in a soak all.
+    """
     for steps in timeline_cases.timelines():
         widget = Timeline(steps)
         share = _step_share(steps)
@@ -65,7 +70,10 @@ def moments():
             "edges": {n: _edges(Step(t), share) for n, t in steps.items()},
         }
         for widget.step, tracker in steps.items():
-            for widget.moment in range(-1, len(tracker.operators)):
+            every = range(-1, len(tracker.operators), 1 if SOAK else 5)
+            end = Step(tracker).forward_end
+            marks = {end, max(end - 1, -1), tracker.peak_moment}
+            for widget.moment in sorted({*every, *marks}):
                 group["moments"].append(
                     {
                         "step": widget.step,
@@ -81,31 +89,20 @@ def moments():
 def grid(tmp_path_factory):
     """The folder with the grid and the composed modules."""
     folder = tmp_path_factory.mktemp("js")
-    everything = list(cases())
-    assert len(everything) >= 500
-    (folder / "accumulation.json").write_text(json.dumps(everything))
-    groups = list(moments())
-    assert sum(len(group["moments"]) for group in groups) >= 1500
-    (folder / "timeline.json").write_text(json.dumps(groups))
-    everything = list(segments_cases.cases())
-    assert len(everything) >= 1000
-    (folder / "segments.json").write_text(json.dumps(everything))
-    everything = list(ledger_cases.cases())
-    assert len(everything) >= 500
-    (folder / "ledger.json").write_text(json.dumps(everything))
-    (folder / "ledger-tables.json").write_text(
-        json.dumps(ledger_cases.tables())
-    )
-    (folder / "precision.json").write_text(
-        json.dumps(
-            {
-                "grid": list(precision_cases.grid()),
-                "cases": list(precision_cases.cases()),
-                "borders": precision_cases.limits(),
-            }
-        )
-    )
-    (folder / "sharding.json").write_text(json.dumps(sharding_cases.answers()))
+    for name, answers in {
+        "accumulation": list(cases()),
+        "ledger": list(ledger_cases.cases()),
+        "ledger-tables": ledger_cases.tables(),
+        "precision": {
+            "grid": list(precision_cases.grid()),
+            "cases": list(precision_cases.cases()),
+            "borders": precision_cases.limits(),
+        },
+        "segments": list(segments_cases.cases()),
+        "sharding": sharding_cases.answers(),
+        "timeline": list(moments()),
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(answers))
     for name in bundle.names():
         (folder / f"{name}.mjs").write_text(bundle.module_text(name))
     return folder

@@ -166,13 +166,13 @@ def tried(steps, fused):
     """The peak of every batch."""
     widget = Ledger(**TINY, steps=steps, fused=fused)
     peaks = {}
-    for widget.batch in range(1, 140):
+    for widget.batch in range(1, 50):
         peaks[widget.batch] = widget.prediction.peak
     return peaks
 
 
-@pytest.mark.parametrize("steps, fused", [(1, True), (2, False), (5, True)])
-@pytest.mark.parametrize("share", [0.2, 1.0, 1.3, 3.7])
+@pytest.mark.parametrize("steps, fused", [(1, True), (2, False)])
+@pytest.mark.parametrize("share", [0.2, 1.0, 1.3])
 def test_the_largest_batch_by_trying(steps, fused, share):
     widget = Ledger(**TINY, steps=steps, fused=fused)
     budget = round(share * widget.numbers()["peak"]["bytes"])
@@ -181,45 +181,11 @@ def test_the_largest_batch_by_trying(steps, fused, share):
     assert n["fits"] == (share >= 1)
     fit = [b for b, peak in tried(steps, fused).items() if peak <= budget]
     largest = max(fit, default=0)
-    assert largest < 139
+    assert largest < 49
     assert n["largest"] == largest
 
 
-def test_without_a_budget():
-    n = Ledger().numbers()
-    assert n["fits"] is None and n["largest"] is None
-
-
 # Words ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (
-            {},
-            "GPT-2 124M, 8 sequences of 1024 tokens: the peak, 10.5 GiB, "
-            "comes in the backward pass, at log_softmax, and is 58 % "
-            "activations and 29 % temporaries.",
-        ),
-        (
-            {"budget": 15 * GIB},
-            "It fits the budget of 15.0 GiB; the largest batch that does is "
-            "11.",
-        ),
-        ({"budget": 1}, "does not fit the budget of 1 B; not even one seq"),
-        (
-            {"batch": 1, "tokens": 1, "foreach": True},
-            "GPT-2 124M, 1 sequence of 1 token: the peak, 2.32 GiB, comes in "
-            "the optimizer’s step, and is 40 % optimizer",
-        ),
-        ({"depth": 1, "family": "llama"}, "1 block of Llama’s kind, 768"),
-        ({"steps": 3, "checkpointed": True}, "in 3 micro-batches, every"),
-        ({"steps": 6}, "in 4 micro-batches:"),  # of 2 sequences
-    ],
-)
-def test_sentence(arguments, words):
-    assert words in Ledger(**arguments).sentence()
 
 
 def test_repr():

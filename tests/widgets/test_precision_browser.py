@@ -119,14 +119,6 @@ def test_what_is_shaded(page):
             assert (low[1], few[1], high[1]) == (0, 0, 0)
 
 
-def test_where_the_bars_stand_without_a_scale(page):
-    assert page.locator(".mb-ghost").count() == 0
-    control(page, "scale").press("End")
-    assert page.locator(".mb-ghost").count() == 1
-    control(page, "scale").press("Home")
-    assert page.locator(".mb-ghost").count() == 0
-
-
 def test_gradients_have_their_colour(page):
     bars = page.locator("path.mb-bars")
     colour = bars.evaluate("e => getComputedStyle(e).fill")
@@ -189,10 +181,8 @@ def accepted(page, key, widget):
 @pytest.mark.parametrize(
     "typed, why",
     [
-        ("1,5", "“1,5” is no number"),
         ("<b>", "“<b>” is no number"),
         ("  ", "An empty field is no number"),
-        ("-2^1024", "“-2^1024” is beyond the largest number, 1.8e308"),
         ("1e-400", "“1e-400” is below the smallest number, 5e-324"),
         (40 * "9.", f"“{15 * '9.'}” is no number"),
     ],

@@ -4,7 +4,6 @@ from math import sqrt
 from xml.etree import ElementTree
 
 import pytest
-import segments_cases as cases
 import torch
 from traitlets import TraitError
 
@@ -192,13 +191,6 @@ def test_an_observer_measures():
     assert widget.measured == {4: 1004}
 
 
-def test_measured_takes_numpys_numbers():
-    numpy = pytest.importorskip("numpy")
-    widget = Segments(measured={numpy.int64(4): numpy.float64(8.5)})
-    assert widget.state()["measured"] == {"4": 8.5}
-    assert type(widget.state()["measured"]["4"]) is float
-
-
 # Numbers -------------------------------------------------------------------
 
 
@@ -241,61 +233,7 @@ def test_numbers_are_the_tape_machines(split, checkpoint):
     assert n["root"] == pytest.approx(sqrt(11 / checkpoint))
 
 
-def test_parts_of_an_early_end_are_not_negative():
-    """What a recomputation does not make is taken from what would hold it."""
-    seen = 0
-    for chain in cases.chains():
-        widget = Segments(chain, segments=len(chain))
-        n = widget.numbers()
-        assert sum(n["parts"].values()) == n["peak"]
-        assert all(size >= 0 for size in n["parts"].values())
-        seen += any(stage.recompute_workspace < 0 for stage in chain)
-    assert seen > 20
-
-
 # Words ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments, parts",
-    [
-        (
-            {},
-            [
-                "16 layers in 4 segments (4 × 4): the peak is 8 units, in ",
-                "in the backward pass: 47 % of the 17 units without",
-                "16 layers run again, 100 % of a forward pass. ",
-                "No number of segments has a lower peak.",
-            ],
-        ),
-        (
-            {"segments": 0},
-            [
-                "16 layers without checkpointing: the peak is 17 units, in",
-                "No layer runs again. The least peak is 8 units, with "
-                "k = 3 to 6.",
-            ],
-        ),
-        ({"layers": 1}, ["1 layer in 1 segment (1 × 1)", "1 layer runs"]),
-        ({"layers": 17, "segments": 1}, ["with k = 4, 5."]),
-        ({"layers": 23}, ["(3 × 6 + 1 × 5)"]),
-        (
-            {"layers": 23, "split": "pytorch"},
-            ["(3 × 5 + 8 not checkpointed)", "15 layers run again, 65 %"],
-        ),
-        ({"split": "pytorch", "segments": 1}, ["(16 not checkpointed)"]),
-        ({"measured": {4: 8.25}}, ["Measured here: 8.25 units."]),
-        ({"measured": {4: 1.0}}, ["Measured here: 1 unit."]),
-    ],
-)
-def test_sentence(arguments, parts):
-    sentence = Segments(**arguments).sentence()
-    for part in parts:
-        assert part in sentence
-
-
-def test_only_the_chosen_number_was_measured():
-    assert "Measured" not in Segments(measured={5: 8.25}).sentence()
 
 
 def test_repr():

@@ -5,7 +5,7 @@ import pytest
 from kinds import CHAIN
 from widget_pages import control
 
-from membudget.widgets import Segments, format_bytes, format_number
+from membudget.widgets import Segments, format_bytes
 
 
 @pytest.fixture
@@ -96,17 +96,6 @@ def test_a_chain_in_bytes(show):
 
 
 # How it is moved -----------------------------------------------------------
-
-
-def test_every_cost(page):
-    for n in (1, 7, 20):
-        control(page, "checkpoint").fill(str(n))
-        root = page.locator(".mb-picture text", has_text="√")
-        widget = Segments(checkpoint=n / 20)
-        number = format_number(widget.numbers()["root"])
-        assert f" = {number}" in root.text_content()
-        output = page.locator("output").nth(2).inner_text()
-        assert output == format_number(n / 20)
 
 
 def test_the_curve_can_be_dragged(page):

@@ -7,9 +7,6 @@ from xml.etree import ElementTree
 import pytest
 import timeline_cases as cases
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from traitlets import TraitError
 
 from membudget import models
 from membudget.measuring import (
@@ -80,35 +77,6 @@ def test_the_example_is_made_once_and_leaves_the_random_numbers():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_is_alive_at_the_peak_and_why():
-    """The page's question, for the plain step."""
-    n = Timeline().numbers()
-    assert (n["operator"], n["module"]) == ("aten.threshold_backward", "13")
-    kept = {
-        "category": "activations",
-        "operator": "aten.relu",
-        "phase": "forward",
-        "modules": ["1", "3", "5", "7", "9", "11", "13"],
-        "count": 7,
-        "size": UNIT,
-        "bytes": 7 * UNIT,
-    }
-    assert n["largest"][0] == kept
-    on_the_way_back = [
-        (row["operator"], row["modules"], row["bytes"])
-        for row in n["largest"]
-        if row["category"] == "temporaries"
-    ]
-    assert on_the_way_back == [
-        ("aten.mm", ["14"], UNIT),
-        ("aten.threshold_backward", ["13"], UNIT),
-    ]
-    last = 4 * (256 * 10 + 10)  # gradients of the last layer
-    output = 1024 * 10 * 4
-    gained = n["peak"]["total"] - n["forward_end"]["total"]
-    assert gained == 2 * UNIT + last - 2 * output
-
-
 @pytest.mark.parametrize("tracker", EVERY)
 def test_numbers_are_the_trackers(tracker):
     widget = Timeline({"it": tracker})
@@ -129,62 +97,6 @@ def test_numbers_are_the_trackers(tracker):
     assert n["operators"] == len(tracker.operators)
 
 
-@pytest.mark.parametrize("tracker", EVERY)
-def test_groups_hold_what_is_alive(tracker):
-    step = Step(tracker)
-    for moment in list(moments(tracker))[::7]:
-        rows = step.largest(moment)
-        alive = [a for a in tracker.at(moment) if a.bytes]
-        assert sum(row["count"] for row in rows) == len(alive)
-        sizes = [row["bytes"] for row in rows]
-        assert sizes == sorted(sizes, reverse=True)
-        for row in rows:
-            mine = [
-                a.bytes
-                for a in alive
-                if step.category(a) == row["category"]
-                and a.operator.name == row["operator"]
-                and a.operator.module in row["modules"]
-                and step.operator(a.birth).phase == row["phase"]
-            ]
-            assert (len(mine), sum(mine)) == (row["count"], row["bytes"])
-            same = {row["size"]} if row["size"] else set()
-            assert set(mine) == same or (len(set(mine)) > 1 and not same)
-            assert len(set(row["modules"])) == len(row["modules"])
-            assert len({re.sub(r"\d+", "", m) for m in row["modules"]}) == 1
-
-
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(
-    depth=st.integers(2, 5),
-    width=st.integers(1, 9),
-    batch=st.integers(1, 7),
-    micro_batch=st.none() | st.integers(1, 4),
-    optimizer=st.sampled_from(
-        [None, torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad]
-    ),
-)
-def test_any_step(depth, width, batch, micro_batch, optimizer):
-    model = models.mlp(3, width, depth, 2)
-    tracker = trace_step(
-        model,
-        lambda model, x: model(x).square().mean(),
-        torch.rand(batch, 3),
-        optimizer=optimizer and optimizer(model.parameters()),
-        micro_batch=micro_batch,
-    )
-    step = Step(tracker)
-    assert mark(tracker, "backward") - 1 <= step.forward_end
-    assert step.forward_end + 1 in [
-        at for at, label in tracker.marks if label == "backward"
-    ]
-    assert step.at(tracker.peak_moment)["total"] == tracker.peak
-    phases = [o.phase for o in step.operators]
-    assert ("optimizer" in phases) == (optimizer is not None)
-    assert phases == sorted(phases, key=phases.index) or micro_batch
-    Timeline({"it": tracker}).picture()
-
-
 # Phases --------------------------------------------------------------------
 
 
@@ -198,52 +110,6 @@ def test_end_of_forward():
     tracker, end = accumulated  # the micro-batch of the peak, the second
     assert end == mark(tracker, "backward", 1) - 1
     assert end < tracker.peak_moment < mark(tracker, "forward", 2)
-
-
-def test_end_of_forward_of_odd_steps():
-    ends = {
-        name: Step(tracker).forward_end
-        for name, tracker in cases.odd_steps().items()
-    }
-    odd = cases.odd_steps()
-    assert ends["forward <only> & no grad"] == 7
-    assert ends["nothing runs"] == -1
-    two = odd["two steps"]  # without a mark the loss's gradient is forward
-    first = [o.phase for o in two.operators].index("backward")
-    assert ends["two steps"] == first - 1
-    assert two.operators[first - 1].name == "aten.ones_like"
-
-
-def test_a_peak_in_the_forward_pass_is_compared_with_its_end():
-    def wasteful(model, x):
-        torch.empty(10_000).fill_(0)
-        return model(x).sum()
-
-    (tracker,) = tiny(loss=wasteful).values()
-    step = Step(tracker)
-    assert tracker.peak_moment < step.forward_end
-    assert step.forward_end == mark(tracker, "backward") - 1
-
-
-@pytest.mark.parametrize("tracker", EVERY)
-def test_phases_are_corrected_and_no_more(tracker):
-    """The tracker's phases, but for operators at a border."""
-    step = Step(tracker)
-    births = {a.birth for a in tracker.allocations if a.bytes}
-    for i, (ours, its) in enumerate(
-        zip(step.operators, tracker.operators, strict=True)
-    ):
-        assert ours[:2] == its[:2]
-        if ours.phase == its.phase:
-            continue
-        if ours.phase == "recomputation":
-            assert its.phase == "backward" and i not in births
-        elif ours.phase == "backward":
-            # The loss's weight and gradient, before autograd takes over.
-            assert its.name in ("aten.mul", "aten.ones_like")
-        else:
-            assert its.name.startswith("profiler.")
-            assert ours.phase == "optimizer"
 
 
 def test_phases_come_in_runs():
@@ -406,40 +272,6 @@ def test_new_steps_replace_the_old():
     assert widget.moment == widget.steps["mine"].peak_moment
 
 
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["plain", "accumulated", "checkpointed", None]),
-        st.integers(-2, 700) | st.none(),
-    ),
-    max_size=8,
-)
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(CHANGES)
-def test_consistent_after_every_change(changes):
-    widget = Timeline()
-    for step, moment in changes:
-        before = (widget.step, widget.moment)
-        state = {"step": step, "moment": moment}
-        state = {k: v for k, v in state.items() if v is not None}
-        step, moment = (
-            step or before[0],
-            before[1] if moment is None else moment,
-        )
-        last = len(widget.steps[step].operators) - 1
-        if step != before[0] and moment == before[1]:
-            moment = widget.steps[step].peak_moment
-        if -1 <= moment <= last:
-            widget.set_state(state)
-            assert (widget.step, widget.moment) == (step, moment)
-        else:
-            with pytest.raises(TraitError, match="moment is"):
-                widget.set_state(state)
-            assert (widget.step, widget.moment) == before
-    widget.close()
-
-
 def test_storages_without_bytes_are_left_out():
     def loss(model, x):
         nothing = torch.zeros(0)
@@ -483,65 +315,6 @@ def test_a_tracker_may_go_on():
 
 
 # Words ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "step, moment, parts",
-    [
-        (
-            "plain",
-            48,
-            [
-                "Step plain, operator 49 of 275: threshold_backward of "
-                "module 13, in the backward pass. 14.0 MiB are alive, the "
-                "peak. That is 1.93 MiB more than at the end of the forward "
-                "pass: temporaries +1.96 MiB, activations −40.0 KiB, "
-                "gradients +10.0 KiB.",
-            ],
-        ),
-        (
-            "plain",
-            32,
-            [
-                "nll_loss_forward outside of the model, in the forward pass",
-                "1.93 MiB below the peak of 14.0 MiB",
-                "This is the end of the forward pass.",
-            ],
-        ),
-        ("plain", -1, ["Step plain, before the first operator. 5.00 MiB are"]),
-        ("plain", 31, ["less than at the end of the forward pass: "]),
-        ("plain", 150, ["operator 151 of 275: mul_ of the optimizer step. "]),
-        ("checkpointed", 75, ["relu of module 11, in the recomputation."]),
-        ("checkpointed", 75, ["recomputed activations +2.00 MiB"]),
-    ],
-)
-def test_sentence(step, moment, parts):
-    sentence = Timeline(step=step, moment=moment).sentence()
-    for part in parts:
-        assert part in sentence
-
-
-def test_sentence_where_nothing_differs():
-    def loss(model, x):
-        value = model(x).sum()
-        value.view(1)
-        value.view(1)
-        return value
-
-    widget = Timeline(tiny(loss=loss))
-    widget.moment = widget.numbers()["forward_end_moment"] - 1
-    assert widget.sentence().endswith(
-        " As much as at the end of the forward pass."
-    )
-
-
-def test_modules_by_path():
-    widget = Timeline(cases.odd_steps())
-    names = {o.name for o in Step(widget.steps[widget.step]).operators}
-    assert "aten.gelu" in names
-    tracker = widget.steps["a GPT with SGD"]
-    widget.moment = [o.module for o in tracker.operators].index("blocks.1.up")
-    assert " of blocks.1.up, in the forward pass." in widget.sentence()
 
 
 def test_repr():

@@ -10,10 +10,8 @@ import traitlets
 from IPython.core.formatters import DisplayFormatter
 
 from membudget.widgets import (
-    Accumulation,
     Whole,
     Widget,
-    format_bytes,
     format_number,
 )
 
@@ -80,13 +78,6 @@ def test_state_and_sentence_are_escaped():
     assert "<p>1 &lt; 2 &amp; more</p>" in text
 
 
-def test_html_is_the_same_every_time():
-    one, two = Accumulation(), Accumulation()
-    assert html(one) == html(two) == html(one)
-    assert repr(one) == repr(two)
-    assert one.model_id not in html(one)
-
-
 def test_html_follows_the_traits():
     widget = Toy()
     widget.count = 9
@@ -132,30 +123,6 @@ def test_whole_says_what_is_allowed(bad):
         f"count is {bad!r}: use a whole number of at least 1"
     )
     assert widget.count == 3
-
-
-def test_whole_takes_numpys_integers():
-    numpy = pytest.importorskip("numpy")
-    widget = Toy(count=numpy.int64(5))
-    assert type(widget.count) is int
-
-
-@pytest.mark.parametrize(
-    "count, text",
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (1152, "1.13 KiB"),  # 1.125: a half goes up
-        (10 * 1024, "10.0 KiB"),
-        (2938048, "2.80 MiB"),
-        (5 * 2**30, "5.00 GiB"),
-        (80 * 10**9, "74.5 GiB"),
-        (3 * 2**50, "3072 TiB"),
-    ],
-)
-def test_format_bytes(count, text):
-    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(

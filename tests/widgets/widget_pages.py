@@ -293,19 +293,3 @@ def walk(page, states, look=SEEN, widget=0):
     )
     assert len(seen) == len(states) > 0
     return seen
-
-
-def misfits(page, states, widget=0, crossed=False):
-    """The states with texts that overlap or leave a picture.
-
-    Args:
-        page: what `show` gave.
-        states: as in `walk`.
-        widget: the number of the widget on the page.
-        crossed: whether also those where a dashed line goes through a text.
-    """
-    tests = [OVERLAPPING, OUTSIDE, *([CROSSED] if crossed else [])]
-    look = f"() => [{', '.join(tests)}].flatMap((test) => test())"
-    states = [list(state) for state in states]
-    seen = walk(page, states, look, widget)
-    return [pair for pair in zip(states, seen, strict=True) if pair[1]]
