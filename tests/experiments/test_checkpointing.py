@@ -30,6 +30,7 @@ from membudget.experiments.checkpointing import (
 )
 from membudget.experiments.workload import META
 from membudget.measuring import FlopCounter, PeakTracker, replay
+from tests.soak import SOAK
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 CHAIN = dict(width=16, depth=6)
@@ -127,12 +128,6 @@ def test_the_chains_time_is_that_of_its_layer_runs():
     assert rows[0]["flops"] == 2 * 8 * 16 * 16 * (3 * depth - 1)
     for row in rows[1:]:
         assert row["time"] == pytest.approx(more, abs=1e-6)
-
-
-def test_the_time_is_relative_to_the_plain_step_of_the_same_batch():
-    rows = sweep([2, 3], [8, 3], [8, 0])
-    assert rows[0]["time"] == rows[1]["time"] > 1 == rows[2]["time"]
-    assert rows[1]["time"] == round(rows[1]["flops"] / rows[2]["flops"], 6)
 
 
 # The largest batch ---------------------------------------------------------
@@ -329,16 +324,6 @@ def test_segments_change_no_gradient(model, shape):
         assert one.abs().max() > 0
 
 
-@SHAPES
-def test_the_optimizer_trains_the_models_parameters(model, shape):
-    network, optimizer = Segmented(model, shape, CPU, 4, 2).build()
-    (group,) = optimizer.param_groups
-    assert [id(p) for p in group["params"]] == [
-        id(p) for p in network.parameters()
-    ]
-    assert group["foreach"] is True
-
-
 def test_the_chain_stays_alive_however_often_it_is_trained():
     torch.manual_seed(0)
     work = Segmented("chain", CHAIN, CPU, 32, 2)
@@ -362,15 +347,14 @@ def test_a_boundary_is_the_input_of_a_stage(model, shape):
     assert seen == [work.boundary()]
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_attention_is_fused_in_recomputations_as_well(kind):
+def test_attention_is_fused_in_recomputations_as_well():
     shape = {**GPT, "context": 256}
     plain = F.scaled_dot_product_attention
-    run, flops = traced(Segmented("gpt", shape, META, 1, 1), kind)
+    run, flops = traced(Segmented("gpt", shape, META, 1, 1), "cuda")
     assert F.scaled_dot_product_attention is plain
     scores = 4 * shape["heads"] * 256 * 256
     assert max(a.bytes for a in run.allocations) < scores
-    assert flops > traced(Segmented("gpt", shape, META, 1), kind)[1]
+    assert flops > traced(Segmented("gpt", shape, META, 1), "cuda")[1]
 
 
 def test_attention_is_put_back_after_an_error():
@@ -410,7 +394,7 @@ def test_a_gpu_has_room_for_the_sweeps(experiment, size):
         assert [batch, 0] in runs  # to compare with
 
 
-@pytest.mark.parametrize("size", ["t4", "large"])
+@pytest.mark.parametrize("size", ["t4", "large"] if SOAK else ["t4"])
 def test_a_gpu_recovers_a_hundred_times(size):
     given = recoveries.sizes[size]
     prediction = next(recoveries(CUDA, **given))
@@ -420,13 +404,6 @@ def test_a_gpu_recovers_a_hundred_times(size):
     large, small = prediction["peak"]
     assert small["bytes"] < 0.8 * given["budget"]
     assert large["bytes"] > 1.2 * given["budget"]
-
-
-def test_the_deep_mlp_is_the_labs():
-    for size in ("t4", "large"):
-        given = segments_mlp.sizes[size]
-        assert given["shape"] == {"width": 1024, "depth": 20}
-        assert 32 in {batch for batch, _ in given["runs"]}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

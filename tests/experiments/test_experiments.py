@@ -89,22 +89,6 @@ def test_predictions_for_a_gpu_need_none(experiment):
     assert 10**8 < first < last
 
 
-def test_the_model_has_124_million_parameters():
-    for experiment in (micro_batch, allocator):
-        for size in ("t4", "large"):
-            given = experiment.sizes[size]
-            work = Workload(given["model"], given["shape"], META, 1)
-            count = sum(p.numel() for p in work.build()[0].parameters())
-            assert count == pytest.approx(124e6, rel=0.01)
-
-
-def test_a_window_is_cut_without_a_remainder():
-    for parameters in micro_batch.sizes.values():
-        assert max(parameters["micro_batches"]) == parameters["window"]
-        for size in parameters["micro_batches"]:
-            assert parameters["window"] % size == 0
-
-
 def test_the_committed_cpu_records_bear_the_predictions_out():
     for name, key in {
         "allocator": "requested",

@@ -13,13 +13,12 @@ from membudget.experiments import ledger as subject
 from membudget.experiments.ledger import (
     METHODS,
     Case,
-    Recomputed,
     step_peaks,
     summary,
     train,
 )
-from membudget.ledger import Transformer, predict
-from membudget.measuring import PeakTracker, trace_step
+from membudget.ledger import predict
+from membudget.measuring import PeakTracker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 BLOCKS = dict(vocabulary=40, width=16, depth=2, heads=4, tokens=8)
@@ -84,29 +83,6 @@ def test_the_phase_is_that_of_the_peak():
     assert (small, large) == ("optimizer", "backward")
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("mlp", "plain"), ("convnet", "accumulated"), ("gpt", "combined")],
-)
-def test_the_step_is_that_of_trace_step(name, method):
-    work = case(name, method)
-    network, batch = work.build(CPU), work.data(CPU)
-    run = trace_step(
-        network,
-        work.loss,
-        *batch,
-        optimizer=adam(network),
-        micro_batch=work.micro_batch,
-    )
-    network = work.build(CPU)
-    given = (network, adam(network), *batch)
-    train(work, *given)
-    with PeakTracker(*given) as own:
-        train(work, *given)
-    assert own.start == run.start
-    assert own.timeline == run.timeline
-
-
 def test_a_step_trains_with_the_mean_of_all_samples():
     grads = []
     for method in ("plain", "accumulated"):
@@ -123,27 +99,6 @@ def test_a_step_trains_with_the_mean_of_all_samples():
 
 
 # What is trained -----------------------------------------------------------
-
-
-@EVERY
-def test_a_network_is_the_ledgers(name):
-    for method in ("plain", "16-bit", "combined"):
-        work = case(name, method)
-        network, paper = work.build(CPU), work.paper
-        if isinstance(paper, Transformer):
-            numbers, segments = paper.parameters, paper.depth
-        else:
-            numbers = sum(p.numel() for p in paper.model.parameters())
-            segments = len(paper.segments)
-        assert sum(p.numel() for p in network.parameters()) == numbers
-        wrapped = [m for m in network.modules() if isinstance(m, Recomputed)]
-        assert len(wrapped) == segments * work.checkpointed
-        dtype = torch.bfloat16 if method == "16-bit" else torch.float32
-        assert {p.dtype for p in network.parameters()} == {dtype}
-        x, y = work.data(CPU)
-        assert x.dtype == (torch.int64 if "tokens" in work.shape else dtype)
-        assert (x.shape, len(y)) == ((8, *work.sample), 8)
-        assert y.dtype == torch.int64
 
 
 def test_the_names_of_the_methods_say_what_they_do():

@@ -82,13 +82,6 @@ def test_a_record_is_listed_with_its_provenance(extension, folder):
     ]
 
 
-def test_nothing_is_measured_yet(extension, folder):
-    words = "Not measured yet: tiny; t4 and large, which need a GPU."
-    found = page(extension)
-    assert found.pop("sharded_ranks") == ["Not measured yet: tiny; t4; large."]
-    assert set(map(tuple, found.values())) == {(words,)}
-
-
 def test_a_bad_record_stops_the_build(extension, folder):
     path = records.write(good(), folder)
     path.write_text(path.read_text("utf-8").replace("0.25", "0.24"), "utf-8")

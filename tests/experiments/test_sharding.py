@@ -17,7 +17,6 @@ from membudget.experiments import sharding as subject
 from membudget.experiments.sharding import (
     CALLS,
     PARTS,
-    Case,
     Task,
     fsdp_one_gpu,
     fsdp_ranks,
@@ -134,30 +133,6 @@ def test_a_simulation_is_the_same_each_time_and_on_each_device(pairs):
     assert len(sample["seconds"]) == 1
     assert min(again["seconds"]) > 0
     assert {**again, "seconds": None} == {**sample, "seconds": None}
-
-
-def test_the_blocks_are_recomputed():
-    class Noted(Llama):
-        calls = 0
-
-        def forward(self, tokens):
-            for block in self.blocks:
-                block.norm1.register_forward_hook(self.note)
-            return super().forward(tokens)
-
-        def note(self, *_):
-            self.calls += 1
-
-    network = Noted(**LLAMA)
-    with subject.alone(CPU) as mesh:
-        subject.mixed(network, mesh)
-        tokens = torch.randint(LLAMA["vocabulary"], (1, TOKENS))
-        subject.next_token(network, tokens).backward()
-        assert network.calls == 2 * LLAMA["depth"]
-        (weight,) = {p.dtype for p in network.parameters()}
-        (gradient,) = {p.grad.dtype for p in network.parameters()}
-        assert weight == gradient == torch.float32
-        del network
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -505,8 +480,3 @@ def test_the_committed_ranks_bear_the_formulas_out():
                 assert sample["requested"] == row["peak"]
                 for key in (*KINDS, "on_device"):
                     assert sample[key] == row[key]
-
-
-def test_a_case_is_built_from_its_shape():
-    case = Case("a", LLAMA, 2, [1, TOKENS])
-    assert len(case.build().blocks) == LLAMA["depth"]

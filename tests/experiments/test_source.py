@@ -154,15 +154,10 @@ def changed(text, old, new):
 SAME = {
     "a docstring": ('"""Summary."""', '"""Another."""'),
     "no docstring": ('    """Help."""\n', ""),
-    "a new docstring": (
-        "def inner(n):\n",
-        'def inner(n):\n    """Double."""\n',
-    ),
     "a method's docstring": ('"""Do it."""', '"""Do that."""'),
     "the module's docstring": ('"""A module."""\n', ""),
     "a comment": ("  # one after the other", ""),
     "brackets": ("return n * 2", "return (\n        n\n        * 2\n    )"),
-    "quotes": ('{"a": helper', "{'a': helper"),
     "the decorator's over": ('over="values"', 'over="others"'),
     "a name that the decorator is given": ('{"tiny": {}}', "OTHER"),
     "what is not used": ("return OTHER", "return OTHER + 1"),
