@@ -255,15 +255,6 @@ def test_what_else_is_in_order(tmp_path, changes):
     assert records.check(place(tmp_path, good(**changes))) == []
 
 
-def test_an_interrupted_run(tmp_path):
-    path = place(tmp_path, good(outcome="predicted", utc=None, samples=[]))
-    (found,) = records.check(path)
-    assert found == (
-        "the run was interrupted after the prediction: run the experiment "
-        "again"
-    )
-
-
 @pytest.mark.parametrize("name", [FILE.replace("tiny", "t4"), "copy.json"])
 def test_a_name_that_disagrees_with_the_content(tmp_path, name):
     (found,) = records.check(place(tmp_path, good(), name))
@@ -467,13 +458,6 @@ def test_provenance_says_what_is_uncertain(change, words):
     record = good(**{**current(), **change})
     assert records.provenance(record).endswith(words)
     assert records.is_current(record) == ("earlier" not in words)
-
-
-def test_a_record_of_an_earlier_version_is_in_order(tmp_path):
-    path = records.write(good(), tmp_path)
-    assert not records.is_current(read(path))
-    assert records.check(path) == []
-    assert records.load(NAME, folder=tmp_path)
 
 
 def test_only_the_standard_library_is_needed(tmp_path):

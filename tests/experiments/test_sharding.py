@@ -311,15 +311,6 @@ def test_ranks_learn_what_one_learns(several):
     assert two["losses"][1] < two["losses"][0]
 
 
-def test_the_ranks_share_the_batch():
-    task = Task(SMALL, 6)
-    whole = task.tokens()
-    assert whole.shape == (6, SMALL["context"])
-    parts = [task.tokens(rank, 3) for rank in range(3)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert [len(part) for part in parts] == [2, 2, 2]
-
-
 @pytest.fixture
 def pool(monkeypatch):
     """Two GPUs, and ranks that answer without processes."""
