@@ -29,7 +29,7 @@ def random_shape(rng, family):
     }
 
 
-def settings(count=520 if SOAK else 110):
+def settings(count=520 if SOAK else 80):
     """Arguments: own shapes, then presets."""
     rng = random.Random(0)
     choices = list(

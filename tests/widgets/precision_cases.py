@@ -10,6 +10,7 @@ from membudget import ledger
 from membudget.precision import FORMATS
 from membudget.widgets import Precision
 from membudget.widgets.precision import SCALED, _number, _stored
+from tests.soak import SOAK
 
 SMALL = ledger.Transformer(257, 32, 2, 4, context=64)
 
@@ -42,7 +43,7 @@ def numbers():
         for value in borders(kind):
             found |= {value, nextafter(value, 0), nextafter(value, inf)}
     for low, high in ((-330, 310), (-50, 45), (-10, 6)):
-        for _ in range(200):
+        for _ in range(200 if SOAK else 50):
             found.add(rng.uniform(1, 10) * 10.0 ** rng.uniform(low, high - 2))
     found = sorted(found)
     return [*found, *(-x for x in found)]
