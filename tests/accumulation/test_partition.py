@@ -102,24 +102,23 @@ COUNT = (
 
 
 @pytest.mark.parametrize(
-    ("counts", "normalisation", "message"),
+    ("answer", "message"),
     [
-        ([], "window", "counts is empty: use 1 counts or more"),
+        (lambda: weights([]), "counts is empty: use 1 counts or more"),
         *(
-            ([4, bad], "window", f"count is {bad!r}: {COUNT}")
+            (lambda bad=bad: weights([4, bad]), f"count is {bad!r}: {COUNT}")
             for bad in (0, -2.5, nan, inf, torch.tensor(0))
         ),
         (
-            [1, 2],
-            "mean",
+            lambda: sample_weight(1, 3, 2, "mean"),
             "there is no normalisation 'mean': use one of window, mean of "
             "means, no division",
         ),
     ],
 )
-def test_what_has_no_weights(counts, normalisation, message):
+def test_what_has_no_weights(answer, message):
     with refused(ValueError, message):
-        sample_weights(counts, normalisation)
+        answer()
 
 
 # mean_of_means_error -----------------------------------------------------
