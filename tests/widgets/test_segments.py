@@ -233,9 +233,6 @@ def test_numbers_are_the_tape_machines(split, checkpoint):
     assert n["root"] == pytest.approx(sqrt(11 / checkpoint))
 
 
-# Words ---------------------------------------------------------------------
-
-
 def test_repr():
     assert repr(Segments(segments=2)) == (
         "Segments(layers=16, segments=2, checkpoint=1, split='balanced')"

@@ -64,6 +64,12 @@ def test_the_example_is_one_batch_three_times():
         assert start["inputs"] == 1024 * (64 * 4 + 8)
         assert tracker.split(len(tracker.timeline) - 1)["activations"] == 0
     assert accumulated.peak < checkpointed.peak < plain.peak
+    layer = "aten.addmm", "forward"
+    layers = [
+        sum((o.name, o.phase) == layer for o in tracker.operators)
+        for tracker in (plain, accumulated, checkpointed)
+    ]
+    assert layers == [8, 4 * 8, 8]
     passes = Counter(label for _, label in accumulated.marks)
     assert passes == {"forward": 4, "backward": 4, "step": 1}
 
@@ -312,9 +318,6 @@ def test_a_tracker_may_go_on():
     widget.moment = before
     assert widget.numbers()["now"]["total"] >= kept.nbytes
     assert widget.numbers()["operators"] == before + 1
-
-
-# Words ---------------------------------------------------------------------
 
 
 def test_repr():
