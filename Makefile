@@ -44,13 +44,13 @@ book: $(VENV)/book.stamp  ## build the book and say where it is
 serve: book  ## build the book and show it (PORT=8000)
 	$(PY) -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
-# Modules go to the workers in the folders' order. By their number of tests,
-# which is xdist's, long ones that have few would come last, to one worker.
-# Nobody installs or builds meanwhile: the tests read both.
+# Modules go to the workers in the folders' order, the longest first. By their
+# number of tests, which is xdist's, long ones that have few would come last, to
+# one worker. Nobody installs or builds meanwhile: the tests read both.
 test: $(VENV)/test.stamp book lint  ## run every test
 	@$(PY) tools/browser.py
 	$(ALONE) $(PY) -m pytest --numprocesses auto --dist loadscope \
-	  --no-loadscope-reorder --nbval tests chapters labs
+	  --no-loadscope-reorder --nbval labs chapters tests
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)
