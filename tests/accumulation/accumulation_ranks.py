@@ -121,6 +121,17 @@ def gradient_of_the_union(kind):
         assert no_gradients(model)
 
 
+def a_plain_model_of_each_rank():
+    """Nobody averages its gradients: its window has its own samples alone."""
+    _, _, parts = share(RAGGED)
+    own = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    expected = whole_gradient(classifier(), *own)
+    model = classifier()
+    found, report = whole_window(Accumulator(model, sgd(model)), parts)
+    assert relative(found, expected) <= 1e-12
+    assert report.count == sum(RAGGED[dist.get_rank()])
+
+
 def fsdp_on_some_of_the_ranks():
     """Each rank has a model of its own, and counts its own samples."""
     names = ("model", "shard")
@@ -361,6 +372,7 @@ def fsdp_gradients_left_over_in_one_shard():
 CHECKS = {
     check.__name__: check
     for check in (
+        a_plain_model_of_each_rank,
         fsdp_on_some_of_the_ranks,
         fsdp_error_with_mixed_precision,
         ddp_restores_buffers_and_random_numbers,

@@ -542,6 +542,20 @@ def test_bad_segments_are_refused_at_once(segments):
 # What an operator fills while it runs ------------------------------------
 
 
+def test_paths_that_part_and_meet_are_looked_at_once():
+    """2⁶⁰ paths lead through a stage of 60 additions."""
+
+    def halves(x):
+        for _ in range(60):
+            x = x / 2 + x / 2
+        return x
+
+    x = torch.ones(2, requires_grad=True)
+    net = Checkpointed(Returns(halves), segments=[[0]])
+    net(x).sum().backward()
+    assert x.grad.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("segments", [[(0, 1), 2], [((0, 1), 2)]])
 def test_noise_that_is_saved_before_it_is_drawn(segments):
     """RReLU's: where it is the last to save, a recomputation has to go on."""
