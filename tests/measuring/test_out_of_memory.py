@@ -61,13 +61,15 @@ def setting(warm=True, optimizer=torch.optim.Adam):
     return model, x, y, optimizer
 
 
-def guarded(made, above, **options):
-    """A guard of this setting; its budget is above what exists, in bytes."""
-    start = PeakTracker(*made).start
-    model, x, y, optimizer = made
-    return CatchOutOfMemory(
-        model, x, y, optimizer=optimizer, budget=start + above, **options
-    )
+def guarded(existing, above, **options):
+    """A guard of a model, a batch and perhaps an optimizer.
+
+    Its budget is so many bytes above what exists.
+    """
+    budget = PeakTracker(*existing).start + above
+    if isinstance(existing[-1], torch.optim.Optimizer):
+        *existing, options["optimizer"] = existing
+    return CatchOutOfMemory(*existing, budget=budget, **options)
 
 
 def attempt(above, fn=loss, warm=True, **options):
@@ -408,10 +410,9 @@ def test_gradients_of_the_optimizers_other_parameters_are_removed_too():
 def test_running_statistics_that_have_moved_are_reported():
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     x = torch.randn(32, 8)
-    start = PeakTracker(model, x).start
     notes = []
     for above in (10, 3 * KIB):
-        guard = CatchOutOfMemory(model, x, budget=start + above)
+        guard = guarded([model, x], above)
         with guard:
             model(x).sum().backward()
         notes.append(guard.report.notes)
@@ -420,22 +421,6 @@ def test_running_statistics_that_have_moved_are_reported():
         "statistics."
     )
     assert notes == [(), (moved,)]
-
-
-@pytest.mark.parametrize(
-    ("phase", "options"), [("forward", {}), ("backward", {"loss": loss})]
-)
-def test_model_and_optimizer_are_as_they_were(phase, options):
-    """Also after a prediction."""
-    guard, (model, _, _, optimizer) = fail(phase, **options)
-    assert bool(guard.report.micro_batch) == bool(options)
-    other, _, _, expected = setting()
-    for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        assert p.grad is None
-        assert torch.equal(p, q)
-        a, b = optimizer.state[p], expected.state[q]
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize(
@@ -454,12 +439,9 @@ def test_half_made_states_are_removed_so_that_the_next_step_works(
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     states = {p: set(s) for p, s in optimizer.state.items()}
-    start = PeakTracker(model, optimizer).start
     peaks = []
     for above in range(1000, 200_000, 32_000):
-        guard = CatchOutOfMemory(
-            model, optimizer=optimizer, budget=start + above
-        )
+        guard = guarded([model, optimizer], above)
         with guard:
             optimizer.step()
         if guard.report is None:
@@ -492,10 +474,7 @@ def test_a_state_that_joins_others_is_removed_alone():
     optimizer = Late(model.parameters())
     optimizer.step()
     states = {p: dict(s) for p, s in optimizer.state.items()}
-    start = PeakTracker(model, optimizer).start
-    guard = CatchOutOfMemory(
-        model, optimizer=optimizer, budget=start + 8 * 64 * 4
-    )
+    guard = guarded([model, optimizer], 8 * 64 * 4)
     with guard:
         optimizer.step()
     assert guard.report.live["temporaries"] == 8 * 64 * 4
@@ -512,10 +491,7 @@ def test_a_step_that_fails_halfway_says_what_it_has_updated():
         p.grad = torch.ones_like(p)
     optimizer.step()
     before = [p.clone() for p in model.parameters()]
-    start = PeakTracker(model, optimizer).start
-    guard = CatchOutOfMemory(
-        model, optimizer=optimizer, budget=start + 1 * KIB
-    )
+    guard = guarded([model, optimizer], 1 * KIB)
     with guard:
         optimizer.step()
     assert guard.report.operator.phase == "optimizer"
@@ -547,8 +523,7 @@ def test_states_of_a_step_that_succeeded_in_the_block_stay():
 
 def test_an_optimizer_that_was_not_handed_over_is_repaired_too():
     model, x, y, optimizer = setting(warm=False)
-    start = PeakTracker(model, x, y).start
-    guard = CatchOutOfMemory(model, x, y, budget=start + 85 * KIB)
+    guard = guarded([model, x, y], 85 * KIB)
     with guard:
         loss(model, x, y).backward()
         optimizer.step()
@@ -596,14 +571,6 @@ def test_a_loop_fails_recovers_and_goes_on():
 # Predictions -------------------------------------------------------------
 
 
-def runs(model, fn, *batch, size, **options):
-    try:
-        trace_step(model, fn, *batch, micro_batch=size, **options)
-    except torch.OutOfMemoryError:
-        return False
-    return True
-
-
 def larger(size):
     """Samples in each micro-batch if there were one fewer of them."""
     count = -(-SAMPLES // size)
@@ -639,11 +606,11 @@ def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(
     assert report.micro_batch == size
     assert 1 <= size < SAMPLES
     # This step's micro-batch has left the model as it was: it runs for real.
-    real = trace_step(model, fn, x, y, micro_batch=size, **options)
-    assert real.peak == fit.peak <= report.budget
     options["budget"] = report.budget
-    assert runs(model, fn, x, y, size=size, **options)
-    assert not runs(model, fn, x, y, size=larger(size), **options)
+    real = trace_step(model, fn, x, y, micro_batch=size, **options)
+    assert real.peak == fit.peak
+    with pytest.raises(torch.OutOfMemoryError):
+        trace_step(model, fn, x, y, micro_batch=larger(size), **options)
 
 
 @pytest.mark.parametrize("samples", [2, 7, 24])
@@ -667,23 +634,6 @@ def test_two_micro_batches_tell_the_peak_of_many():
         assert guard._peak(loss, size) == whole.peak
 
 
-def test_a_batch_that_is_part_of_a_larger_tensor_counts_with_all_of_it():
-    model, _, y, optimizer = setting()
-    data = torch.randn(1000, 16)
-    x = data[:SAMPLES]
-    options = {"optimizer": optimizer, "budget": 265_000}
-    guard = CatchOutOfMemory(model, x, y, loss=loss, **options)
-    assert guard.tracker.start > data.nbytes
-    with guard:
-        loss(model, x, y).backward()
-        optimizer.step()
-    (fit,) = guard.report.fits
-    assert fit.full > 265_000 >= fit.peak
-    assert runs(model, loss, x, y, size=fit.micro_batch, **options)
-    size = larger(fit.micro_batch)
-    assert not runs(model, loss, x, y, size=size, **options)
-
-
 def test_a_change_that_fits_and_one_that_does_not():
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -703,20 +653,17 @@ def test_a_change_that_fits_and_one_that_does_not():
         return (model(x) + model(x)).square().mean()
 
     changes = {"each layer checkpointed": each, "twice": twice}
-    budget = PeakTracker(model, x).start + 140 * KIB
-    guard = CatchOutOfMemory(
-        model, x, loss=plain, budget=budget, changes=changes
-    )
+    guard = guarded([model, x], 140 * KIB, loss=plain, changes=changes)
     with guard:
         plain(model, x).backward()
     report = guard.report
     assert [f.change for f in report.fits] == ["as it is", *changes]
     as_is, segments, double = report.fits
     assert segments.micro_batch == SAMPLES
-    assert segments.full == segments.peak <= budget
+    assert segments.full == segments.peak <= report.budget
     assert 1 <= double.micro_batch < as_is.micro_batch < SAMPLES
     model.zero_grad()
-    with CatchOutOfMemory(model, x, budget=budget) as guard:
+    with guarded([model, x], 140 * KIB) as guard:
         each(model, x).backward()
     assert guard.report is None
     assert guard.tracker.peak == segments.full
@@ -755,8 +702,7 @@ def test_a_step_that_cannot_be_cut(samples):
     def fn(model, *batch):
         return model(torch.ones(40, 16)).exp().sum()
 
-    start = PeakTracker(model, *batch).start
-    guard = CatchOutOfMemory(model, *batch, loss=fn, budget=start + 3 * KIB)
+    guard = guarded([model, *batch], 3 * KIB, loss=fn)
     with guard:
         fn(model, *batch).backward()
     report = guard.report
@@ -1018,7 +964,6 @@ def cuda(monkeypatch):
             free=20_000,
             total=20_000_000,
         )
-        fraction = 1.0
         emptied = 0
 
     stub = Stub()
@@ -1029,7 +974,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(
         torch.cuda,
         "get_per_process_memory_fraction",
-        lambda device: stub.fraction,
+        lambda device: 1.0,
     )
     monkeypatch.setattr(
         PeakTracker,
@@ -1070,15 +1015,6 @@ def test_cudas_error_inside_an_operator(cuda):
     assert (cuda.emptied, cuda.alive) == (1, 0)
 
 
-def test_without_a_failure_the_cache_stays(cuda):
-    model, x, y, _ = setting()
-    cuda.guard = CatchOutOfMemory(model, x, y, device="cuda:0")
-    with cuda.guard:
-        loss(model, x, y).backward()
-    assert cuda.guard.report is None
-    assert cuda.emptied == 0
-
-
 def test_on_a_cpu_no_cache_is_emptied(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: 1 / 0)
     guard, _ = fail("backward")
@@ -1102,9 +1038,7 @@ def test_cudas_budget_is_what_the_process_can_have(cuda):
     )
 
 
-def test_the_fraction_limits_the_budget_and_one_of_its_own_goes_before(cuda):
-    cuda.fraction = 0.0531
-    assert fail_on(cuda).report.budget == int(20_000_000 * 0.0531)
+def test_a_budget_of_its_own_goes_before_cudas(cuda):
     report = fail_on(cuda, budget=400_000).report
     assert (report.budget, report.others) == (400_000, 0)
 
