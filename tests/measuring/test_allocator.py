@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget.measuring import allocator as module
@@ -86,91 +86,7 @@ def test_rounding(size, block, segment):
     )
 
 
-# Segments and splitting --------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "blocks"),
-    [
-        (19 * MIB - 512, [19 * MIB - 512, -(MIB + 512)]),
-        (19 * MIB, [20 * MIB]),
-    ],
-)
-def test_large_rests_split_above_1_mib(size, blocks):
-    allocator = CachingAllocator()
-    allocator.free(allocator.allocate(20 * MIB))
-    allocator.allocate(size)
-    assert layout(allocator) == [blocks]
-    assert bytes_of(allocator) == (size, blocks[0], 20 * MIB)
-
-
-# Best fit and joining ----------------------------------------------------
-
-
-def test_the_smallest_block_that_fits_is_taken():
-    allocator = CachingAllocator()
-    handles = [allocator.allocate(n * MIB) for n in (30, 10, 20)]
-    for handle in handles:
-        allocator.free(handle)
-    allocator.allocate(12 * MIB)
-    assert in_mib(allocator) == [[-30], [-10], [12, -8]]
-    allocator.allocate(7 * MIB)  # the rest of 8 MiB: 1 MiB is not split off
-    assert in_mib(allocator) == [[-30], [-10], [12, 8]]
-    allocator.allocate(9 * MIB)
-    assert in_mib(allocator) == [[-30], [10], [12, 8]]
-    allocator.allocate(9 * MIB)
-    assert in_mib(allocator) == [[9, -21], [10], [12, 8]]
-
-
-@pytest.mark.parametrize(
-    ("order", "steps"),
-    [
-        ("acb", [[-4, 4, 4, -8], [-4, 4, -12], [-20]]),
-        ("cba", [[4, 4, -12], [4, -16], [-20]]),
-        ("bac", [[4, -4, 4, -8], [-8, 4, -8], [-20]]),
-    ],
-)
-def test_free_neighbours_join(order, steps):
-    allocator = CachingAllocator()
-    handles = {name: allocator.allocate(4 * MIB) for name in "abc"}
-    for name, blocks in zip(order, steps, strict=True):
-        allocator.free(handles[name])
-        assert in_mib(allocator) == [blocks]
-    assert bytes_of(allocator) == (0, 0, 20 * MIB)
-    allocator.allocate(20 * MIB)
-    assert in_mib(allocator) == [[20]]
-
-
-def test_empty_cache_keeps_segments_in_use():
-    allocator = CachingAllocator()
-    for n in (4 * MIB, 14 * MIB, 512, MIB):
-        handle = allocator.allocate(n)
-        if n == 4 * MIB:
-            kept = allocator.allocate(n)
-        allocator.free(handle)
-    assert allocator.reserved == 36 * MIB
-    allocator.empty_cache()
-    assert in_mib(allocator) == [[-4, 4, -12]]
-    assert allocator.reserved == 20 * MIB
-    allocator.free(kept)
-    allocator.empty_cache()
-    assert allocator.segments == ()
-    assert bytes_of(allocator) == (0, 0, 0)
-
-
 # Pressure ----------------------------------------------------------------
-
-
-def test_unused_segments_go_back_under_pressure():
-    allocator = CachingAllocator(capacity=40 * MIB)
-    allocator.free(allocator.allocate(18 * MIB))
-    allocator.free(allocator.allocate(512))
-    allocator.allocate(20 * MIB)  # 18 + 2 + 20: just fits
-    assert in_mib(allocator)[2] == [20]
-    assert allocator.reserved == 40 * MIB
-    allocator.allocate(20 * MIB)
-    assert in_mib(allocator) == [[20], [20]]
-    assert allocator.peak_reserved == 40 * MIB
 
 
 def test_shortage():
@@ -662,8 +578,24 @@ class Plain:
                     blocks[index - 1][0] += blocks.pop(index)[0]
 
 
+def program(text):
+    """``+30 -0 /``: allocate 30 MiB, free what is oldest, empty the cache."""
+    kinds = {"+": ("allocate", MIB), "-": ("free", 1), "/": ("empty", 0)}
+    made = []
+    for word in text.split():
+        kind, unit = kinds[word[0]]
+        made.append((kind, int(word[1:] or 0) * unit))
+    return made
+
+
 @settings(max_examples=examples(60))
 @given(STEPS, CAPACITIES)
+@example(program("+20 -0 +19"), None)  # a rest of 1 MiB stays with it
+@example(program("+30 +10 +20 -0 -0 -0 +12 +7 +9 +9"), None)  # best fit
+@example(program("+4 +4 +4 -0 -1 -0 +20"), None)  # free neighbours join
+@example(program("+4 +4 +4 -2 -1 -0 +20"), None)
+@example(program("+4 +4 +14 +1 -0 -1 -1 / -0 /"), None)  # one is in use
+@example(program("+18 -0 +1 -0 +20 +20"), 40 * MIB)  # just fits, then not
 def test_every_layout_is_that_of_the_plain_model(steps, capacity):
     allocator, plain = CachingAllocator(capacity), Plain(capacity)
     known = set()
