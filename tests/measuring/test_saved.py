@@ -34,54 +34,39 @@ def counted(function, *exclude):
     return saved, out
 
 
-@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid])
-def test_activations_known_by_their_output_save_one_unit_a_layer(
-    depth, activation
-):
+def test_activations_known_by_their_output_save_one_unit_a_layer(activation):
     """The input, and each layer's output: L + 1 units.
 
     The activation saves its output first; the next Linear finds it saved.
     """
-    model, x = chain(depth, activation), torch.randn(BATCH, WIDTH)
+    model, x = chain(4, activation), torch.randn(BATCH, WIDTH)
     name = activation.__name__.lower()
-    outputs = {str(2 * i + 1): UNIT for i in range(depth)}
     saved, _ = counted(lambda: model(x), model)
-    assert saved.by_operator == {"linear": UNIT, name: depth * UNIT}
-    assert saved.by_module == {"0": UNIT, **outputs}
+    assert saved.by_operator == {"linear": UNIT, name: 4 * UNIT}
+    assert saved.by_module == {name: UNIT for name in "01357"}
     saved, _ = counted(lambda: model(x), model, x)
-    assert saved.by_operator == {name: depth * UNIT}
-    assert saved.by_module == outputs
+    assert saved.by_operator == {name: 4 * UNIT}
 
 
-@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU])
-def test_activations_known_by_their_input_save_two(depth, activation):
+def test_activations_known_by_their_input_save_two(activation):
     """Each layer's input, and the input of its activation: 2L units."""
-    model, x = chain(depth, activation), torch.randn(BATCH, WIDTH)
+    model, x = chain(4, activation), torch.randn(BATCH, WIDTH)
     name = activation.__name__.lower()
     saved, _ = counted(lambda: model(x), model)
-    assert saved.by_operator == {"linear": depth * UNIT, name: depth * UNIT}
-    assert saved.by_module == {str(i): UNIT for i in range(2 * depth)}
+    assert saved.by_operator == {"linear": 4 * UNIT, name: 4 * UNIT}
+    assert saved.by_module == {str(i): UNIT for i in range(8)}
 
 
 def test_a_storage_counts_once():
     x = torch.randn(10, requires_grad=True)
     with SavedBytes() as saved:
         y = x * x  # saves x twice
-        z = y.view(2, 5)[0] * y[:5]  # two views of y
+        z = y.view(2, 5)[0] * y[:5]  # two views of y: all of it
         w = z.exp()  # saves its result
     assert saved.total == 40 + 40 + 20
     w.sum().backward()
-
-
-def test_a_view_counts_with_all_of_its_storage():
-    x = torch.randn(1000)
-    weight = torch.randn(3, requires_grad=True)
-    with SavedBytes(weight) as saved:
-        y = x[:3] * weight
-    assert saved.total == 4000
-    y.sum().backward()
 
 
 def test_excluded_tensors_and_their_views_are_left_out():
@@ -94,26 +79,6 @@ def test_excluded_tensors_and_their_views_are_left_out():
     with SavedBytes(weight) as saved:
         y = x @ weight
     assert saved.total == x.nbytes
-    y.sum().backward()
-
-
-def test_nothing_is_saved_without_a_graph():
-    model, x = chain(3, nn.ReLU), torch.randn(BATCH, WIDTH)
-    with SavedBytes() as saved, torch.no_grad():
-        model(x)
-    assert saved.total == 0
-
-
-def test_autocast_halves_activations_and_adds_copies_of_the_weights():
-    """A Linear under bf16 keeps input and weight in 16 bits."""
-    model, x = nn.Linear(WIDTH, WIDTH), torch.randn(BATCH, WIDTH)
-    x.requires_grad_()
-    with (
-        SavedBytes(*model.parameters()) as saved,
-        torch.autocast("cpu", torch.bfloat16),
-    ):
-        y = model(x)
-    assert saved.total == UNIT / 2 + 2 * WIDTH * WIDTH
     y.sum().backward()
 
 
@@ -146,45 +111,28 @@ def test_who_saved_what_in_a_transformer_block():
 def test_paths_begin_below_the_outermost_module():
     model = GPT(vocabulary=5, context=4, width=8, depth=2, heads=2)
     x = torch.zeros(2, 4, dtype=torch.int64)
-    unit, row, heads = 4 * 2 * 4 * 8, 4 * 2 * 4, 2
+    parts = {"norm1", "qkv", "norm2", "up", "down"}
+    below = [
+        {f"blocks.{i}", *(f"blocks.{i}.{p}" for p in parts)} for i in (0, 1)
+    ]
 
     def loss():
         return F.cross_entropy(model(x).flatten(0, 1), x.flatten())
 
     saved, _ = counted(loss, model, x)
-    of_a_block = {
-        "norm1": unit + 2 * row,
-        "qkv": unit,
-        "norm2": unit + 2 * row,
-        "up": unit,
-        "down": 4 * unit,
-    }
-    assert saved.by_module == {
-        "position": 4 * 8,  # the indices; the batch was excluded
-        "norm": unit + 2 * row,
-        "head": unit,
-        "": 5 * 2 * 4 * 4 + 4,  # log-probabilities, and the weights' sum
-        **{
-            f"blocks.{i}{'.' * bool(name)}{name}": size
-            for i in range(2)
-            for name, size in {
-                **of_a_block,
-                "": 8 * unit + heads * row,
-            }.items()
-        },
-    }
+    names = {"position", "norm", "head", ""}
+    assert set(saved.by_module) == names.union(*below)
+    # Log-probabilities, and the sum of the weights.
+    assert saved.by_module[""] == 5 * 2 * 4 * 4 + 4
     assert saved.by_operator["cross_entropy"] == saved.by_module[""]
 
     def part():
         return model.blocks[1](torch.ones(2, 4, 8, requires_grad=True))
 
     below_the_part, _ = counted(part, *model.parameters())
-    assert set(below_the_part.by_module) == {*of_a_block, "Block"}
+    assert set(below_the_part.by_module) == {*parts, "Block"}
     below_the_model, _ = counted(part, model)
-    assert set(below_the_model.by_module) == {
-        "blocks.1",
-        *(f"blocks.1.{name}" for name in of_a_block),
-    }
+    assert set(below_the_model.by_module) == below[1]
 
 
 class Caller(nn.Module):
@@ -215,13 +163,6 @@ def test_names_of_modules_that_are_shared_or_not_below():
         "exp": 120,
         "sigmoid": 40,
     }
-
-
-def test_modules_of_the_same_name_add_up():
-    x = torch.randn(10, requires_grad=True)
-    one, two = nn.Sequential(nn.Tanh()), nn.Sequential(nn.Sigmoid())
-    saved, _ = counted(lambda: two(one(x)))
-    assert saved.by_module == {"0": 80}
 
 
 class Twice(torch.autograd.Function):
@@ -455,16 +396,6 @@ def test_the_account_holds_neither_model_nor_graph():
     assert saved.by_operator == {"linear": 64, "relu": 128}
 
 
-def test_no_hook_is_left_behind():
-    before = hooked()
-    with SavedBytes() as saved:
-        assert hooked() != before
-    assert hooked() == before
-    with pytest.raises(KeyError), saved:
-        {}["x"]
-    assert hooked() == before
-
-
 class Failing(nn.Module):
     def forward(self, x):
         raise ArithmeticError("of the model's own")
@@ -619,36 +550,21 @@ def test_backward_in_the_block_counts_what_a_reentrant_one_saves_again():
 
 
 @both
-def test_it_refuses_inside_a_checkpoint(reentrant):
-    before = hooked()
-    x = torch.randn(BATCH, WIDTH, requires_grad=True)
-
-    def function(x):
-        with SavedBytes():
-            return x.exp()
-
-    with pytest.raises(RuntimeError, match=REFUSAL):
-        checkpoint(function, x, use_reentrant=reentrant)
-    assert hooked() == before
-
-
-@both
-def test_it_refuses_when_the_function_runs_again(reentrant):
+@pytest.mark.parametrize("refused", [1, 2])
+def test_it_refuses_inside_a_checkpoint(reentrant, refused):
+    """In the first run, or when the function runs again."""
     before = hooked()
     runs = []
 
     def function(x):
         runs.append(None)
-        if len(runs) == 1:
-            return x.exp()
-        with SavedBytes():
+        with SavedBytes() if len(runs) == refused else nullcontext():
             return x.exp()
 
     x = torch.randn(BATCH, WIDTH, requires_grad=True)
-    y = checkpoint(function, x, use_reentrant=reentrant)
     with pytest.raises(RuntimeError, match=REFUSAL):
-        y.sum().backward()
-    assert len(runs) == 2
+        checkpoint(function, x, use_reentrant=reentrant).sum().backward()
+    assert len(runs) == refused
     assert hooked() == before
 
 
