@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from membudget.measuring import PeakTracker
 from membudget.measuring.flops import MISSING, FlopCounter
-from membudget.models import GPT, Block, mlp
+from membudget.models import GPT, Block
 
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -65,10 +65,9 @@ def test_a_step_is_three_forward_passes_less_one_input_gradient(depth):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(("depth", "segments"), [(4, 2), (6, 6)])
-def test_checkpointing_counts_the_recomputation(depth, segments, reentrant):
+def test_checkpointing_counts_the_recomputation(reentrant):
     """(4L - 1) / (3L - 1) of a plain step, whatever the segments."""
-    batch, width = 4, 8
+    batch, width, depth, segments = 4, 8, 4, 2
     model = chain(depth, width=width)
     x = torch.randn(batch, width, requires_grad=reentrant)
     size = 2 * depth // segments
@@ -161,26 +160,9 @@ def einsum_and_friends():
     return run
 
 
-def training_step():
-    model, x = mlp(8, 16, 3), torch.randn(6, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def run():
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return run
-
-
 @pytest.mark.parametrize(
     "setting",
-    [
-        convolutions,
-        plain_attention,
-        einsum_and_friends,
-        training_step,
-    ],
+    [convolutions, plain_attention, einsum_and_friends],
 )
 def test_the_same_operations_as_pytorchs_counter(setting):
     torch.manual_seed(0)
@@ -307,16 +289,6 @@ def test_the_peak_trackers_account_is_the_same_in_either_order(build):
     if build is segments:
         new = model[0].weight.nbytes + model[0].bias.nbytes
         assert tracker.peak - tracker.start == 8 * x.nbytes + new + 8
-
-
-def test_results_and_gradients_are_bitwise_the_same():
-    results = []
-    for counting in (False, True):
-        model, _, run = a_gpt()
-        with FlopCounter() if counting else nullcontext():
-            run()
-        results.append([p.grad for p in model.parameters()])
-    assert all(map(torch.equal, *results))
 
 
 def test_no_tensor_is_kept_alive():

@@ -216,37 +216,6 @@ def test_every_part_of_a_gpt_by_its_path():
         check(attention, blocks, f"{attention}_backward")
 
 
-def test_functions_outside_of_modules():
-    model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with PeakTracker(model, x) as tracker:
-        model(x).cos().sum().backward()
-    assert modules_of(tracker, "aten.cos") == [(OUTSIDE, "forward")]
-    # The derivative of the cosine.
-    assert modules_of(tracker, "aten.sin") == [(OUTSIDE, "backward")]
-    assert set(modules_of(tracker, "aten.mm")) == {("Linear", "backward")}
-
-
-def test_a_module_called_twice_and_functions_between():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.layer(self.layer(x).cos()).tanh()
-
-    model, x = Twice(), torch.ones(2, 4)
-    with PeakTracker(model, x) as tracker:
-        model(x).sum().backward()
-    assert modules_of(tracker, "aten.addmm") == [("layer", "forward")] * 2
-    # Two for the weights, one for the input of the second.
-    assert modules_of(tracker, "aten.mm") == [("layer", "backward")] * 3
-    assert modules_of(tracker, "aten.cos") == [("Twice", "forward")]
-    assert modules_of(tracker, "aten.sin") == [("Twice", "backward")]
-    found = modules_of(tracker, "aten.tanh_backward")
-    assert found == [("Twice", "backward")]
-
-
 @pytest.mark.parametrize("options", [KEPT, REENTRANT])
 def test_a_recomputation_and_its_backward(options):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)))

@@ -483,23 +483,6 @@ def test_a_budget_that_suffices_and_one_that_does_not():
     assert trace_step(model, loss, *batch).peak == peak
 
 
-def test_a_loss_that_fails_leaves_nothing_behind():
-    model, loss, *batch = digits()
-    calls = []
-
-    def fails(model, *batch):
-        calls.append(0)
-        if len(calls) == 2:
-            raise RuntimeError("second call")
-        return loss(model, *batch)
-
-    before = hooked(model)
-    with pytest.raises(RuntimeError, match="second call"):
-        trace_step(model, fails, *batch)
-    assert hooked(model) == before
-    assert all(p.grad is None for p in model.parameters())
-
-
 X = torch.ones(3, 4)
 RETURNED = "the loss function returned"
 UNEVEN = "the same number of samples, at least 1, along the first"
