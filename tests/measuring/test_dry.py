@@ -9,7 +9,7 @@ from measuring_helpers import check_both, mean_square
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from membudget.measuring import UNSURE, dry_run, trace_step, unsure
+from membudget.measuring import UNSURE, dry, dry_run, trace_step, unsure
 
 # Values --------------------------------------------------------------------
 
@@ -58,6 +58,13 @@ def test_a_batch_on_meta_has_no_values():
         message = "with its data, not on meta; use no"
         with pytest.raises(ValueError, match=message):
             dry_run(Masked(), loss, *batch)
+
+
+def test_on_another_device_values_keep_their_strides():
+    x = torch.ones(8, dtype=torch.long).expand(4, 8)
+    for device in ("cpu", "meta"):
+        moved = dry._moved(x, torch.device(device))
+        assert (moved.device.type, moved.stride()) == (device, (0, 1))
 
 
 def test_values_are_copies():

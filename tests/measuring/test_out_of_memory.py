@@ -7,6 +7,7 @@ import gc
 import re
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,6 +248,14 @@ def test_the_printed_report():
             "  steps after the last.",
         ]
     )
+    # The first line just fits, and no hyphen breaks the second.
+    fit = Fit("in parts", problem=f"{'a' * 52} {'b' * 68} well-known")
+    report = replace(guard.report, fits=(fit,), notes=())
+    assert str(report).splitlines()[-3:] == [
+        "  in parts: no prediction, " + "a" * 52,
+        "    " + "b" * 68,
+        "    well-known",
+    ]
 
 
 # Recovery ----------------------------------------------------------------
@@ -830,7 +839,7 @@ def test_the_search_needs_few_peaks_where_they_are_on_a_line():
         asked.append(size)
         return 1000 + 77 * size
 
-    assert out_of_memory._largest(peak, 1, 4096, 1000 + 77 * 1234) == 1234
+    assert out_of_memory._largest(peak, 999, 4096, 1000 + 77 * 1234) == 1234
     assert len(set(asked)) <= 4
 
 
