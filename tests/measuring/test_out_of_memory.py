@@ -689,9 +689,15 @@ def test_only_what_is_handed_over_is_predicted():
     assert "predicted" not in str(report)
 
 
+def wrong(model, x, y):
+    raise KeyError("nothing here")
+
+
 def test_nothing_fits():
-    guard, (model, x, y, optimizer) = attempt(100, loss=loss)
-    (fit,) = guard.report.fits
+    """Which is not said where nothing is known."""
+    made = attempt(100, loss=loss, changes={"wrong": wrong})
+    guard, (model, x, y, optimizer) = made
+    fit, _ = guard.report.fits
     assert fit.micro_batch is guard.report.micro_batch is None
     options = {"optimizer": optimizer, "micro_batch": 1}
     assert fit.peak == dry_run(model, loss, x, y, **options).peak
@@ -701,6 +707,8 @@ def test_nothing_fits():
         f"{format_bytes(fit.peak)}"
     )
     assert str(guard.report).endswith("\nNothing of this fits.")
+    guard, _ = fail("backward", loss=wrong)
+    assert guard.report.notes == ()
 
 
 @pytest.mark.parametrize("samples", [0, 1])
@@ -746,9 +754,6 @@ def test_a_loss_that_cannot_be_predicted_does_not_spoil_the_report():
     def by_value(model, x, y):
         return loss(model, x, y) * x.sum().item()
 
-    def wrong(model, x, y):
-        raise KeyError("nothing here")
-
     guard, _ = fail(
         "backward",
         loss=by_value,
@@ -763,16 +768,6 @@ def test_a_loss_that_cannot_be_predicted_does_not_spoil_the_report():
     assert not any("fits" in note for note in guard.report.notes)
     text = " ".join(str(guard.report).split())
     assert "wrong: no prediction, KeyError: 'nothing here'" in text
-
-
-def test_what_is_not_known_is_not_said_not_to_fit():
-    def wrong(model, x, y):
-        raise KeyError("nothing here")
-
-    guard, _ = fail("backward", loss=wrong)
-    assert guard.report.notes == ()
-    guard, _ = attempt(100, loss=loss, changes={"wrong": wrong})
-    assert guard.report.notes == ("Nothing of this fits.",)
 
 
 def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
