@@ -1,9 +1,7 @@
 """Bytes saved for backward, against hand counts."""
 
-import gc
 import sys
 import warnings
-import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -328,23 +326,7 @@ def test_sparse_and_nested_tensors_count_with_their_parts():
     assert saved.by_operator == {"sin": 6 * 3 * 4 + 3 * 8}  # and offsets
 
 
-# It changes nothing ------------------------------------------------------
-
-
-def test_all_gradients_are_bitwise_the_same():
-    model = GPT(vocabulary=11, context=6, width=8, depth=2, heads=2)
-    x = torch.randint(11, (3, 6))
-    found = []
-    for counting in (SavedBytes(model), nullcontext()):
-        model.zero_grad()
-        torch.manual_seed(1)
-        with counting:
-            logits = F.dropout(model(x), 0.3).flatten(0, 1)
-            loss = F.cross_entropy(logits, x.flatten())
-        loss.backward(retain_graph=True)
-        loss.backward()
-        found.append([loss.detach(), *(p.grad for p in model.parameters())])
-    assert all(map(torch.equal, *found))
+# It stands in nobody's way ----------------------------------------------
 
 
 def test_a_tensor_changed_in_place_is_still_an_error():
@@ -379,21 +361,6 @@ def test_in_place_operators_are_no_error(in_place):
         y = in_place(x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
     assert saved.total > 0
-
-
-def test_the_account_holds_neither_model_nor_graph():
-    model = chain(2, nn.ReLU)
-    refs = [weakref.ref(model), weakref.ref(model[0].weight)]
-    gc.disable()
-    try:
-        with SavedBytes(model) as saved:
-            y = model(torch.randn(2, WIDTH))
-        refs.append(weakref.ref(y.untyped_storage()))
-        del model, y
-        assert [ref() for ref in refs] == [None] * 3
-    finally:
-        gc.enable()
-    assert saved.by_operator == {"linear": 64, "relu": 128}
 
 
 class Failing(nn.Module):
@@ -442,18 +409,6 @@ def test_it_counts_on_when_it_is_entered_again():
         z = x.exp()
     assert saved.by_operator == {"exp": 80}
     (y + z).sum().backward()
-
-
-def test_it_cannot_be_entered_twice_at_once():
-    before = hooked()
-    message = "^this SavedBytes is counting already: use another one inside$"
-    x = torch.randn(10, requires_grad=True)
-    with SavedBytes() as saved:
-        with pytest.raises(RuntimeError, match=message), saved:
-            pass
-        x.exp()
-    assert saved.total == 40
-    assert hooked() == before
 
 
 class Applies:
