@@ -21,7 +21,7 @@ from membudget.measuring import (
 from membudget.measuring.device import MemoryReading
 from tests.soak import examples
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 
 
 def reading(values, **options):
@@ -223,69 +223,27 @@ def test_on_the_cpu_the_limit_is_what_it_has_and_what_is_available(
 # CUDA, as far as it goes without ------------------------------------------
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """A stub of CUDA's counters; the list is what was called."""
-
-    class Stub:
-        calls: list[str]
-
-        def __init__(self):
-            self.calls, self.peaks, self.fraction = [], [], 1.0
-
-        def read(self, device):
-            assert str(device) == "cuda:0"
-            self.calls.append("read")
-            peak = self.peaks.pop(0) if self.peaks else 0
-            return MemoryReading(
-                "cuda:0",
-                requested=28,
-                allocated=30,
-                reserved=40,
-                peak_requested=1000 + peak,
-                peak_allocated=peak,
-                peak_reserved=2000 + peak,
-                free=500,
-                total=1000,
-            )
-
-        def reset(self, device):
-            assert str(device) == "cuda:0"
-            self.calls.append("reset")
-            return True
-
-    stub = Stub()
-    device = torch.device("cuda:0")
-    monkeypatch.setattr(monitor, "resolve_device", lambda name: device)
-    monkeypatch.setattr(monitor, "read_memory", stub.read)
-    monkeypatch.setattr(monitor, "reset_peak", stub.reset)
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_per_process_memory_fraction",
-        lambda device: stub.fraction,
-    )
-    return stub
-
-
 def test_on_cuda_a_reading_is_the_peak_since_the_last(cuda):
     m = MemoryMonitor(budget=100)
-    assert cuda.calls == ["reset"]
-    cuda.peaks = [85, 20]
-    m()
-    assert cuda.calls == ["reset", "read", "reset"]
-    m()
+    for peak in (85, 20):
+        cuda.stats["allocated_bytes.all.peak"] = peak
+        m()
     assert [r.bytes for r in m.readings] == [85, 20]
     assert m.status is Status.WARNING
+    calls = [call for call in cuda.calls if call != "init"]
+    read = ["memory_stats", "mem_get_info", "reset"]
+    assert [name for name, _ in calls] == ["reset", *read, *read]
+    assert {device for _, device in calls} == {torch.device("cuda:1")}
 
 
-def test_on_cuda_the_limit_is_reserved_and_free_or_the_fraction(cuda):
-    assert process_limit() == 540
-    assert MemoryMonitor().budget == 540
-    cuda.fraction = 0.25
-    assert process_limit() == 250
-    assert MemoryMonitor().budget == 250
-    cuda.fraction = 0.541
-    assert process_limit() == 540
+@pytest.mark.parametrize(
+    ("fraction", "limit"), [(1.0, 20), (0.125, 10), (0.2503, 20)]
+)
+def test_on_cuda_the_limit_is_reserved_and_free_or_the_fraction(
+    cuda, fraction, limit
+):
+    cuda.fraction = fraction
+    assert process_limit() == MemoryMonitor().budget == limit * GIB
 
 
 def test_with_a_function_of_its_own_the_device_is_left_alone(cuda):
