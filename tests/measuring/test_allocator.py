@@ -409,35 +409,6 @@ def test_bad_events(events, kind, message):
     assert caught.value.__notes__[0].startswith("at event ")
 
 
-# Scenarios of the chapter ------------------------------------------------
-
-
-def growing(allocator, lengths):
-    """Per step a scratch tensor and a kept one of two thirds its size."""
-    for length in lengths:
-        scratch = allocator.allocate(3 * length * MIB)
-        allocator.allocate(2 * length * MIB)
-        allocator.free(scratch)
-
-
-def test_growing_lengths_end_with_a_third_free():
-    allocator = CachingAllocator(capacity=16 * GIB)
-    with pytest.raises(torch.OutOfMemoryError, match="one piece: fragmenta"):
-        growing(allocator, range(64, 129))
-    assert len(allocator.timeline) == 3 * 58 + 2  # fails in step 59
-    assert bytes_of(allocator) == (11096 * MIB, 11096 * MIB, 16254 * MIB)
-    assert 1 - allocator.allocated / (16 * GIB) > 0.32
-
-
-def test_growing_lengths_fit_longest_first_or_expandable():
-    allocator = CachingAllocator(capacity=16 * GIB)
-    growing(allocator, reversed(range(64, 129)))
-    assert allocator.peak_reserved == 12712 * MIB
-    allocator = CachingAllocator(16 * GIB, expandable_segments=True)
-    growing(allocator, range(64, 129))
-    assert allocator.peak_reserved == 15840 * MIB
-
-
 # Any sequence ------------------------------------------------------------
 
 EDGES = [512, MIB, 2 * MIB, 10 * MIB, 19 * MIB, 20 * MIB]
