@@ -74,6 +74,7 @@ def test_constants_are_those_of_the_installed_pytorch(name, value):
     ],
 )
 def test_rounding(size, block, segment):
+    assert round_size(0) == 512
     assert round_size(size) == block
     assert segment_size(block) == segment
     allocator = CachingAllocator()

@@ -209,7 +209,8 @@ def test_a_history_without_some_actions(made):
 
 def test_the_largest_come_first_and_of_equals_the_lower_address(made):
     made["device_traces"][0] = [
-        entry("alloc", n, max(n, 5) << 20) for n in (*range(1, 13), 12 << 20)
+        entry("alloc", n, max(n, 5) << 20)
+        for n in (12 << 20, *range(12, 0, -1))
     ]
     at_peak = summarise(made).at_peak
     assert [b.size >> 20 for b in at_peak] == [
