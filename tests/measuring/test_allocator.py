@@ -268,7 +268,7 @@ def test_partly_used_pages_are_blamed():
     refused(24 * MIB, r"not in whole pages of 20\.0 MiB: fragmentation\.")
     refused(26 * MIB, r"10\.0 MiB outside\.")
     allocator.allocate(15 * MIB)
-    refused(9 * MIB, r"the driver is asked for 20\.0 MiB\.")
+    refused(10 * MIB, r"the driver is asked for 20\.0 MiB\.")
     assert in_mib(allocator) == [[25, 15]]
 
 
