@@ -31,10 +31,10 @@ def marked(mark):
     return [p.pid for p in everyone if mark in (p.info["environ"] or ())]
 
 
-def end(mark):
-    """What is still there after a wait, which is killed then."""
+def end(find, *arguments):
+    """What `find` finds still after a wait, which is killed then."""
     limit = time.monotonic() + PATIENCE
-    while (found := marked(mark)) and time.monotonic() < limit:
+    while (found := find(*arguments)) and time.monotonic() < limit:
         time.sleep(0.02)
     for number in found:
         with suppress(ProcessLookupError):

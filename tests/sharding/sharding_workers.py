@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from membudget.sharding import (
     CheckpointError,
+    Ranks,
     load_checkpoint,
     save_checkpoint,
     saving,
@@ -80,10 +81,6 @@ def talk_much(lines, width):
         print(f"{i} {'.' * width}")
 
 
-def big(numbers):
-    return torch.full((numbers,), float(dist.get_rank()))
-
-
 def unpicklable():
     return (i for i in range(3))
 
@@ -129,11 +126,12 @@ def chained():
         raise RuntimeError("after boom") from error
 
 
-def one_does_not_call():
-    """A classic: the collective waits for rank 1 for ever."""
+def hang():
+    """A classic: a collective that the others do not call."""
     if dist.get_rank() == 0:
-        print("waiting")
         dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 2:
+        sleep()
 
 
 def sleep(seconds=FOR_EVER):
@@ -141,9 +139,14 @@ def sleep(seconds=FOR_EVER):
     time.sleep(seconds)
 
 
-def hang_in_a_collective():
-    """Rank 1 computes, the others are in the collective."""
-    print("rank", os.getpid())
+def parent():
+    """Two ranks of this rank: one computes, one is in a collective."""
+    pool = Ranks(2, show=lambda rank, line: print(line))
+    pool.run(compute_or_wait)
+
+
+def compute_or_wait():
+    print("here")
     if dist.get_rank() == 1:
         time.sleep(FOR_EVER)
     dist.barrier()

@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import processes
@@ -63,43 +61,6 @@ def no_rank_is_left(shared):
     assert not left
 
 
-@pytest.fixture(scope="module")
-def interpreter():
-    """Runs a script in a Python of its own; ends what it leaves."""
-    marks = []
-
-    def start(source, tmp_path):
-        mark = f"SHARDING_TEST_{os.getpid()}_{len(marks)}"
-        marks.append(mark)
-        script = tmp_path / "script.py"
-        script.write_text(textwrap.dedent(source))
-        paths = str(Path(__file__).parent), os.environ.get("PYTHONPATH")
-        environment = {
-            **os.environ,
-            mark: "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        }
-        process = subprocess.Popen(
-            [sys.executable, script],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return process, mark
-
-    yield start
-    for mark in marks:
-        for number in processes.marked(mark):
-            os.kill(number, signal.SIGKILL)
-
-
-def says(text):
-    """The whole message, literally."""
-    return f"^{re.escape(text)}$"
-
-
 def works(pool):
     """The pool runs something, maybe on new processes."""
     return pool.run(workers.place) == [
@@ -131,16 +92,10 @@ def test_what_a_worker_gets(pool):
     ]
     assert pool.run(workers.threads) == [1, 1]
     assert pool.run(workers.child) == ["child\n"] * 2
-
-
-def test_large_arguments_and_results(pool):
-    """More than a pipe holds: 5 MB from each of two ranks at once."""
-    numbers = 1_250_000
-    for rank, x in enumerate(pool.run(workers.big, numbers)):
-        assert x.shape == (numbers,) and bool((x == rank).all())
-    sent = torch.ones(numbers)
-    for _, (x,), _ in pool.run(workers.echo, sent):
-        assert torch.equal(x, sent)
+    # More than a pipe holds: 5 MB to and from each of them at once.
+    sent = torch.ones(1_250_000)
+    for rank, (where, (x,), _) in enumerate(pool.run(workers.echo, sent)):
+        assert where == rank and torch.equal(x, sent)
 
 
 def test_the_life_of_a_pool():
@@ -289,16 +244,9 @@ def test_lines_are_shown_as_asked(pool, capsys):
 
 
 def test_a_line_comes_while_the_worker_works(pool, tmp_path):
-    """The workers end only after the lines were shown."""
-    sign, seen = tmp_path / "sign", set()
-
-    def show(rank, line):
-        assert line == "here"
-        seen.add(rank)
-        if len(seen) == 2:
-            sign.touch()
-
-    pool.show = show
+    """The worker ends only after its line was shown."""
+    sign = tmp_path / "sign"
+    pool.show = lambda rank, line: sign.touch()
     pool.run(workers.talk_after, str(sign))
 
 
@@ -312,17 +260,10 @@ def test_ranks_that_print_much(pool):
         assert said == list(map(str, range(count)))
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_in_show(pool, error):
+def test_an_error_in_show(pool):
     """Also a `KeyboardInterrupt`: the workers wait, and all of them end."""
-
-    def show(rank, line):
-        if error is KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
-        raise error
-
-    pool.show = show
-    with pytest.raises(error):
+    pool.show = lambda rank, line: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
         pool.run(workers.sleep)
     assert processes.ranks() == pool.processes == []
     assert works(pool)
@@ -331,7 +272,8 @@ def test_an_error_in_show(pool, error):
 # A rank that fails -------------------------------------------------------
 
 
-def test_a_rank_raises(pool):
+def test_a_rank_raises(pool, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE", 0.1)
     with pytest.raises(RankError) as caught:
         pool.run(workers.fate, 1, "raise")
     assert caught.value.rank == 1
@@ -345,9 +287,7 @@ def test_a_rank_raises(pool):
 
 
 def test_where_an_error_comes_from(pool):
-    with pytest.raises(
-        RankError, match=r"^rank \d: RuntimeError: after"
-    ) as caught:
+    with pytest.raises(RankError, match="RuntimeError: after") as caught:
         pool.run(workers.chained)
     assert "ValueError: boom" in caught.value.traceback
     assert "The above exception was the direct cause" in caught.value.traceback
@@ -357,7 +297,6 @@ def test_where_an_error_comes_from(pool):
 @pytest.mark.parametrize(
     ("how", "message", "trace"),
     [
-        ("kill", "rank 1 died of signal 9 (SIGKILL)", ""),
         ("real time", "rank 1 died of signal 40", ""),
         ("exit", "rank 1 left with exit code 0", ""),
         ("leave", "rank 1: SystemExit: enough", "in fate"),
@@ -373,21 +312,39 @@ def test_a_rank_dies(pool, how, message, trace):
     assert trace in caught.value.traceback
 
 
-@pytest.mark.parametrize("how", ["raise", "kill"])
-def test_a_rank_fails_while_the_others_compute(pool, how):
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("raise", "ValueError: boom"), ("kill", "died of signal 9 (SIGKILL)")],
+)
+def test_a_rank_fails_while_the_others_compute(pool, monkeypatch, how, said):
     """The error does not wait for them, nor for the deadline."""
+    monkeypatch.setattr(launching, "GRACE", 0.1)
+    worker = workers.fate_while_others_compute
     with pytest.raises(RankError) as caught:
-        pool.run(
-            workers.fate_while_others_compute,
-            *(1, how),
-            deadline=workers.FOR_EVER,
-        )
+        pool.run(worker, 1, how, deadline=workers.FOR_EVER)
     assert caught.value.rank == 1
+    assert said in str(caught.value)
     assert not isinstance(caught.value, DeadlineError)
 
 
-def test_what_was_printed_before_an_error_is_shown(capsys):
-    with Ranks(1) as pool, pytest.raises(RankError, match="rank 0: ValueErr"):
+def test_the_first_of_two_that_died(pool, monkeypatch):
+    """Rank 1, and rank 0 when that is known."""
+    assert works(pool)
+    ready = pool._ready
+
+    def die_too(end, found, dead):
+        if dead:
+            pool._processes[0].process.kill()
+            pool._processes[0].process.join()
+        return ready(end, found, dead)
+
+    monkeypatch.setattr(pool, "_ready", die_too)
+    with pytest.raises(RankError, match=r"^rank 1 died of signal 9"):
+        pool.run(workers.fate_while_others_compute, 1, "kill")
+
+
+def test_what_was_printed_before_an_error_is_shown(pool, capsys):
+    with pytest.raises(RankError, match="ValueError: boom"):
         pool.run(workers.talk_and_fail)
     assert capsys.readouterr().out == "before\nunfinished\n"
 
@@ -429,26 +386,38 @@ def test_an_error_in_the_block_ends_the_ranks():
 # A rank that does not end ------------------------------------------------
 
 
-def test_a_hang_is_an_error_that_shows_where_the_rank_is(pool):
-    assert works(pool)
-    with pytest.raises(DeadlineError) as caught:
-        pool.run(workers.one_does_not_call, deadline=2)
+def test_a_hang_is_an_error_that_shows_where_the_ranks_are():
+    """Rank 0 waits in a collective, 1 is through, and 2 computes."""
+    with Ranks(3) as pool:
+        assert works(pool)
+        with pytest.raises(DeadlineError) as caught:
+            pool.run(workers.hang, deadline=2)
     assert caught.value.rank == 0
     assert isinstance(caught.value, RankError | TimeoutError)
     message = str(caught.value)
-    assert message.startswith("rank 0 did not end within 2 s: a coll")
-    assert "rank 0 was here:" in message and "all_reduce" in message
-    assert "in one_does_not_call" in message
-    assert "rank 1 was here" not in message
+    assert message.startswith("rank 0, 2 did not end within 2 s: a coll")
+    places = message.split(" was here:")
+    assert [place.split()[-1] for place in places[:-1]] == ["0", "2"]
+    assert "all_reduce" in places[1] and "in sleep" in places[2]
+    assert message.count("in hang") == 2
     assert "hread 0x" not in message  # of its other threads nothing
 
 
-def test_a_rank_that_computes_for_too_long(pool):
-    assert works(pool)
-    with pytest.raises(DeadlineError) as caught:
-        pool.run(workers.sleep, deadline=2)
-    assert str(caught.value).startswith("rank 0, 1 did not end within")
-    assert str(caught.value).count("in sleep") == 2
+def test_until_a_rank_has_written_where_it_is(monkeypatch, tmp_path):
+    log = tmp_path / "0.log"
+    said = ["", "  line 3 in f\n", "  line 1 in <module>\n"]
+
+    def sleep(seconds):
+        log.write_text(log.read_text() + said.pop(0))
+
+    log.touch()
+    clock = SimpleNamespace(sleep=sleep, monotonic=launching.time.monotonic)
+    monkeypatch.setattr(launching, "time", clock)
+    process = SimpleNamespace(is_alive=lambda: True)
+    pool = Ranks(1)
+    pool._processes = [launching._Process(process, None, log)]
+    pool._wait_for_dumps([0])
+    assert said == []
 
 
 def test_ranks_that_do_not_start(monkeypatch):
@@ -460,27 +429,23 @@ def test_ranks_that_do_not_start(monkeypatch):
         assert works(pool)
 
 
-@pytest.mark.parametrize("daemon", [True, False])
-def test_a_worker_that_starts_a_thread(daemon, monkeypatch):
+def test_a_worker_that_starts_a_thread(monkeypatch):
     """One that does not end keeps its process from ending."""
     lines = []
     pool = Ranks(1, show=lambda *line: lines.append(line))
-    assert pool.run(workers.with_a_thread, daemon)[0].startswith("Thread")
+    assert pool.run(workers.with_a_thread, True)[0].startswith("Thread")
     assert works(pool)
     assert (0, "from a thread") in lines
-    if daemon:
+    pool.close()
+    pool.run(workers.with_a_thread, False)
+    process = pool._processes[0].process
+    join = process.join
+    monkeypatch.setattr(
+        process, "join", lambda timeout=None: join(timeout and 0.1)
+    )
+    said = "^rank 0 did not end well: it is still running$"
+    with pytest.raises(RankError, match=said):
         pool.close()
-    else:
-        process = pool._processes[0].process
-        join = process.join
-        monkeypatch.setattr(
-            process, "join", lambda timeout=None: join(timeout and 0.1)
-        )
-        with pytest.raises(
-            RankError,
-            match=says("rank 0 did not end well: it is still running"),
-        ):
-            pool.close()
 
 
 # What cannot be ----------------------------------------------------------
@@ -491,15 +456,11 @@ def test_ranks_are_missing():
         launch(workers.place)
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [("cpu:gloo,cuda:other", "other"), ("", "")]
-)
-def test_a_backend_that_is_not_there(backend, name):
-    with pytest.raises(ValueError) as caught:
-        Ranks(2, backend=backend)
-    assert str(caught.value).startswith(
-        f"there is no backend {name!r} for 2 ranks here: use one of gloo"
-    )
+def test_a_backend_that_is_not_there():
+    for backend, name in ("cpu:gloo,cuda:other", "other"), ("", ""):
+        said = f"^there is no backend {name!r} for 2 ranks here: use one of gl"
+        with pytest.raises(ValueError, match=said):
+            Ranks(2, backend=backend)
 
 
 def test_nccl_needs_a_gpu_for_each_rank(monkeypatch):
@@ -563,59 +524,73 @@ def test_a_deadline_longer_than_the_first_one_counts():
     Ranks(2, deadline=launching.LONGEST)
 
 
-def test_a_script_that_ends_without_close(interpreter, tmp_path):
+SCRIPT = """
+import tempfile
+
+folder = tempfile.TemporaryDirectory()  # it, too, ends at exit
+
+import torch.distributed as dist
+
+from membudget.sharding import RankError, Ranks
+
+assert Ranks.__module__ == "membudget.sharding.launching"
+print("only once")
+
+class Own:
+    start = 5
+
+def helper():
+    return Own.start + dist.get_rank()
+
+def own():
+    return helper()
+
+pool = Ranks(2)
+print(pool.run(own))
+print(*pool.processes)
+"""
+
+
+def test_a_script_that_ends_without_close(tmp_path):
     """Whatever was made before: at the end Python waits for processes."""
-    script = """
-        import tempfile
-
-        folder = tempfile.TemporaryDirectory()  # it, too, ends at exit
-
-        import torch.distributed as dist
-
-        from membudget.sharding import RankError, Ranks
-
-        assert Ranks.__module__ == "membudget.sharding.launching"
-        print("only once")
-
-        class Own:
-            start = 5
-
-        def helper():
-            return Own.start + dist.get_rank()
-
-        def own():
-            return helper()
-
-        pool = Ranks(2)
-        print(pool.run(own))
-        print(*pool.processes)
-    """
-    process, mark = interpreter(script, tmp_path)
+    script, mark = tmp_path / "script.py", f"SHARDING_TEST_{os.getpid()}"
+    script.write_text(SCRIPT)
     try:
-        out, err = process.communicate(timeout=PATIENCE)
+        done = subprocess.run(
+            [sys.executable, script],
+            env=os.environ | {mark: "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        once, result, numbers = done.stdout.splitlines()
+        assert (once, result) == ("only once", "[5, 6]")
+        assert not any(processes.alive(int(n)) for n in numbers.split())
     finally:
-        process.kill()
-        process.communicate()
-    assert (process.returncode, err) == (0, "")
-    once, result, numbers = out.splitlines()
-    assert (once, result) == ("only once", "[5, 6]")
-    assert not any(processes.alive(int(n)) for n in numbers.split())
-    assert processes.end(mark) == []
+        left = processes.end(processes.marked, mark)
+    assert left == []
 
 
-def test_a_parent_that_is_killed(interpreter, tmp_path):
-    """One rank computes, the other one waits in a collective."""
-    script = """
-        import sharding_workers as workers
-        from membudget.sharding import Ranks
+def test_a_parent_that_is_killed():
+    """A rank that has ranks: one computes, the other one is in a collective.
 
-        show = lambda rank, line: print(line, flush=True)
-        Ranks(2, show=show).run(workers.hang_in_a_collective)
+    With them goes what made them.
     """
-    process, mark = interpreter(script, tmp_path)
-    with process:
-        numbers = [int(process.stdout.readline().split()[1]) for _ in "01"]
-        assert all(map(processes.alive, numbers))
-        process.kill()
-        process.communicate()
-    assert processes.end(mark) == []
+    found = []
+
+    def kill(rank, line):
+        found.append(line)
+        if len(found) == 2:
+            parent = psutil.Process(*pool.processes)
+            found[:] = parent.children(recursive=True)
+            parent.kill()
+
+    pool = Ranks(1, show=kill)
+    with pytest.raises(RankError, match="rank 0 died of signal 9"):
+        pool.run(workers.parent)
+    assert len(found) == 3
+    assert (
+        processes.end(lambda: [p.pid for p in found if p.is_running()]) == []
+    )

@@ -1,4 +1,8 @@
-"""Scripts under ``torchrun``: few starts, for each takes seconds."""
+"""Scripts under ``torchrun``: one real start, for each takes seconds.
+
+Where it does not matter what an agent is, a shell script stands in for one:
+it does not import PyTorch.
+"""
 
 import json
 import os
@@ -25,103 +29,44 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def mark():
-    """In the environment of all processes that these tests start."""
-    name = f"TORCHRUN_TEST_{os.getpid()}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name, "1")
-        yield name
-        for number in processes.marked(name):
-            os.kill(number, signal.SIGKILL)
-
-
 @pytest.fixture(autouse=True)
-def nobody_is_left(mark):
+def nobody_is_left(monkeypatch):
     """Agents and ranks, which have sessions of their own."""
+    mark = f"TORCHRUN_TEST_{os.getpid()}"
+    monkeypatch.setenv(mark, "1")
     yield
-    assert processes.marked(mark) == []
+    left = processes.marked(mark)
+    for number in left:
+        os.kill(number, signal.SIGKILL)
     readers = threading.enumerate()
-    assert [t for t in readers if t.name.endswith("(read)")] == []
+    assert left == [t for t in readers if t.name.endswith("(read)")] == []
 
 
-class Shown:
-    """The lines, and in which thread they came."""
-
-    def __init__(self, then=None):
-        self.said, self.threads, self.then = [], set(), then
-
-    def __call__(self, line):
-        self.said.append(json.loads(line))
-        self.threads.add(threading.get_ident())
-        if len(self.said) == 2 and self.then:
-            self.then()
-
-    @property
-    def numbers(self):
-        return [said["pid"] for said in self.said]
-
-
-@pytest.fixture(scope="module")
-def two_nodes(mark, tmp_path_factory):
-    """Two agents with two ranks each; one is killed, all start again."""
-    show, sign = Shown(), tmp_path_factory.mktemp("torchrun") / "killed"
-    done = torchrun(
-        *(SCRIPT, "results", sign),
-        ranks=2,
-        nodes=2,
-        restarts=1,
-        show=show,
-    )
-    assert sign.exists()
-    return done, show
-
-
-def test_the_lines_are_shown_in_the_calling_thread(two_nodes):
-    done, show = two_nodes
-    assert done.code == 0
-    assert list(map(json.loads, done.lines)) == show.said
-    assert show.threads == {threading.get_ident()}
-
-
-def test_two_nodes_are_one_group(two_nodes):
-    said = sorted(two_nodes[1].said, key=lambda said: said["rank"])
-    assert [s["rank"] for s in said] == [0, 1, 2, 3]
-    assert sorted(s["local"] for s in said) == ["0", "0", "1", "1"]
-    assert {s["world"] for s in said} == {"4"}
-    assert {s["threads"] for s in said} == {"1"}
-
-
-def test_launch_joins_the_group_and_has_the_results_of_all(two_nodes):
-    for said in two_nodes[1].said:
-        everyone = [[rank, 4] for rank in range(4)]
-        assert said["found"] == everyone
-        assert said["again"] == [everyone] * 3
-
-
-def test_launch_refuses_another_number_of_ranks(two_nodes):
-    for said in two_nodes[1].said:
-        assert said["refused"] == (
-            "ranks is 99, but torchrun started 4: use its --nproc-per-node, "
-            "or leave ranks out"
-        )
-
-
-def test_all_start_again_after_one_was_killed(two_nodes):
-    assert any("exitcode: -9" in line for line in two_nodes[0].errors)
-
-
-def test_one_node_fails_and_the_other_one_waits():
-    """It is a failure, not a deadline, and the message is that node's."""
-    show = Shown()
+def test_two_nodes(tmp_path, monkeypatch):
+    """A rank is killed and all start again; then one node fails, and the
+    other one waits: a failure, not a deadline, and the message is its own."""
+    monkeypatch.setattr(launching, "GRACE", 0.1)
+    said = []
     with pytest.raises(RuntimeError) as caught:
-        torchrun(SCRIPT, "failure", ranks=1, nodes=2, show=show)
+        torchrun(
+            *(SCRIPT, tmp_path / "killed"),
+            ranks=1,
+            nodes=2,
+            restarts=1,
+            show=lambda line: said.append(json.loads(line)),
+        )
     message = str(caught.value)
     assert message.startswith("torchrun_script.py failed with exit code 1:\n")
-    assert "\nValueError: boom\n" in message
+    assert "exitcode: -9" in message
     assert 'raise ValueError("boom")' in message
-    assert len(show.numbers) == 2
-    assert not any(map(processes.alive, show.numbers))
+    assert "ValueError: boom\n" in message
+    everyone = [[0, 2], [1, 2]]
+    refused = (
+        "ranks is 99, but torchrun started 2: use its --nproc-per-node, or "
+        "leave ranks out"
+    )
+    assert sorted(s.pop("rank") for s in said) == [0, 1]
+    assert said == [{"found": [everyone] * 4, "refused": refused}] * 2
 
 
 # What agents and ranks write to their error output; `[rank0]` is a rank that
@@ -188,54 +133,74 @@ def test_the_node_with_the_cause_comes_before_those_that_followed():
     assert follow["the peer is gone"] < follow["the store is gone"]
 
 
-def test_a_script_that_does_not_end(monkeypatch):
-    """The deadline passes when both ranks are there."""
+# With a stand-in for the agents -------------------------------------------
+
+
+@pytest.fixture
+def agent(monkeypatch, tmp_path):
+    """Makes lines of a shell the agent; its arguments are those of Python."""
+
+    def install(lines):
+        script = tmp_path / "agent"
+        script.write_text(f"#!/bin/sh\n{lines}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return install
+
+
+def test_the_command_and_its_lines_which_are_shown_in_this_thread(agent):
+    agent('echo "$@"; echo threads: $OMP_NUM_THREADS >&2')
+    seen = []
+    done = torchrun(
+        *(SCRIPT, "a", 5),
+        ranks=2,
+        show=lambda line: seen.append((threading.get_ident(), line)),
+    )
+    command = (
+        "-m torch.distributed.run --standalone --nproc-per-node=2 "
+        f"--max-restarts=0 {SCRIPT} a 5"
+    )
+    assert done == launching.Finished(0, [command], ["threads: 1"])
+    assert seen == [(threading.get_ident(), command)]
+
+
+def test_a_script_that_does_not_end(agent, monkeypatch):
+    """The deadline passes before it says something, or then."""
+    agent("echo here; exec sleep 86400")
+    with pytest.raises(TimeoutError, match=r"within 1e-09 s"):
+        torchrun(SCRIPT, ranks=2, deadline=1e-9, show=None)
     clock = SimpleNamespace(**vars(launching.time))
     monkeypatch.setattr(launching, "time", clock)
     real = clock.monotonic
 
-    def pass_by():
+    def pass_by(line):
         clock.monotonic = lambda: real() + 2 * launching.DEADLINE
 
-    show = Shown(then=pass_by)
-    with pytest.raises(TimeoutError) as caught:
-        torchrun(SCRIPT, "wait", ranks=2, show=show)
-    message = str(caught.value)
-    assert message.startswith(
+    message = (
         "torchrun_script.py did not end within 600 s: give it a longer "
-        "deadline, or see where it waits. It wrote:\n"
+        "deadline, or see where it waits. It wrote:\nhere"
     )
-    assert all(f'"pid": {number}' in message for number in show.numbers)
-    assert not any(map(processes.alive, show.numbers))
+    with pytest.raises(TimeoutError, match=f"^{re.escape(message)}$"):
+        torchrun(SCRIPT, ranks=2, show=pass_by)
 
 
-def test_an_agent_that_is_killed():
+def test_an_agent_that_is_killed(agent):
     """Its ranks outlive it, and hold its output open."""
-
-    def kill():
-        os.kill(show.said[0]["agent"], signal.SIGKILL)
-
-    show = Shown(then=kill)
-    done = torchrun(SCRIPT, "wait", ranks=2, show=show, check=False)
+    agent("setsid sleep 86400 & echo $!; kill -9 $$")
+    done = torchrun(SCRIPT, ranks=2, check=False)
     assert done.code == -9
-    assert len(done.lines) == len(show.numbers) == 2
-    assert not any(map(processes.alive, show.numbers))
+    assert not processes.alive(int(*done.lines))
 
 
-def test_a_deadline_before_the_ranks_are_there():
-    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
-        torchrun(SCRIPT, "wait", ranks=2, deadline=0.01)
-
-
-def test_an_error_in_show(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("print('here')")
+def test_an_error_in_show(agent):
+    agent("echo here; exec sleep 86400")
 
     def show(line):
         raise ZeroDivisionError(line)
 
     with pytest.raises(ZeroDivisionError, match=r"^here$"):
-        torchrun(script, ranks=1, show=show)
+        torchrun(SCRIPT, ranks=1, show=show)
 
 
 def test_a_script_that_is_missing(tmp_path):
@@ -245,17 +210,13 @@ def test_a_script_that_is_missing(tmp_path):
             torchrun(path, ranks=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "bad", "least"),
-    [
-        ("ranks", 0, "from 1 to 1024"),
-        ("nodes", 1025, "from 1 to 1024"),
-        ("restarts", -1, "of at least 0"),
-        ("deadline", 0, "above 0 and up to 1000000.0"),
-    ],
-)
-def test_numbers_that_cannot_be(name, bad, least):
-    kind = "finite" if name == "deadline" else "whole"
-    message = f"{name} is {bad!r}: use a {kind} number {least}"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        torchrun(SCRIPT, **{"ranks": 2, name: bad})
+def test_numbers_that_cannot_be():
+    for name, bad, least in (
+        ("ranks", 0, "whole number from 1 to 1024"),
+        ("nodes", 1025, "whole number from 1 to 1024"),
+        ("restarts", -1, "whole number of at least 0"),
+        ("deadline", 0, "finite number above 0 and up to 1000000.0"),
+    ):
+        message = f"{name} is {bad!r}: use a {least}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            torchrun(SCRIPT, **{"ranks": 2, name: bad})

@@ -1,4 +1,4 @@
-"""What ``test_torchrun`` starts under ``torchrun``, in several ways."""
+"""What ``test_torchrun`` starts under ``torchrun``."""
 
 import json
 import os
@@ -8,25 +8,20 @@ import time
 from pathlib import Path
 
 
-def say(**what):
-    """In one piece: `torchrun` runs scripts unbuffered, so that a line that
-    is printed and its end are two, and lines of two ranks may mix."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
-
-
 def place():
     import torch.distributed as dist
 
     return dist.get_rank(), dist.get_world_size()
 
 
-def results(sign):
-    """Rank 1 dies on the first attempt, and leaves a sign."""
-    rank = int(os.environ["RANK"])
-    if rank == 1 and not Path(sign).exists():
-        Path(sign).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def main(sign):
+    """Rank 1 is killed in the first attempt, which leaves a sign; in the
+    second one the rank of that agent fails. The others wait."""
+    if not Path(sign).exists():
+        if os.environ["RANK"] == "1":
+            Path(sign).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(86_400)
     from membudget.sharding import launch
 
     try:
@@ -34,29 +29,19 @@ def results(sign):
     except ValueError as error:
         refused = str(error)
     world = int(os.environ["WORLD_SIZE"])
-    say(
-        rank=rank,
-        local=os.environ["LOCAL_RANK"],
-        world=os.environ["WORLD_SIZE"],
-        found=launch(place),
-        again=[launch(place, ranks=world) for _ in range(3)],
-        refused=refused,
-        threads=os.environ["OMP_NUM_THREADS"],
-    )
+    said = {
+        "rank": int(os.environ["RANK"]),
+        "found": [launch(place, ranks=n) for n in (None, *[world] * 3)],
+        "refused": refused,
+    }
+    # In one piece: a line and its end are two where nothing is buffered.
+    sys.stdout.write(json.dumps(said) + "\n")
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        Path(sign).unlink()
+        time.sleep(86_400)
+    while Path(sign).exists():  # until the other one has said it, too
+        time.sleep(0.01)
+    raise ValueError("boom")
 
 
-def failure():
-    say(pid=os.getpid())
-    if os.environ["RANK"] == "1":
-        raise ValueError("boom")
-    time.sleep(86_400)
-
-
-def wait():
-    say(pid=os.getpid(), agent=os.getppid())
-    time.sleep(86_400)
-
-
-{"results": results, "failure": failure, "wait": wait}[sys.argv[1]](
-    *sys.argv[2:]
-)
+main(*sys.argv[1:])
