@@ -51,19 +51,14 @@ def layers_of_two(widths, bias, own):
     return nn.Sequential(*blocks, *last)
 
 
-def policy_of(name):
-    if name == "none":
-        return {}
-    return {
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=POLICIES[name][0]
-        )
-    }
-
-
 def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
     """The moments of a step, and its units."""
-    arguments = build, blocks, x, stage, policy_of(policy), sync, waiting
+    options = {}
+    if policy != "none":
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=POLICIES[policy][0]
+        )
+    arguments = build, blocks, x, stage, options, sync, waiting
     with fake_group(ranks, rank):
         mesh = init_device_mesh("cpu", (ranks,))
         with FakeTensorMode():
@@ -165,10 +160,16 @@ class Words(nn.Module):
 NO_TOKENS = torch.empty(0, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("a_block", [False, True])
 @pytest.mark.parametrize(
-    ("stage", "policy"),
-    [("zero-2", "none"), *(("zero-3", name) for name in POLICIES)],
+    ("stage", "policy", "a_block"),
+    [
+        ("zero-2", "none", False),
+        ("zero-2", "none", True),
+        ("zero-3", "none", True),
+        ("zero-3", "bf16, fp32", False),
+        ("zero-3", "bf16", True),
+        ("zero-3", "bf16, bf16", False),
+    ],
 )
 def test_an_embedding(stage, policy, a_block):
     """In the model's own unit, and as a block."""
@@ -202,22 +203,20 @@ def test_the_parts_by_hand():
     )
 
 
-def test_zero_2_keeps_what_zero_3_frees():
+def test_what_stays_whole():
+    """Parameters under ZeRO-2, and gradients that wait: 64 numbers each."""
     units = [Unit("", ((8, 8),)), Unit("0", ((8, 8),)), Unit("1", ((8, 8),))]
     kept = rank_moments(units, 4, stage="zero-2")
     freed = rank_moments(units, 4, stage="zero-3")
-    assert kept.after_forward.gathered == 3 * 8 * 8 * 4
+    whole = 3 * 8 * 8 * 4
+    assert kept.after_forward.gathered == whole
     assert freed.after_forward.gathered == 0
     assert kept.step == freed.step
-
-
-def test_gradients_that_wait_are_whole():
-    units = [Unit("", ((8, 8),)), Unit("0", ((8, 8),))]
     wait = rank_moments(units, 4, synchronise=False)
-    assert wait.after_backward.gradients == 2 * 8 * 8 * 4
+    assert wait.after_backward.gradients == whole
     then = rank_moments(units, 4, waiting=True)
-    assert then.between.gradients == 2 * 8 * 8 * 4
-    assert then.after_backward.gradients == 2 * 8 * 8 * 4 // 4
+    assert then.between.gradients == whole
+    assert then.after_backward.gradients == whole // 4
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
@@ -235,6 +234,11 @@ def test_the_first_rank_where_none_is_said():
     units = [Unit("", ((1, 3),))]
     first, second = (rank_moments(units, 2, rank) for rank in range(2))
     assert rank_moments(units, 2) == first != second
+
+
+def test_a_number_in_a_tensor_stays_none():
+    moments = rank_moments([Unit("", ((2,),))], 2, itemsize=torch.tensor(4))
+    assert type(moments.peak.total) is int
 
 
 def test_the_last_of_a_units_gradients_stays_until_its_shard_is_there():

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     reason="this PyTorch has no gloo",
 )
 
-SIZES = (1, 2, 3, 4) if SOAK else (1, 3, 4)
+SIZES = (1, 2, 3, 4) if SOAK else (1, 4)
 
 
 @cache
@@ -46,21 +46,6 @@ def found(request):
 def units(name):
     model = CASES[name].build()
     return units_of(model, CASES[name].blocks(model))
-
-
-def simulated(name, ranks, rank):
-    case = CASES[name]
-    return simulate_rank(
-        case.build,
-        case.shard,
-        loss_of,
-        case.x,
-        ranks=ranks,
-        rank=rank,
-        optimizer=OPTIMIZERS[case.optimizer],
-        micro_batches=case.steps,
-        synchronise_last=case.last,
-    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,54 +69,59 @@ def test_states_and_traffic_are_the_formulas(found, name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_ranks_have_the_model_together(found, name):
     """Padding aside; and each at least its padding more."""
-    model = CASES[name].build()
+    model, ranks = CASES[name].build(), len(found)
     whole = sum(p.numel() for p in model.parameters())
     kept = {"sgd": 0, "momentum": 1, "adam": 2}[CASES[name].optimizer]
     assert sum(c[name].numbers[0] for c in found) == whole
     assert sum(c[name].numbers[1] for c in found) == kept * whole
     stored = sum(c[name].states[0] for c in found)
-    padding = sum(
-        unit.padded(len(found)) * len(found) - unit.numbers
-        for unit in units(name)
-    )
+    padding = sum(u.padded(ranks) * ranks - u.numbers for u in units(name))
     assert stored == 4 * (whole + padding)
     assert (padding == 0) == all(
-        shape[0] % len(found) == 0
-        for unit in units(name)
-        for shape in unit.shapes
+        shape[0] % ranks == 0 for u in units(name) for shape in u.shapes
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "uneven, zero-2, bf16",
-        "a bias of 2 and one of 1",
-        "tied in a block",
-        "GPT",
-        "convnet with batch norm",
-        "uneven, zero-3, 3 micro-batches, the last reduced",
-    ],
+SIMULATED = (
+    "uneven, zero-2, bf16",
+    "a bias of 2 and one of 1",
+    "tied in a block",
+    "GPT",
+    "convnet with batch norm",
+    "uneven, zero-3, 3 micro-batches, the last reduced",
 )
-def test_the_simulation_is_the_real_run(found, name):
-    last = len(found) - 1
-    simulation = simulated(name, len(found), last)
-    real = found[last][name]
+
+
+@pytest.mark.parametrize("ranks", SIZES if SOAK else [4])
+@pytest.mark.parametrize("name", SIMULATED)
+def test_the_simulation_is_the_real_run(name, ranks):
+    case, last = CASES[name], ranks - 1
+    simulation = simulate_rank(
+        case.build,
+        case.shard,
+        loss_of,
+        case.x,
+        ranks=ranks,
+        rank=last,
+        optimizer=OPTIMIZERS[case.optimizer],
+        micro_batches=case.steps,
+        synchronise_last=case.last,
+    )
+    real = run(ranks)[last][name]
     assert simulation.states == States(*real.states)
     assert simulation.traffic == real.traffic
 
 
 def test_how_much_memory_does_rank_3_need():
-    """One answer: by formula, by simulation, and by a real run."""
-    name, ranks, rank = "GPT", 4, 3
-    formula = rank_states(units(name), ranks, rank)
-    simulation = simulated(name, ranks, rank).states
-    real = run(ranks)[rank][name]
-    assert formula == simulation == States(*real.states)
-    # The paper's 16 Ψ / N is less by the padding and the counts alone.
-    numbers = sum(unit.numbers for unit in units(name))
-    padded = sum(unit.padded(ranks) for unit in units(name))
-    tensors = sum(len(unit.shapes) for unit in units(name))
+    """The formula and a real run above what the paper says: 16 Ψ / N."""
+    ranks, rank = 4, 3
+    formula = rank_states(units("GPT"), ranks, rank)
+    real = run(ranks)[rank]["GPT"]
+    assert formula == States(*real.states)
+    # By the padding and the counts alone.
+    numbers = sum(unit.numbers for unit in units("GPT"))
+    padded = sum(unit.padded(ranks) for unit in units("GPT"))
+    tensors = sum(len(unit.shapes) for unit in units("GPT"))
     own = real.numbers[0]
     paper = zero_states(numbers, ranks, recipe="fp32").total
     assert paper == 4 * numbers
