@@ -58,8 +58,9 @@ def test_every_gpu_for_itself(gpu):
     assert support("bf16") == support("bf16", "cuda") == "native"
 
 
-@pytest.mark.parametrize("bf16", [True, False, None])
-@pytest.mark.parametrize("fp16", [True, False, None])
+@pytest.mark.parametrize(
+    ("bf16", "fp16"), [(True, False), (False, True), (None, None)]
+)
 def test_processors(processor, bf16, fp16):
     processor(bf16, fp16)
     assert {f: support(f, "cpu") for f in FORMATS} == {

@@ -174,23 +174,18 @@ def test_the_extremes_that_everybody_quotes():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_largest_number_that_becomes_zero(name):
+def test_what_becomes_zero_and_what_is_too_large(name):
     kind = FORMATS[name]
-    edge = kind.underflow
-    assert kind.round(edge) == 0 == kind.round(-edge)
-    above = math.nextafter(edge, 1)
-    assert kind.round(above) == kind.smallest == -kind.round(-above)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_smallest_number_that_is_too_large(name):
-    kind = FORMATS[name]
-    edge = kind.overflow
-    below = math.nextafter(edge, 0)
-    assert kind.round(below) == kind.largest == -kind.round(-below)
+    least, edge = kind.underflow, kind.overflow
     top = math.inf if kind.infinite else kind.largest
-    for x in (edge, math.inf):
-        assert kind.round(x) == top == -kind.round(-x)
+    for x, y in (
+        (least, 0),
+        (math.nextafter(least, 1), kind.smallest),
+        (math.nextafter(edge, 0), kind.largest),
+        (edge, top),
+        (math.inf, top),
+    ):
+        assert kind.round(x) == y == -kind.round(-x)
 
 
 @pytest.mark.parametrize("name", FORMATS)
