@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -81,43 +82,21 @@ class Case:
         shard(model, self.blocks(model), self.stage, mesh=mesh, **policy)
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
-    return list(model)
-
-
-def with_parameters(model: nn.Module) -> list[nn.Module]:
-    return [layer for layer in model if any(True for _ in layer.parameters())]
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return list(model.blocks)
-
-
-def no_blocks(model: nn.Module) -> list[nn.Module]:
-    return []
-
-
-def token_and_blocks(model: nn.Module) -> list[nn.Module]:
-    return [model.token, *model.blocks]
-
-
-def all_but_the_last(model: nn.Module) -> list[nn.Module]:
-    return list(model)[:-1]
-
+BLOCKS = attrgetter("blocks")
 
 even = partial(
-    Case, partial(linear_layers, 8, 8, 8, 8), layers, torch.ones(2, 8)
+    Case, partial(linear_layers, 8, 8, 8, 8), list, torch.ones(2, 8)
 )
 uneven = partial(
-    Case, partial(linear_layers, 5, 7, 3, 10), layers, torch.ones(2, 5)
+    Case, partial(linear_layers, 5, 7, 3, 10), list, torch.ones(2, 5)
 )
 few_rows = partial(
     Case,
     partial(linear_layers, 3, 2, 1, 2),
-    all_but_the_last,
+    lambda model: model[:-1],
     torch.ones(2, 3),
 )
-gpt = partial(Case, partial(GPT, 33, 9, 12, 2, 3), blocks, TOKENS)
+gpt = partial(Case, partial(GPT, 33, 9, 12, 2, 3), BLOCKS, TOKENS)
 
 CASES = {
     "even": even(),
@@ -127,22 +106,26 @@ CASES = {
     "uneven": uneven(),
     "uneven, zero-2, momentum": uneven(stage="zero-2", optimizer="momentum"),
     "uneven, zero-2, bf16": uneven(stage="zero-2", bf16=True),
-    "uneven, one unit": Case(uneven().build, no_blocks, uneven().x),
+    "uneven, one unit": Case(uneven().build, lambda model: [], uneven().x),
     "a bias of 2 and one of 1": few_rows(),
     "a bias of 2 and one of 1, bf16": few_rows(bf16=True),
     "tied in a block": Case(
         tied_layers,
-        layers,  # one of them without parameters
+        list,  # one of them without parameters
         torch.ones(2, 6),
     ),
     "GPT": gpt(),
     "GPT, bf16": gpt(bf16=True),
-    "GPT, embedding a block": Case(gpt().build, token_and_blocks, TOKENS),
+    "GPT, embedding a block": Case(
+        gpt().build, lambda model: [model.token, *model.blocks], TOKENS
+    ),
     "GPT, tied": Case(
-        partial(GPT, 33, 9, 12, 2, 3, tied=True), blocks, TOKENS
+        partial(GPT, 33, 9, 12, 2, 3, tied=True), BLOCKS, TOKENS
     ),
     "convnet with batch norm": Case(
-        partial(convnet, (5, 3)), with_parameters, torch.ones(2, 3, 8, 8)
+        partial(convnet, (5, 3)),
+        lambda model: [part for part in model if [*part.parameters()]],
+        torch.ones(2, 3, 8, 8),
     ),
     **{
         f"uneven, {stage}, {steps} micro-batches, {when} reduced": uneven(

@@ -131,12 +131,7 @@ def test_the_interface_in_one_process(single):
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [
-        (2, ()),
-        (4, ("--stage", 2)),
-        (2, ("--accumulate", 3)),
-    ],
-    ids=str,
+    [(2, ()), (4, ("--stage", 2)), (2, ("--accumulate", 3))],
 )
 def test_ranks_learn_what_one_process_does(pools, single, ranks, options):
     run = on(pools[ranks], *options)
@@ -334,7 +329,7 @@ def test_restarts_need_resume(monkeypatch, tmp_path, capsys):
         assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(("rank", "local"), [(0, 0), (1, 1), (2, 0)], ids=str)
+@pytest.mark.parametrize(("rank", "local"), [(0, 0), (1, 1), (2, 0)])
 def test_the_first_rank_of_a_node_names_a_mistake(
     monkeypatch, capsys, rank, local
 ):
@@ -357,25 +352,21 @@ def test_the_first_rank_of_a_node_names_a_mistake(
         assert "fsdp_train.py: error: " in said.err
 
 
-@pytest.mark.parametrize(
-    ("gpus", "options", "device", "said"),
-    [
+def test_fewer_gpus_than_ranks(monkeypatch, capsys):
+    """Rank 0 alone says so."""
+    stand_in(monkeypatch, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
+    few = "1 GPU(s) for 2 ranks: all ranks use the CPU\n"
+    for gpus, options, device, said in (
         (0, [], "cpu", ""),
-        (1, [], "cpu", "1 GPU(s) for 2 ranks: all ranks use the CPU\n"),
+        (1, [], "cpu", few),
         (1, ["--cpu"], "cpu", ""),
         (2, [], "cuda", ""),
-    ],
-)
-def test_fewer_gpus_than_ranks(
-    monkeypatch, capsys, gpus, options, device, said
-):
-    """Rank 0 alone says so."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    stand_in(monkeypatch, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
-    for rank in 0, 1:
-        stand_in(monkeypatch, RANK=rank, LOCAL_RANK=rank)
-        assert fsdp_train.options(options).device.type == device
-        assert capsys.readouterr().err == ("" if rank else said)
+    ):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda n=gpus: n)
+        for rank in 0, 1:
+            stand_in(monkeypatch, RANK=rank, LOCAL_RANK=rank)
+            assert fsdp_train.options(options).device.type == device
+            assert capsys.readouterr().err == ("" if rank else said)
 
 
 def test_options_that_depend_on_the_ranks(monkeypatch, capsys):

@@ -134,8 +134,7 @@ def test_the_residual_of_waiting_gradients_is_the_bias():
     """Of one layer: its weight's new gradient, and its bias's."""
     build = partial(layers_of_two, (8, 8, 8, 8), True, False)
     setting = 2, 0, "zero-2", "none", False, True
-    x = torch.empty(0, 8)
-    found, units = tracked(build, list, x, *setting)
+    found, units = tracked(build, list, torch.empty(0, 8), *setting)
     said = predicted(units, *setting)
     assert found["backward"] - said["backward"] == 4 * 8
 

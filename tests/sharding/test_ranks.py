@@ -140,7 +140,7 @@ def test_the_moments_of_a_step(two_ranks):
     build, model = CASES["even"].build, CASES["even"].build()
     of_units = units_of(model, list(model))
     largest = max(4 * 2 * unit.padded(2) for unit in of_units)
-    arguments = 8, build, fsdp_workers.layers, torch.empty(0, 8)
+    arguments = 8, build, list, torch.empty(0, 8)
     ranks = two_ranks.run(fsdp_workers.moments_again, *arguments)
     for rank, found in enumerate(ranks):
         said = rank_moments(of_units, 2, rank)
