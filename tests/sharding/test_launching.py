@@ -259,7 +259,11 @@ def test_ranks_that_print_much(pool):
 
 def test_an_error_in_show(pool):
     """Also a `KeyboardInterrupt`: the workers wait, and all of them end."""
-    pool.show = lambda rank, line: signal.raise_signal(signal.SIGINT)
+
+    def show(rank, line):
+        raise KeyboardInterrupt
+
+    pool.show = show
     with pytest.raises(KeyboardInterrupt):
         pool.run(workers.sleep)
     assert processes.ranks() == pool.processes == []
