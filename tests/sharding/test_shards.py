@@ -194,6 +194,8 @@ def test_errors_of_states():
             said = f"^rank is {rank}: use a whole number from 0 to 3$"
             with pytest.raises(ValueError, match=said):
                 rank_states([unit], 4, rank)
+    with pytest.raises(ValueError, match=r"^a position in frozen is 1: use"):
+        Unit("", ((2,),), (4,), frozenset({1}))
     with pytest.raises(ValueError, match=r"^rank is -1: use"):
         rows(5, 4, -1)
         with pytest.raises(ValueError, match="no optimizer 'adam-8bit'"):
