@@ -1,14 +1,12 @@
 """The command, in this process and as its own."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from experiments_helpers import SIMPLE, good, place, plant, read
-from project import PATIENCE
+from experiments_helpers import SIMPLE, good, place, read
 
 from membudget.experiments import __main__ as cli
 from membudget.experiments import machine
@@ -236,47 +234,17 @@ def test_a_disk_that_is_full(planted, tmp_path, capsys, monkeypatch):
     assert [line.split()[0] for line in lines] == ["experiment", "a"]
 
 
-PLANTED_COMMAND = """
-import sys
-from pathlib import Path
-import membudget.experiments as package
-from membudget.experiments import __main__, record
-folder = Path(sys.argv[1])
-package.__path__.append(str(folder))
-record.HERE = folder
-sys.exit(__main__.main(sys.argv[2:]))
-"""
-
-
-def test_an_interrupted_command(tmp_path):
-    folder, out = tmp_path / "experiments", tmp_path / "out"
-    wait = 'yield {"total": 1}\nyield {"value": 1}\ntime.sleep(86_400)'
-    plant(folder, a=SIMPLE, b=wait, c=SIMPLE)
-    given = ("run", "--size", "tiny", "--device", "cpu", "--out", out)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PLANTED_COMMAND, folder, *given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell starts what runs in its background with SIGINT ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    seen = ""
-    while "b tiny  1/3" not in seen:  # the bar
-        line = process.stderr.readline()
-        assert line, seen
-        seen += line
-    process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=PATIENCE)
-    by_name = {path.name.split(".")[0]: path for path in out.glob("*.json")}
-    assert set(by_name) == {"a", "b"}
-    assert read(by_name["a"])["outcome"] == "measured"
-    assert read(by_name["b"])["outcome"] == "predicted"
-    assert process.returncode == 130
+def test_an_interrupted_command(planted, tmp_path, capsys):
+    stop = 'yield {"total": 1}\nyield {"value": 1}\nraise KeyboardInterrupt'
+    planted(a=SIMPLE, b=stop, c=SIMPLE)
+    out = tmp_path / "out"
+    code, lines, err = run(capsys, out)
+    outcomes = {path.name[0]: read(path)["outcome"] for path in out.iterdir()}
+    assert outcomes == {"a": "measured", "b": "predicted"}
+    assert code == 130
     assert err.endswith("interrupted: run again to go on\n")
     assert "b tiny  interrupted, " in err
-    table = [line.split()[0] for line in rest.splitlines()]
-    assert table == ["experiment", "a"]
+    assert [line.split()[0] for line in lines] == ["experiment", "a"]
 
 
 NOTHING_BUT_TORCH = """
