@@ -44,6 +44,10 @@ GOOD = records.new(
 )
 FILE = f"{NAME}.tiny.a-cpu-8-cores-3-0.json"
 
+WITHIN_OPERATORS = 64
+"""Adam's step asks for a few scalars and frees them within an operator, where
+only the profiler sees them."""
+
 
 def good(**changes):
     """A fresh copy of a record without fault, with fields replaced."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from experiments_helpers import good
 
-from membudget import experiments
 from membudget.experiments import ledger as subject
 from membudget.experiments.ledger import (
     METHODS,
@@ -213,15 +212,6 @@ def test_the_runs_of_a_size(size, half, least, most):
             foreach=True,
         ).peak
         assert least <= peak <= most
-
-
-def test_the_committed_cpu_records_bear_the_ledger_out():
-    for record in experiments.load("step_peaks", "tiny", "cpu"):
-        for by in ("ledger", "dry_run"):
-            found = summary(record, by)
-            assert len(found.rows) == 48
-            assert found.unmeasured == 0
-            assert abs(found.worst.error) <= 0.1
 
 
 # Reading the record --------------------------------------------------------

@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from experiments_helpers import good
 
-from membudget import experiments, models
+from membudget import models
 from membudget.experiments import precision as subject
 from membudget.experiments.precision import (
     SCENARIOS,
     Case,
     bf16_accumulation,
-    distance,
     equal_terms,
     matmul_rate,
     mixed_precision,
@@ -433,14 +432,6 @@ def test_every_sum_is_predicted_and_sampled(accumulated):
         assert sample.keys() == bf16_accumulation.units.keys()
 
 
-def test_one_micro_batch_is_not_summed(accumulated):
-    for kind in ("fresh", "same"):
-        law, sample = of(accumulated, kind)[0]
-        assert sample["summing"] == sample["summing_fp32"] == 0
-        assert {*law.values()} - {kind, 1} == {0.0}
-        assert sample["bf16"] == sample["fp32_sum"] > sample["autocast"] > 0
-
-
 def test_equal_micro_batches_are_at_the_law(accumulated):
     pairs = of(accumulated, "same")
     for law, sample in pairs[3:]:
@@ -497,13 +488,6 @@ def relative(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-def test_a_distance_is_of_all_tensors_together():
-    ours = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    theirs = [torch.tensor([0.0, 0.0]), torch.tensor([[10.0]])]
-    assert distance(ours, theirs) == pytest.approx(0.45**0.5)
-    assert distance(theirs, theirs) == 0
-
-
 def test_the_law_in_closed_form():
     c = U / (8 * log(2)) ** 0.5
     assert rounding_law(1) == rounding_law(1, noise=False) == 0
@@ -534,9 +518,7 @@ def test_the_law_holds_for_random_sums(noise, count):
     assert found == pytest.approx(rounding_law(count, noise=noise), rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("count", "format"), [(1, "bf16"), (2, "fp16"), (300, "bf16")]
-)
+@pytest.mark.parametrize(("count", "format"), [(2, "fp16"), (300, "bf16")])
 def test_equal_terms_are_pytorchs(count, format):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[format]
     step = torch.finfo(dtype).eps
@@ -630,20 +612,3 @@ def test_records_of_other_experiments():
         rates(record(*ROWS))
     with pytest.raises(ValueError, match="'saved': use one of ledger, dry_r"):
         scenarios(record(*ROWS), "saved")
-
-
-def test_the_committed_cpu_records_bear_the_predictions_out():
-    for found in experiments.load("mixed_precision", "tiny", "cpu"):
-        for by in ("ledger", "dry_run"):
-            for row in scenarios(found, by):
-                if row.support != "absent":
-                    scaled = SCALED_LOSS * (row.format == "fp16")
-                    assert row.measured == row.predicted + scaled
-                    assert row.saved == row.saved_predicted
-    for found in experiments.load("bf16_accumulation", "tiny", "cpu"):
-        laws = found["prediction"]["values"]["accumulated"]
-        for law, sample in zip(laws, found["samples"], strict=True):
-            if law["kind"] == "same" and law["micro_batches"] >= 8:
-                assert sample["summing"] == pytest.approx(
-                    law["equal"], rel=0.2
-                )

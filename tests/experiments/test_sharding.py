@@ -12,7 +12,6 @@ import torch.distributed as dist
 from experiments_helpers import good
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from membudget import experiments
 from membudget.experiments import sharding as subject
 from membudget.experiments.sharding import (
     CALLS,
@@ -446,28 +445,3 @@ def test_residuals_have_named_parts(pairs):
 def test_residuals_of_another_experiment():
     with pytest.raises(ValueError, match="fsdp_ranks: use one of sharded_r"):
         residuals(as_record([], [], "fsdp_ranks"))
-
-
-def test_the_committed_simulations_bear_the_formulas_out():
-    for record in experiments.load("sharded_ranks"):
-        rows = record["prediction"]["values"]["runs"]
-        for row, sample in zip(rows, record["samples"], strict=True):
-            for key in ("states", *CALLS):
-                assert sample[key] == row[key]
-        for row in residuals(record):
-            assert sum(row.parts.values()) == row.residual
-
-
-def test_the_committed_ranks_bear_the_formulas_out():
-    for record in experiments.load("fsdp_ranks"):
-        rows = record["prediction"]["values"]["runs"]
-        for row, sample in zip(rows, record["samples"], strict=True):
-            if sample["outcome"] == "measured":
-                assert row == {key: sample[key] for key in row}
-    for record in experiments.load("fsdp_one_gpu", "tiny", "cpu"):
-        rows = record["prediction"]["values"]["runs"]
-        for row, sample in zip(rows, record["samples"], strict=True):
-            if sample["outcome"] == "measured":
-                assert sample["requested"] == row["peak"]
-                for key in (*KINDS, "on_device"):
-                    assert sample[key] == row[key]

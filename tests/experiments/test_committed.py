@@ -1,0 +1,84 @@
+"""The committed records of a CPU bear the predictions out."""
+
+import pytest
+from experiments_helpers import WITHIN_OPERATORS
+
+from membudget import experiments
+from membudget.experiments.ledger import summary
+from membudget.experiments.precision import scenarios
+from membudget.experiments.sharding import CALLS, residuals
+
+SCALED_LOSS = 4
+KINDS = ("parameters", "gradients", "optimizer")
+AGREE = {
+    "allocator": ("batch", "requested"),
+    "micro_batch": ("micro_batch", "bytes"),
+    "segments_mlp": ("batch", "count", "bytes"),
+    "segments_gpt": ("batch", "count", "bytes"),
+    "largest_batch": ("batch", "count"),
+    "sharded_ranks": ("states", *CALLS),
+    "fsdp_ranks": ("ranks", "stage", *KINDS, *CALLS),
+    "fsdp_one_gpu": ("peak", *KINDS, "on_device"),
+}
+"""What is predicted of each run and measured."""
+
+MEASURED = {"bytes": "requested", "peak": "requested"}
+"""What a sample calls it."""
+
+
+@pytest.mark.parametrize("name", AGREE)
+def test_what_is_predicted_is_measured(name):
+    for record in experiments.load(name, device="cpu"):
+        values = record["prediction"]["values"].values()
+        (rows,) = (value for value in values if isinstance(value, list))
+        for row, sample in zip(rows, record["samples"], strict=True):
+            if sample.get("outcome", "measured") != "measured":
+                continue
+            for key in AGREE[name]:
+                found = sample[MEASURED.get(key, key)]
+                slack = WITHIN_OPERATORS * (key in ("bytes", "requested"))
+                assert found == row[key] or 0 < found - row[key] <= slack
+
+
+def test_recoveries_leave_nothing_behind():
+    for record in experiments.load("recoveries", "tiny", "cpu"):
+        values = record["prediction"]["values"]
+        for sample in record["samples"]:
+            assert sample["failed"] == values["failed"] == 100
+            assert sample["recovered"] == values["recovered"] == 100
+            assert sample["before"] == values["alive"]
+            assert set(sample["after"]) == {values["alive"]}
+
+
+@pytest.mark.parametrize("by", ["ledger", "dry_run"])
+def test_peaks_of_steps(by):
+    for record in experiments.load("step_peaks", "tiny", "cpu"):
+        found = summary(record, by)
+        assert len(found.rows) == 48
+        assert found.unmeasured == 0
+        assert abs(found.worst.error) <= 0.1
+
+
+@pytest.mark.parametrize("by", ["ledger", "dry_run"])
+def test_mixed_precision(by):
+    for record in experiments.load("mixed_precision", "tiny", "cpu"):
+        for row in scenarios(record, by):
+            if row.support != "absent":
+                scaled = SCALED_LOSS * (row.format == "fp16")
+                assert row.measured == row.predicted + scaled
+                assert row.saved == row.saved_predicted
+
+
+def test_equal_terms_in_bf16():
+    for record in experiments.load("bf16_accumulation", "tiny", "cpu"):
+        laws = record["prediction"]["values"]["accumulated"]
+        for law, sample in zip(laws, record["samples"], strict=True):
+            if law["kind"] == "same" and law["micro_batches"] >= 8:
+                measured = pytest.approx(law["equal"], rel=0.2)
+                assert sample["summing"] == measured
+
+
+def test_residuals_add_up():
+    for record in experiments.load("sharded_ranks"):
+        for row in residuals(record):
+            assert sum(row.parts.values()) == row.residual
