@@ -139,3 +139,24 @@ yield {"total": sum(values)}
 for value in values:
     yield {"value": value}
 """
+
+
+def ran(experiment, device, **given):
+    """Run an experiment: the rows of its prediction, and its samples.
+
+    Of both there is one for each run; first it says which one it is. A
+    sample has the keys of the units.
+    """
+    prediction, *samples = experiment(device, **given)
+    (rows,) = (value for value in prediction.values() if type(value) is list)
+    runs = [
+        run if isinstance(run, list) else [run]
+        for run in given[experiment.over]
+    ]
+    for found in (rows, samples):
+        firsts = [list(each.values()) for each in found]
+        pairs = zip(firsts, runs, strict=True)
+        assert [first[: len(run)] for first, run in pairs] == runs
+    for sample in samples:
+        assert sample.keys() == experiment.units.keys()
+    return rows, samples

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments_helpers import WITHIN_OPERATORS
+from experiments_helpers import WITHIN_OPERATORS, ran
 
 from membudget import models
 from membudget.checkpointing import (
@@ -66,12 +66,8 @@ def sweep(*runs, device=CPU, experiment=segments_mlp, shape=CHAIN):
 )
 def test_a_sweep_predicts_its_peaks(experiment, model, shape):
     runs = [[2, 0], [64, 0], [64, 1], [64, 2]]
-    prediction, *samples = experiment(
-        CPU, model=model, shape=shape, runs=runs, warm_up=0, repeats=2
-    )
-    rows = prediction["peak"]
-    assert [[row["batch"], row["count"]] for row in rows] == runs
-    assert [[row["batch"], row["count"]] for row in samples] == runs
+    given = dict(model=model, shape=shape, runs=runs, warm_up=0, repeats=2)
+    rows, samples = ran(experiment, CPU, **given)
     for row, sample in zip(rows, samples, strict=True):
         more = sample["requested"] - row["bytes"]
         assert 0 <= more <= WITHIN_OPERATORS
@@ -80,7 +76,6 @@ def test_a_sweep_predicts_its_peaks(experiment, model, shape):
         assert min(sample["seconds"]) > 0
         assert sample["allocated"] is sample["reserved"] is None
         assert sample["workspace"] is None
-        assert sample.keys() == experiment.units.keys()
     # Adam's step is the peak of a small batch; segments of a large one help.
     assert rows[0]["phase"] == "optimizer"
     assert rows[1]["phase"] == "backward"
@@ -149,15 +144,12 @@ def test_largest(limit):
 def test_largest_batch_predicts_what_fits():
     variants, budget = ["none", "root", "each"], 200_000
     given = dict(model="chain", shape=CHAIN, variants=variants, budget=budget)
-    prediction, *samples = largest_batch(CPU, **given, warm_up=1, repeats=2)
-    rows = prediction["largest"]
-    assert [row["variant"] for row in rows] == variants
+    rows, samples = ran(largest_batch, CPU, **given, warm_up=1, repeats=2)
     assert [row["count"] for row in rows] == [0, 3, 6]
     assert [row["reserved_batch"] for row in rows] == [None] * 3
     assert 1 < rows[0]["batch"] == rows[2]["batch"] < rows[1]["batch"]
     for row, sample in zip(rows, samples, strict=True):
-        assert sample.keys() == largest_batch.units.keys()
-        for key in ("variant", "count", "batch"):
+        for key in ("count", "batch"):
             assert sample[key] == row[key]
         assert sample["tried"] == [row["batch"], row["batch"] + 1]
         assert len(sample["seconds"]) == 2

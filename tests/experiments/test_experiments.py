@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments_helpers import WITHIN_OPERATORS
+from experiments_helpers import WITHIN_OPERATORS, ran
 
 from membudget.experiments import measuring, workload
 from membudget.experiments.accumulation import micro_batch
@@ -24,33 +24,26 @@ SHAPES = pytest.mark.parametrize(
 
 @SHAPES
 def test_micro_batch_predicts_its_peak(model, shape):
-    sizes, given = [2, 8], dict(model=model, shape=shape, window=8)
-    prediction, *samples = micro_batch(
-        CPU, **given, micro_batches=sizes, warm_up=0, repeats=2
-    )
-    assert [sample["micro_batch"] for sample in samples] == sizes
-    for row, sample in zip(prediction["peak"], samples, strict=True):
-        assert row["micro_batch"] == sample["micro_batch"]
+    given = dict(model=model, shape=shape, window=8, micro_batches=[2, 8])
+    found = ran(micro_batch, CPU, **given, warm_up=0, repeats=2)
+    for row, sample in zip(*found, strict=True):
         more = sample["requested"] - row["bytes"]
         assert 0 <= more <= WITHIN_OPERATORS
         assert len(sample["seconds"]) == 2
         assert min(sample["seconds"]) > 0
         assert sample["allocated"] is sample["reserved"] is None
         assert sample["workspace"] is None
-        assert sample.keys() == micro_batch.units.keys()
 
 
 @SHAPES
 def test_allocator_predicts_what_is_requested(model, shape):
     given = dict(model=model, shape=shape, batches=[1, 16], steps=2)
-    prediction, *samples = allocator(CPU, **given, warm_up=0, repeats=1)
-    for row, sample in zip(prediction["peak"], samples, strict=True):
-        assert row["batch"] == sample["batch"]
+    found = ran(allocator, CPU, **given, warm_up=0, repeats=1)
+    for row, sample in zip(*found, strict=True):
         more = sample["requested"] - row["requested"]
         assert 0 <= more <= WITHIN_OPERATORS
         assert row["requested"] < row["allocated"] < row["reserved"]
         assert row["allocated"] % 512 == row["reserved"] % (2 << 20) == 0
-        assert sample.keys() == allocator.units.keys()
 
 
 @pytest.mark.parametrize(("device", "queued"), [(CPU, 8), (CUDA, 1)])

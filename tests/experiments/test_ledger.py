@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from experiments_helpers import good
+from experiments_helpers import good, ran
 
 from membudget.experiments import ledger as subject
 from membudget.experiments.ledger import (
@@ -52,13 +52,8 @@ def test_the_ledger_is_right_to_the_byte(name, monkeypatch):
     )
     batch = 400 if name == "mlp" else 8
     runs = [[name, method, batch] for method in METHODS]
-    prediction, *samples = step_peaks(CPU, runs=runs, **GIVEN)
-    rows = prediction["peak"]
-    for found in (rows, samples):
-        keys = ("network", "method", "batch")
-        assert [[row[key] for key in keys] for row in found] == runs
+    rows, samples = ran(step_peaks, CPU, runs=runs, **GIVEN)
     for row, sample in zip(rows, samples, strict=True):
-        assert sample.keys() == step_peaks.units.keys()
         assert row["ledger"] == sample["requested"]
         assert row["dry_run"] == 3
         assert sample["allocated"] is sample["live_before"] is None

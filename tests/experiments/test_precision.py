@@ -7,7 +7,7 @@ from math import log
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments_helpers import good
+from experiments_helpers import good, ran
 
 from membudget import models
 from membudget.experiments import precision as subject
@@ -63,8 +63,8 @@ def case(name, scenario="plain", format="fp32"):
     return Case(name, NETWORKS[name], scenario, format)
 
 
-def keys(rows, names=KEYS):
-    return [[row[name] for name in names] for row in rows]
+def values(rows):
+    return [[*row.values()] for row in rows]
 
 
 # The four scenarios, on a CPU ----------------------------------------------
@@ -73,8 +73,7 @@ def keys(rows, names=KEYS):
 @pytest.fixture(scope="module")
 def measured():
     """The prediction and the samples of every run."""
-    prediction, *samples = mixed_precision(CPU, runs=RUNS, **GIVEN)
-    return prediction["runs"], samples
+    return ran(mixed_precision, CPU, runs=RUNS, **GIVEN)
 
 
 def both(measured, format):
@@ -83,11 +82,9 @@ def both(measured, format):
     return [pair for pair in pairs if pair[0]["format"] == format]
 
 
-def test_every_run_is_predicted_and_sampled(measured):
+def test_the_scenarios_differ(measured):
     rows, samples = measured
-    assert keys(rows) == keys(samples) == RUNS
     for sample in samples:
-        assert sample.keys() == mixed_precision.units.keys()
         assert sample["allocated"] is sample["live_before"] is None
     for found in (rows[:8:2], rows[8:]):  # the scenarios of a network
         for kind in ("dry_run", "saved"):
@@ -381,21 +378,23 @@ def test_products(monkeypatch):
     for stand_in in (seconds, tf32, support):
         monkeypatch.setattr(subject, stand_in.__name__, stand_in)
     runs = [["fp32", 8], ["tf32", 8], ["bf16", 16], ["fp16", 8]]
-    prediction, *samples = matmul_rate(CPU, runs=runs, warm_up=3, repeats=5)
-    names = ("format", "side", "flops", "bytes", "intensity")
-    assert keys(prediction.pop("products"), names) == [
+    given = dict(runs=runs, warm_up=3, repeats=5)
+    rows, samples = ran(matmul_rate, CPU, **given)
+    assert values(rows) == [
         ["fp32", 8, 1024, 768, 1.333],
         ["tf32", 8, 1024, 768, 1.333],
         ["bf16", 16, 8192, 1536, 5.333],
         ["fp16", 8, 1024, 384, 2.667],
     ]
-    assert prediction == {"growth_per_doubling": 8, "rate": None}
+    prediction = next(matmul_rate(CPU, **given))
+    assert prediction["growth_per_doubling"] == 8
+    assert prediction["rate"] is None
     assert seen == [
         (torch.float32, (8, 8), 0, 3, 5),
         (torch.float32, (8, 8), 1, 3, 5),
         (torch.bfloat16, (16, 16), 0, 3, 5),
     ]
-    assert keys(samples, matmul_rate.units) == [
+    assert values(samples) == [
         *([*run, "emulated", [1.0]] for run in runs[:3]),
         [*runs[3], "absent", None],
     ]
@@ -416,20 +415,12 @@ ACCUMULATED = dict(
 
 @pytest.fixture(scope="module")
 def accumulated():
-    prediction, *samples = bf16_accumulation(CPU, **ACCUMULATED)
-    return prediction["accumulated"], samples
+    return ran(bf16_accumulation, CPU, **ACCUMULATED)
 
 
 def of(accumulated, kind):
     pairs = zip(*accumulated, strict=True)
     return [pair for pair in pairs if pair[0]["kind"] == kind]
-
-
-def test_every_sum_is_predicted_and_sampled(accumulated):
-    for rows in accumulated:
-        assert keys(rows, ("kind", "micro_batches")) == ACCUMULATED["runs"]
-    for sample in accumulated[1]:
-        assert sample.keys() == bf16_accumulation.units.keys()
 
 
 def test_equal_micro_batches_are_at_the_law(accumulated):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from experiments_helpers import good
+from experiments_helpers import good, ran
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from membudget.experiments import sharding as subject
@@ -49,8 +49,7 @@ GIVEN = dict(models={"a": LLAMA}, batch=[1, TOKENS], warm_up=0, repeats=1)
 def simulated(*ranks, device=CPU, **changes):
     """The prediction's rows and the samples, in pairs."""
     given = {**GIVEN, "runs": [["a", n] for n in ranks], **changes}
-    prediction, *samples = sharded_ranks(device, **given)
-    return list(zip(prediction["runs"], samples, strict=True))
+    return list(zip(*ran(sharded_ranks, device, **given), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,7 @@ def test_a_simulated_rank_is_that_of_the_formulas(pairs):
     numbers = sum(p.numel() for p in Llama(**LLAMA).parameters())
     units = LLAMA["depth"] + 1
     for (row, sample), ranks in zip(pairs, RANKS, strict=True):
-        assert row["ranks"] == ranks
-        assert row["model"] == "a"
-        same = ("ranks", "model", "states", "parameters", "optimizer", *CALLS)
+        same = ("states", "parameters", "optimizer", *CALLS)
         assert {key: sample[key] for key in same} == {
             key: row[key] for key in same
         }
@@ -76,7 +73,6 @@ def test_a_simulated_rank_is_that_of_the_formulas(pairs):
         assert row["reductions"] == units
         # two gathers in bf16, one reduction in fp32
         assert row["all_gather"] == row["reduce_scatter"] >= 4 * numbers
-        assert sample.keys() == sharded_ranks.units.keys()
 
 
 def test_the_parts_add_up_to_the_peak(pairs):
@@ -163,14 +159,11 @@ TENSORS = len(list(GPT(**SMALL).parameters()))
 
 @pytest.fixture(scope="module")
 def one():
-    prediction, *samples = fsdp_one_gpu(CPU, runs=RUNS, **ONE)
-    return prediction["runs"], samples
+    return ran(fsdp_one_gpu, CPU, runs=RUNS, **ONE)
 
 
 def test_one_rank_has_the_predicted_states_and_peak(one):
     rows, samples = one
-    assert [row["run"] for row in rows] == RUNS
-    assert [sample["run"] for sample in samples] == RUNS
     for row, sample in zip(rows[:2], samples[:2], strict=True):
         assert sample["outcome"] == "measured"
         assert {kind: sample[kind] for kind in KINDS} == {
@@ -198,7 +191,6 @@ def test_one_rank_trains_the_same_model(one):
 
 def test_a_cpu_has_nothing_to_offload_from(one):
     sample = one[1][2]
-    assert sample.keys() == fsdp_one_gpu.units.keys()
     assert sample["outcome"] == "needs a GPU to offload from"
     assert {sample[k] for k in sample.keys() - {"run", "outcome"}} == {None}
     assert one[0][2]["on_device"] == 0
@@ -274,19 +266,16 @@ GROUPS = [[1, "zero-3"], [3, "zero-2"], [3, "zero-3"]]
 
 @pytest.fixture(scope="module")
 def several():
-    prediction, *samples = fsdp_ranks(CPU, runs=GROUPS, **SEVERAL)
-    return prediction["runs"], samples
+    return ran(fsdp_ranks, CPU, runs=GROUPS, **SEVERAL)
 
 
 def test_ranks_hold_what_is_predicted(several):
     rows, samples = several
-    for row, sample, (ranks, stage) in zip(*several, GROUPS, strict=True):
+    for row, sample, (ranks, _) in zip(*several, GROUPS, strict=True):
         assert row == {key: sample[key] for key in row}
-        assert (sample["ranks"], sample["stage"]) == (ranks, stage)
         assert sample["outcome"] == "measured"
         assert sample["backend"] == "gloo"
         assert sample["requested"] is None
-        assert sample.keys() == fsdp_ranks.units.keys()
         assert all(len(sample[kind]) == ranks for kind in KINDS)
         assert len(sample["seconds"]) == 2
         assert min(sample["seconds"]) > 0
@@ -356,9 +345,7 @@ def test_ranks_without_a_gpu_or_without_memory(pool):
     runs = [[2, "zero-2"], [2, "zero-3"], [4, "zero-2"], [4, "zero-3"]]
     text = "rank 1: OutOfMemoryError: CUDA out of memory."
     pool.answers[:] = [RankError(1, text, "…"), None]
-    prediction, *samples = fsdp_ranks(CUDA, runs=runs, **SEVERAL)
-    assert [[row["ranks"], row["stage"]] for row in prediction["runs"]] == runs
-    assert [[s["ranks"], s["stage"]] for s in samples] == runs
+    _, samples = ran(fsdp_ranks, CUDA, runs=runs, **SEVERAL)
     task = Task(SMALL, 6)
     assert pool.asked == [
         (2, "cpu:gloo,cuda:nccl", subject.DEADLINE),
@@ -373,7 +360,6 @@ def test_ranks_without_a_gpu_or_without_memory(pool):
         (samples[3], why),
     ):
         assert sample["outcome"] == outcome
-        assert sample.keys() == fsdp_ranks.units.keys()
         rest = sample.keys() - {"ranks", "stage", "outcome"}
         assert {sample[key] for key in rest} == {None}
     assert samples[1] == {
