@@ -46,6 +46,9 @@ ROOMS = (
     "sharding",
     "models",
     "checks",
+    "experiments",
+    "exercises",
+    "widgets",
 )
 PRELOADED = (
     "nbval.plugin",
@@ -489,12 +492,12 @@ def selected(fault, traces):
     """The tests of a fault, in their order: {test: its seconds}.
 
     First the file of the same name, then the room's, fast tests first. Then,
-    for a minute, what might notice it, too: others of these files, which share
-    fixtures and caches, and other rooms' tests.
+    a minute each, what might notice it, too: others of these files, which
+    share fixtures and caches, and other rooms' tests.
     """
     path = Path(fault.file)
     named = f"test_{path.stem.strip('_')}.py"
-    near, far = [], []
+    near, shared, others = [], [], []
     for file, trace in traces.items():
         lines = trace["lines"].get(fault.file, {})
         by = set()
@@ -506,14 +509,17 @@ def selected(fault, traces):
             if by and seconds <= SLOW:
                 if here and by & {number, IMPORT}:
                     near.append((other, file, seconds, test))
-                elif here or number in by:
-                    far.append((not here, seconds, file, test))
+                elif here:
+                    shared.append((seconds, test))
+                elif number in by:
+                    others.append((seconds, test))
     tests = {test: seconds for _, _, seconds, test in sorted(near)}
-    left = FAR
-    for _, seconds, _, test in sorted(far):
-        left -= seconds
-        if left >= 0:
-            tests[test] = seconds
+    for group in (shared, others):
+        left = FAR
+        for seconds, test in sorted(group):
+            left -= seconds
+            if left >= 0:
+                tests[test] = seconds
     return tests
 
 
