@@ -4,8 +4,6 @@
 kernels stay the CPU's. Whole steps by these lists are in ``test_predict``.
 """
 
-import re
-from itertools import product
 from math import prod
 
 import pytest
@@ -83,34 +81,11 @@ def test_the_default_is_the_cpu():
     assert default == cpu != cuda
 
 
-def test_the_network_of_the_lab():
-    """On paper: 32 blocks of width 1024; nothing is allocated."""
-    with torch.device("meta"):
-        model = mlp_blocks(1024, 32)
-    chain = Chain(model, (1024,))
-    weights = [p.numel() for p in model.parameters()]
-    states = 12 * sum(weights) + 4 * len(weights)  # Adam counts steps
-    for lists, batch in product(DEVICES, (1, 16384)):
-        plain = predict(chain, batch)
-        cast = predict(chain, batch, recipe="autocast", lists=lists)
-        for predicted in (plain, cast):
-            assert predicted.start == states + batch * (4 * 1024 + 8)
-        # a sample alone: copies of the weights, 2 bytes each, and no less
-        assert (cast.saved < plain.saved) == (batch > 1)
-        assert (cast.peak < plain.peak) == (batch > 1)
-
-
-@pytest.mark.parametrize(
-    ("network", "sizes"),
-    [(Chain(mlp_blocks(8, 1), (8,)), (4,)), (SHAPE, (4, 8))],
-)
-def test_other_lists(network, sizes):
+def test_other_lists():
     message = "there is no list of operators for 'gpu': use one of cpu, cuda"
     for call in (
         lambda: Paper(2, "gpu"),
-        lambda: predict(network, *sizes, recipe="autocast", lists="gpu"),
-        lambda: predict(network, *sizes, recipe="fp32", lists="gpu"),
-        lambda: network.write(*sizes, lists="gpu"),
+        lambda: predict(SHAPE, 4, 8, recipe="fp32", lists="gpu"),
     ):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        with pytest.raises(ValueError, match=f"^{message}$"):
             call()

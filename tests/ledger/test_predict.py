@@ -5,7 +5,6 @@ with ``SOAK=1`` in the environment.
 """
 
 import random
-import re
 from itertools import product
 
 import pytest
@@ -272,15 +271,9 @@ def test_many_micro_batches_are_like_two():
 # What cannot be ----------------------------------------------------------
 
 
-def refused(message):
-    return pytest.raises(ValueError, match=f"^{re.escape(message)}")
-
-
-@pytest.mark.parametrize("wrong", [{"recipe": "fp16"}, {"optimizer": "fp16"}])
-def test_names_that_do_not_exist(wrong):
-    (kind,) = wrong
-    with refused(f"there is no {kind} 'fp16': use one of "):
-        predict(NETS["gpt"](), 4, 8, **wrong)
+def test_a_flag_that_nothing_reads():
+    with pytest.raises(TypeError, match="^foreach is 1: use True or False"):
+        predict(NETS["gpt"](), 4, 8, optimizer=None, foreach=1)
 
 
 def test_a_prediction_touches_neither_the_model_nor_random_numbers():

