@@ -103,6 +103,7 @@ def test_an_unknown_experiment(tmp_path, capsys):
     [
         ("measure", "COMMAND"),
         ("run --out x", "required: --size"),
+        ("run --size tiny", "required: --out"),
         ("run --out x --size huge", "invalid choice: 'huge'"),
     ],
 )
@@ -188,6 +189,7 @@ def test_the_table(planted, tmp_path, capsys):
     assert columns[0] == [
         *("experiment", "size", "outcome", "samples", "seconds", "record")
     ]
+    assert lines[0].index("samples") == lines[1].index("3")
     assert columns[1][:4] == ["a", "tiny", "measured", "3"]
     assert columns[2][:4] == ["b", "tiny", "failed", "0"]
     assert columns[3][:6] == ["c", "tiny", "out", "of", "memory", "1"]

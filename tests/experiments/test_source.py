@@ -157,6 +157,7 @@ SAME = {
     "a method's docstring": ('"""Do it."""', '"""Do that."""'),
     "the module's docstring": ('"""A module."""\n', ""),
     "a comment": ("  # one after the other", ""),
+    "a prefix": ('yield {"a":', 'yield {u"a":'),
     "brackets": ("return n * 2", "return (\n        n\n        * 2\n    )"),
     "the decorator's over": ('over="values"', 'over="others"'),
     "a name that the decorator is given": ('{"tiny": {}}', "OTHER"),
