@@ -53,7 +53,7 @@ GRID = list(product(SHAPES, SIZES, (4, 2)))
 
 
 def test_the_rows_add_up_to_the_closed_form():
-    for shape, (batch, tokens), itemsize in GRID:
+    for shape, (batch, tokens), itemsize in part_of(GRID, RNG, 60):
         paper = shape.write(batch, tokens, itemsize=itemsize)
         found = activations(shape, batch, tokens, itemsize)
         assert found == walk([paper]).saved
