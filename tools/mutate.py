@@ -37,6 +37,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[1]
+ON_TOP = ("exercises", "experiments", "widgets")
+"""Rooms that no other imports: their tests are asked about them alone."""
+
 ROOMS = (
     "measuring",
     "ledger",
@@ -46,9 +49,7 @@ ROOMS = (
     "sharding",
     "models",
     "checks",
-    "experiments",
-    "exercises",
-    "widgets",
+    *ON_TOP,
 )
 PRELOADED = (
     "nbval.plugin",
@@ -440,11 +441,13 @@ class Chosen:
         )
 
 
-def test_files(root):
-    """The rooms' files of tests."""
+def test_files(root, faulty):
+    """The tests of rooms: of one on top, if a file of `faulty` is in it."""
+    planted = {Path(file).parent.name for file in faulty}
     return [
         str(path.relative_to(root))
         for room in ROOMS
+        if room in planted or room not in ON_TOP
         for path in sorted((root / "tests" / room).glob("test_*.py"))
     ]
 
@@ -462,13 +465,13 @@ def state(root, file):
     return digest.hexdigest()
 
 
-def traced(workers, root, kept):
+def traced(workers, root, kept, faulty):
     """What the tests execute: {file of tests: what `Worker.trace` gives}.
 
     What is in the file `kept` is not traced again while its state is the same.
     """
     known = json.loads(kept.read_text()) if kept.exists() else {}
-    states = {file: state(root, file) for file in test_files(root)}
+    states = {file: state(root, file) for file in test_files(root, faulty)}
     traces = {
         file: known[file]
         for file, now in states.items()
@@ -484,7 +487,7 @@ def traced(workers, root, kept):
         passed, failed = found["passed"], found["failed"]
         said = f"{file}: {len(passed)} tests, {sum(passed.values()):.0f} s"
         print(said, *failed and ["fail without a fault:", *failed], flush=True)
-        kept.write_text(json.dumps(traces))
+        kept.write_text(json.dumps(known | traces))
     return traces
 
 
@@ -718,7 +721,7 @@ def main(args=None, root=ROOT, preloaded=PRELOADED):
 
     left = []
     with Workers(asked.workers, root, preloaded) as workers:
-        traces = traced(workers, root, kept / "traces.json")
+        traces = traced(workers, root, kept / "traces.json", texts)
 
         def survives(worker, fault):
             tests = selected(fault, traces)
