@@ -361,10 +361,9 @@ class _Walk:
     def _give(self, tensor: PaperTensor, held: _Held, name: str) -> None:
         """A gradient arrives at a tensor; the second is added to the first."""
         key = id(tensor)
-        before = self.pending.get(key)
+        before = self.pending.pop(key, None)
         self.due[key] -= 1
         if before is not None:
-            del self.pending[key]
             alone = before.holders == 1 and not before.view
             if alone:  # the sum stays where the first was
                 self.release(before)
@@ -376,13 +375,13 @@ class _Walk:
                 self.release(before)
             self.release(held)
             held = both
-        self.pending[key] = held
         number = self.weights.get(key)
-        if number is not None and not self.due[key]:
-            del self.pending[key]
-            if number in self.begun:  # added to what is there
-                self.release(held)
-            self.begun.add(number)
+        if number is None or self.due[key]:
+            self.pending[key] = held
+            return
+        if number in self.begun:  # added to what is there
+            self.release(held)
+        self.begun.add(number)
 
 
 def _flat(rows: Sequence[Row | Segment]) -> list[Row]:
