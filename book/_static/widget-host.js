@@ -4,8 +4,12 @@
    Here it gets a stand-in model, whose state stands in the page as JSON, and
    its text comes from <script type="text/x-esm" data-widget="NAME">. It is run
    as a function, at once: import() would wait for every deferred script of the
-   theme. Until (and unless) that works, the page shows the static picture,
-   .mb-fallback. */
+   theme. Until (and unless) that works, the page shows a sentence,
+   .mb-fallback.
+
+   What the reader sets goes into the page's address, so that a picture can be
+   shared as a link: ?segments.layers=24, with -2 after the name of the second
+   widget of a kind. */
 (() => {
   const modules = new Map();
 
@@ -21,11 +25,43 @@
     return modules.get(name);
   }
 
-  function makeModel(state) {
+  /* The settings of one widget in the page's address. */
+  function makeAddress(name) {
+    const here = (key) => key.startsWith(`${name}.`);
+    const query = () => [...new URLSearchParams(location.search)];
+    const own = () => query().filter(([key]) => here(key));
+    let waiting;
+    const put = (held) => {
+      const others = query().filter(([key]) => !here(key));
+      const ours = Object.entries(held).map(([k, v]) => [`${name}.${k}`, v]);
+      const text = new URLSearchParams([...others, ...ours]).toString();
+      const url = `${location.pathname}${text && `?${text}`}${location.hash}`;
+      try {
+        history.replaceState(history.state, "", url);
+      } catch {
+        // a browser may refuse: then there is no link to share
+      }
+    };
+    return {
+      read: () =>
+        Object.fromEntries(
+          own().map(([key, value]) => [key.slice(name.length + 1), value]),
+        ),
+      write(held) {
+        clearTimeout(waiting);
+        if (own().length || Object.keys(held).length) {
+          waiting = setTimeout(() => put(held), 300);
+        }
+      },
+    };
+  }
+
+  function makeModel(state, address) {
     const listeners = new Map();
     const of = (event) => listeners.get(event) ?? [];
     const emit = (event) => [...of(event)].forEach((call) => call());
     return {
+      address,
       get: (key) => state[key],
       set(key, value) {
         if (state[key] === value) return;
@@ -41,11 +77,17 @@
     };
   }
 
+  const many = new Map(); // widgets of each kind
+
   async function start(host) {
     try {
-      const widget = load(host.dataset.widget);
+      const kind = host.dataset.widget;
+      const widget = load(kind);
+      many.set(kind, (many.get(kind) ?? 0) + 1);
+      const place = many.get(kind) > 1 ? `-${many.get(kind)}` : "";
       const state = host.querySelector("script.mb-state").textContent;
-      const model = makeModel(JSON.parse(state));
+      const address = makeAddress(kind + place);
+      const model = makeModel(JSON.parse(state), address);
       const el = document.createElement("div");
       if (widget.initialize) await widget.initialize({ model });
       const rendered = widget.render({ model, el });

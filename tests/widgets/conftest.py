@@ -25,6 +25,22 @@ def windows(browser):
 
 
 @pytest.fixture
+def open_page(show, tmp_path):
+    """Shows widgets on a page that has an address of its own."""
+
+    def open_page(*widgets):
+        page = show(*widgets)
+        file = tmp_path / "widget.html"
+        file.write_text(widget_pages.document(*widgets))
+        page.goto(file.as_uri())
+        page.wait_for_selector(".mb-root svg .mb-axis", state="attached")
+        page.evaluate(widget_pages.IMMEDIATE)
+        return page
+
+    return open_page
+
+
+@pytest.fixture
 def show(browser, windows):
     """Shows widgets on a page; the console has to stay quiet."""
     problems, used = [], []

@@ -1,6 +1,7 @@
 """The accumulation widget in a browser, without a kernel."""
 
-import kinds
+import kind
+import kind_accumulation
 import pytest
 
 from membudget.widgets import Accumulation, format_bytes
@@ -12,7 +13,7 @@ def page(show):
 
 
 def agree(page, **state):
-    kinds.agree(kinds.ACCUMULATION, page, Accumulation(**state))
+    kind.agree(kind_accumulation.KIND, page, Accumulation(**state))
 
 
 def micro(page):

@@ -1,6 +1,7 @@
 """The ledger widget in a browser, without a kernel."""
 
-import kinds
+import kind
+import kind_ledger
 import pytest
 import widget_pages as pages
 from widget_pages import control
@@ -17,7 +18,7 @@ def page(show):
 
 
 def agree(page, **state):
-    kinds.agree(kinds.LEDGER, page, Ledger(**state))
+    kind.agree(kind_ledger.KIND, page, Ledger(**state))
 
 
 def shape(page):

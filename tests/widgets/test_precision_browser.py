@@ -2,7 +2,8 @@
 
 from math import inf
 
-import kinds
+import kind
+import kind_precision
 import precision_cases as cases
 import pytest
 import widget_pages as pages
@@ -27,7 +28,7 @@ def page(show, widget):
 def agree(page, widget, spoken=True):
     """The page shows what Python has, and says it unless a text is wrong."""
     (seen,) = pages.walk(page, [[]])
-    kinds.prints(kinds.PRECISION, widget, seen)
+    kind.prints(kind_precision.KIND, widget, seen)
     assert (set(widget.sentences()) <= set(seen["said"])) == spoken
 
 

@@ -1,8 +1,9 @@
 """The segment-count widget in a browser, without a kernel."""
 
-import kinds
+import kind
+import kind_segments
 import pytest
-from kinds import CHAIN
+from kind_segments import CHAIN
 from widget_pages import control
 
 from membudget.widgets import Segments, format_bytes
@@ -14,11 +15,11 @@ def page(show):
 
 
 def agree(page, **state):
-    kinds.agree(kinds.SEGMENTS, page, Segments(**state))
+    kind.agree(kind_segments.KIND, page, Segments(**state))
 
 
 def radio(page, split):
-    words = kinds.SPLITS[split]
+    words = kind_segments.SPLITS[split]
     return page.get_by_role("radio", name=words, exact=True)
 
 

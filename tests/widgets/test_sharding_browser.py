@@ -2,10 +2,11 @@
 
 from itertools import pairwise, product
 
-import kinds
+import kind
+import kind_sharding
 import pytest
 import widget_pages as pages
-from kinds import LONG
+from kind_sharding import LONG
 from widget_pages import WIDE_FONT, control
 
 from membudget.ledger import RECIPES, bytes_per_parameter
@@ -24,7 +25,7 @@ def page(show, widget):
 
 
 def agree(page, widget):
-    kinds.agree(kinds.SHARDING, page, widget)
+    kind.agree(kind_sharding.KIND, page, widget)
     titles = page.locator("figcaption b").all_inner_texts()
     assert titles == list(widget.titles())
 
@@ -127,7 +128,7 @@ def test_an_own_number(page, widget):
         assert field.input_value() == "7500000000"
         (seen,) = pages.walk(page, [[]])
         assert seen["said"] == [words]
-        kinds.prints(kinds.SHARDING, widget, seen)
+        kind.prints(kind_sharding.KIND, widget, seen)
         enter("7500000000")
         agree(page, widget)
     for typed, stays in (("1e6", 1_000_000), ("7", 7)):

@@ -2,7 +2,8 @@
 
 import re
 
-import kinds
+import kind
+import kind_timeline
 import pytest
 import timeline_cases as cases
 import widget_pages as pages
@@ -19,7 +20,7 @@ def page(show):
 
 
 def agree(page, **state):
-    kinds.agree(kinds.TIMELINE, page, Timeline(**state))
+    kind.agree(kind_timeline.KIND, page, Timeline(**state))
 
 
 def slider(page):

@@ -158,14 +158,14 @@ stands there already is left alone; returns how many are not."""
 SEEN = """(root) => {
   const all = (selector) => [...root.querySelectorAll(selector)];
   const held = all("[data-key]:not(button)")
-    .filter((e) => !e.closest("[hidden]") && (e.type !== "radio" || e.checked))
+    .filter((e) => (e.type !== "radio" || e.checked))
     .map((e) => [e.dataset.key, e.type === "checkbox" ? e.checked : e.value]);
   return {
     numbers: Object.fromEntries(all("[data-number]")
       .map((e) => [e.dataset.number, e.dataset.value ?? null])),
     labels: all(".mb-picture").map((e) => e.getAttribute("aria-label")),
     controls: Object.fromEntries(held),
-    said: all("[aria-live=polite]")
+    said: all("p[aria-live=polite]")
       .filter((e) => e.checkVisibility({ visibilityProperty: true }))
       .map((e) => e.innerText),
   };
@@ -186,6 +186,12 @@ def document(*widgets, style=""):
         f"{bundle.module_text(name)}</script>"
         f"<script>{HOST.read_text()}</script>"
     )
+
+
+def unfold(page):
+    """Opens what is folded."""
+    page.evaluate("""() => document.querySelectorAll("details")
+        .forEach((fold) => (fold.open = true))""")
 
 
 def control(page, key):
@@ -217,7 +223,7 @@ def said(page, slider):
               if (at <= now && due.delete(number)) act();
           };
           const said = [];
-          for (const live of document.querySelectorAll("[aria-live]"))
+          for (const live of document.querySelectorAll("p[aria-live]"))
             new MutationObserver(() => said.push(live.textContent))
               .observe(live, { childList: true });
           const slider = document.querySelector(selector);
@@ -272,6 +278,7 @@ def walk(page, states, look=SEEN, widget=0):
         "[...document.querySelectorAll('.mb-picture')]"
         ".every((svg) => svg.viewBox.baseVal.width !== 640)"
     )
+    unfold(page)
     states = [list(state) for state in states]
     seen = page.evaluate(
         f"""async ([number, states]) => {{

@@ -95,11 +95,217 @@ export function band(edges, lower, upper) {
   return `${stairs(edges, upper)}L${back.slice(1)}Z`;
 }
 
-/** A picture with its title and how to read it. */
-export function figure(title, note, picture) {
-  const caption = html("figcaption", {}, html("b", {}, title), " ", note);
-  return html("figure", { class: "mb-figure" }, caption, picture);
+/** Stacked bands: for each key of `keys` that is ever there its lower and its
+    upper heights, from the bottom up. `rows` are the sizes at each place. */
+export function stacked(rows, keys, y) {
+  const floor = rows.map(() => 0);
+  return keys
+    .filter((key) => rows.some((row) => row[key]))
+    .map((key) => {
+      const lower = floor.map(y);
+      rows.forEach((row, i) => (floor[i] += row[key]));
+      return { key, lower, upper: floor.map(y) };
+    });
 }
+
+// ---- words ---------------------------------------------------------------
+
+/** "1 segment", "4 segments" */
+export const plural = (count, thing) =>
+  `${count} ${thing}${count === 1 ? "" : "s"}`;
+
+/** "25 %" */
+export const percent = (part, whole) =>
+  `${whole ? Math.floor((100 * part) / whole + 0.5) : 100} %`;
+
+/** "851 496", with a narrow space that does not break. */
+export const grouped = (count) =>
+  String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+
+/** "a, b and c" */
+export const listed = (things) =>
+  things.length > 1
+    ? `${things.slice(0, -1).join(", ")} and ${things.at(-1)}`
+    : things.join("");
+
+// ---- drawing -------------------------------------------------------------
+
+export const LETTER = 7.1; // pixels, on average, in a wide font
+
+export const text = (x, y, content, attributes = {}) =>
+  svg("text", { x, y, ...attributes }, content);
+
+export const line = (x1, y1, x2, y2, name) =>
+  svg("line", { x1, y1, x2, y2, class: name });
+
+export const dot = ({ x, y }, name, r = 4) =>
+  svg("circle", { cx: x, cy: y, r, class: name });
+
+/* How a part is hatched, so that no colour has to tell by itself: the size of
+   the tile, its path, and how it is turned. What is not here is plain. */
+const HATCHES = {
+  gradients: [6, "M0 3H6", 45],
+  optimizer: [8, "M0 4H8"],
+  inputs: [6, "M3 0V6"],
+  temporaries: [5, "M1 2.5H2.5"],
+  recomputation: [7, "M0 3.5H7M3.5 0V7", 45],
+  checkpoints: [7, "M0 3.5H7", -45],
+  waiting: [6, "M0 3H6", -45],
+  over: [9, "M0 4.5H9", -45],
+};
+
+/** The patterns of a picture; `id` is the widget's. */
+export function patterns(id) {
+  const make = ([name, [size, d, turn]]) =>
+    svg(
+      "pattern",
+      {
+        id: `${id}-${name}`,
+        width: size,
+        height: size,
+        patternUnits: "userSpaceOnUse",
+        patternTransform: turn && `rotate(${turn})`,
+      },
+      svg("path", { d, class: `mb-hatching mb-hatching-${name}` }),
+    );
+  return svg("defs", {}, ...Object.entries(HATCHES).map(make));
+}
+
+/** A shape in a part's colour, and again in its pattern. */
+export const filled = (id, part, tag, shape) => [
+  svg(tag, { ...shape, class: `mb-fill-${part}` }),
+  ...(HATCHES[part] ? [svg(tag, { ...shape, fill: `url(#${id}-${part})` })] : []),
+];
+
+/** A part's colour and pattern, before its name. */
+export const swatch = (id, part) =>
+  svg(
+    "svg",
+    { viewBox: "0 0 14 14", class: "mb-swatch", "aria-hidden": "true" },
+    ...filled(id, part, "rect", { width: 14, height: 14 }),
+  );
+
+/** What the colours mean: { part: its name }. */
+export const legend = (id, parts) =>
+  html(
+    "div",
+    { class: "mb-legend" },
+    ...Object.entries(parts).map(([part, name]) =>
+      html("span", {}, swatch(id, part), name),
+    ),
+  );
+
+/** A vertical axis of bytes, from 0 to `top`. */
+export function heights(plot, top, unit) {
+  const y = (size) => plot.bottom - (size * (plot.bottom - plot.top)) / top;
+  const ticks = byteTicks(top);
+  return {
+    y,
+    unit: unit ?? ticks.unit,
+    ticks: ticks.marks.map(({ value, label }) => ({ label, y: y(value) })),
+  };
+}
+
+/** The marks of a vertical axis, and the horizontal one. */
+export const axes = (plot, { ticks, unit }) => [
+  ...ticks.flatMap(({ y, label }) => [
+    line(plot.left, y, plot.right, y, "mb-grid"),
+    text(plot.left - 6, y + 4, label, { "text-anchor": "end" }),
+  ]),
+  text(plot.left - 6, plot.top - 11, unit, { "text-anchor": "middle" }),
+  line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis"),
+];
+
+/** Heights by name, beside the picture: [where, name, value]. */
+export function names(plot, marks) {
+  const wanted = marks.map(([{ y }]) => y);
+  const places = spread(wanted, 33, plot.top, plot.bottom - 16);
+  const x = plot.right;
+  return marks.flatMap(([at, name, value], i) => [
+    line(at.x, at.y, x, at.y, "mb-leader"),
+    line(x, at.y, x + 9, places[i] + 4, "mb-leader"),
+    text(x + 12, places[i], name),
+    text(x + 12, places[i] + 14, value, { class: "mb-value" }),
+  ]);
+}
+
+/** The line of a budget, and above it, where `over` says that it is broken,
+    what everybody sees. */
+export const budgetLine = (id, plot, y, over) => {
+  const box = { x: plot.left, width: plot.right - plot.left };
+  const above = { ...box, y: plot.top, height: Math.max(y - plot.top, 0) };
+  return [
+    ...(over ? filled(id, "over", "rect", above) : []),
+    line(plot.left, y, plot.right, y, "mb-limit"),
+  ];
+};
+
+/** A strip that names what runs where: { part, x, width, words }, of which
+    the first words that have room are written. */
+export const strip = (id, y, runs) =>
+  runs.flatMap(({ part, x, width, words }) => {
+    const wide = width > 3 ? width - 1 : width;
+    const box = { x: x + (width - wide) / 2, y, width: wide, height: 7 };
+    const fits = (word) => LETTER * word.length + 4 < width;
+    const label = words.find(fits);
+    const look = { "text-anchor": "middle" };
+    return [
+      ...filled(id, part, "rect", box),
+      ...(label ? [text(x + width / 2, y + 21, label, look)] : []),
+    ];
+  });
+
+// ---- numbers beside a picture --------------------------------------------
+
+/** A number that tests can read. */
+export const number = (key, value, shown) =>
+  html(
+    "span",
+    { "data-number": key, "data-value": String(value) },
+    shown ?? String(value),
+  );
+
+/** A table: the headings of its columns; for each row its part (a colour) or
+    null, its label, and for each cell the key, the number and how it is
+    written; a row with `sum` is the total. */
+export function table(id, head, rows) {
+  const column = (label) => html("th", { scope: "col" }, label);
+  const row = ({ part, label, cells, sum }) =>
+    html(
+      "tr",
+      { class: sum && "mb-sum" },
+      html(
+        "th",
+        { scope: "row" },
+        ...(part ? [swatch(id, part)] : []),
+        label,
+      ),
+      ...cells.map((cell) => html("td", {}, number(...cell))),
+    );
+  return html(
+    "table",
+    { class: "mb-table" },
+    html("thead", {}, html("tr", {}, ...head.map(column))),
+    html("tbody", {}, ...rows.map(row)),
+  );
+}
+
+/** A list of [label, key, number, how it is written]. */
+export const numberList = (entries) =>
+  html(
+    "dl",
+    { class: "mb-numbers" },
+    ...entries.map(([label, ...of]) =>
+      html("div", {}, html("dt", {}, label), html("dd", {}, number(...of))),
+    ),
+  );
+
+// ---- controls ------------------------------------------------------------
+
+/* Every control has `root`, its `key`, `update` (which shows a state without
+   an event), `held` (what it holds, as text) and `enter`, which takes such a
+   text as the reader would give it, if it can be taken. `disabled` is the
+   reason why it cannot be used, in words, or "". */
 
 /* A native control. JupyterLab would else take its arrow keys for shortcuts. */
 function control(tag, attributes, ...children) {
@@ -107,86 +313,136 @@ function control(tag, attributes, ...children) {
   return html(tag, more, ...children);
 }
 
-/** A labelled range input. `update` shows a state without an event; `text`
-    stands beside the slider, `spoken` is read out. */
-export function slider({ label, key, unit = "", min = 1, onInput }) {
+/* A control with its label, and the reason while it is disabled. */
+function labelled(label, input, ...parts) {
   const id = makeId();
-  const input = control("input", { type: "range", id, min, "data-key": key });
-  const output = html("output", { for: id });
+  const why = html("small", { id: `${id}-why`, class: "mb-why" });
+  input.id = id;
   const root = html(
     "div",
     { class: "mb-control" },
     html("label", { for: id }, label),
-    output,
-    input,
+    ...parts,
+    why,
   );
-  input.addEventListener("input", () => onInput(Number(input.value)));
-  const update = ({ value, max, disabled = false, text, spoken }) => {
-    input.max = max;
-    input.value = value;
-    input.disabled = disabled;
-    input.setAttribute("aria-valuetext", spoken ?? `${value}${unit}`);
-    output.textContent = text ?? value;
+  const disable = (reason = "") => {
+    input.disabled = Boolean(reason);
+    why.textContent = reason;
+    if (reason) input.setAttribute("aria-describedby", why.id);
+    else input.removeAttribute("aria-describedby");
   };
-  return { root, update, focus: () => input.focus({ preventScroll: true }) };
+  return { root, disable };
 }
 
-/** A labelled field for a whole number of at least 1. */
+const whole = (text) => (/^\d+$/.test(text) ? Number(text) : NaN);
+
+/** A labelled range input; `text` stands beside it, `spoken` is read out. */
+export function slider({ label, key, unit = "", min = 1, onInput }) {
+  const input = control("input", { type: "range", min, "data-key": key });
+  const output = html("output");
+  const { root, disable } = labelled(label, input, output, input);
+  output.setAttribute("for", input.id);
+  input.addEventListener("input", () => onInput(Number(input.value)));
+  return {
+    root,
+    key,
+    update({ value, max, disabled, text, spoken }) {
+      input.max = max;
+      input.value = value;
+      input.setAttribute("aria-valuetext", spoken ?? `${value}${unit}`);
+      output.textContent = text ?? value;
+      disable(disabled);
+    },
+    held: () => input.value,
+    enter(text) {
+      const value = whole(text);
+      const fits = value >= Number(input.min) && value <= Number(input.max);
+      if (fits && !input.disabled) onInput(value);
+    },
+    focus: () => input.focus({ preventScroll: true }),
+  };
+}
+
+/** A labelled field for a whole number from 1 to `max`; another one stays in
+    the field, and is said to be wrong. */
 export function numberField({ label, key, max, onChange }) {
-  const id = makeId();
   const input = control("input", {
     type: "number",
-    id,
     min: 1,
     max,
     "data-key": key,
   });
-  const root = html(
-    "div",
-    { class: "mb-control" },
-    html("label", { for: id }, label),
-    input,
-  );
-  let shown = 1;
-  input.addEventListener("change", () => {
-    const value = Number(input.value);
-    if (Number.isInteger(value) && value >= 1 && value <= max) onChange(value);
-    else input.value = shown;
-  });
-  const update = ({ value, readOnly = false }) => {
-    shown = value;
-    input.value = value;
-    input.readOnly = readOnly;
+  const wrong = html("small", { class: "mb-wrong", "aria-live": "polite" });
+  const { root, disable } = labelled(label, input, input, wrong);
+  const refuse = (text) => {
+    input.toggleAttribute("aria-invalid", Boolean(text));
+    wrong.textContent = text;
   };
-  return { root, update };
+  const take = (text) => {
+    const value = whole(text);
+    const fits = value >= 1 && value <= max;
+    refuse(fits ? "" : `use a whole number from 1 to ${grouped(max)}`);
+    if (fits) onChange(value);
+  };
+  input.addEventListener("change", () => take(input.value));
+  let shown;
+  return {
+    root,
+    key,
+    update({ value, disabled }) {
+      disable(disabled);
+      if (value === shown) return;
+      shown = input.value = value;
+      refuse("");
+    },
+    held: () => String(shown),
+    enter: (text) => input.disabled || (whole(text) >= 1 && take(text)),
+  };
 }
 
 /** A labelled check box. */
 export function checkBox({ label, key, onChange }) {
   const input = control("input", { type: "checkbox", "data-key": key });
-  const root = html("label", { class: "mb-check" }, input, label);
+  const why = html("small", { class: "mb-why" });
+  const root = html("label", { class: "mb-check" }, input, label, why);
   input.addEventListener("change", () => onChange(input.checked));
-  return { root, update: ({ value }) => (input.checked = value) };
+  return {
+    root,
+    key,
+    update({ value, disabled = "" }) {
+      input.checked = value;
+      input.disabled = Boolean(disabled);
+      why.textContent = disabled;
+    },
+    held: () => String(input.checked),
+    enter(text) {
+      const known = text === "true" || text === "false";
+      if (known && !input.disabled) onChange(text === "true");
+    },
+  };
 }
 
 /** A labelled choice; `options` maps each value to its text. */
 export function choice({ label, key, options, onChange }) {
-  const id = makeId();
   const input = control(
     "select",
-    { id, "data-key": key },
+    { "data-key": key },
     ...Object.entries(options).map(([value, text]) =>
       html("option", { value }, text),
     ),
   );
-  const root = html(
-    "div",
-    { class: "mb-control" },
-    html("label", { for: id }, label),
-    input,
-  );
+  const { root, disable } = labelled(label, input, input);
   input.addEventListener("change", () => onChange(input.value));
-  return { root, update: ({ value }) => (input.value = value) };
+  return {
+    root,
+    key,
+    update({ value, disabled }) {
+      input.value = value;
+      disable(disabled);
+    },
+    held: () => input.value,
+    enter: (text) => text in options && !input.disabled && onChange(text),
+  };
 }
 
 /** A choice with all of its options in sight; `update` may change them. */
@@ -205,17 +461,23 @@ export function radios({ label, key, onChange }) {
     return html("label", { class: "mb-check" }, input, value);
   };
   root.addEventListener("change", (event) => onChange(event.target.value));
-  let shown = [];
-  const update = ({ value, options }) => {
-    if (options.join("\n") !== shown.join("\n")) {
-      shown = options;
-      group.replaceChildren(...options.map(option));
-    }
-    for (const input of group.querySelectorAll("input")) {
-      input.checked = input.value === value;
-    }
+  let [shown, held] = [[], ""];
+  return {
+    root,
+    key,
+    update({ value, options }) {
+      if (options.join("\n") !== shown.join("\n")) {
+        shown = options;
+        group.replaceChildren(...options.map(option));
+      }
+      held = value;
+      for (const input of group.querySelectorAll("input")) {
+        input.checked = input.value === value;
+      }
+    },
+    held: () => held,
+    enter: (text) => shown.includes(text) && onChange(text),
   };
-  return { root, update };
 }
 
 /** A button. */
@@ -225,30 +487,61 @@ export function button({ label, key, onClick }) {
   return { root };
 }
 
-/** A pattern for `fill="url(#id)"`, so that no colour has to tell by itself. */
-export function hatching(id, size, d, turn, look = "mb-hatching") {
-  return svg(
-    "pattern",
-    {
-      id,
-      width: size,
-      height: size,
-      patternUnits: "userSpaceOnUse",
-      patternTransform: turn && `rotate(${turn})`,
-    },
-    svg("path", { d, class: look }),
-  );
+/** A button that plays: `step` goes on by one and returns whether there is
+    more. Who wants less motion gets one step for each press. */
+export function player({ key, step }) {
+  let timer = null;
+  const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+  const { root } = button({ label: "Play", key, onClick: () => press() });
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    root.textContent = still() ? "Next" : "Play";
+  };
+  const press = () => {
+    if (timer !== null) return stop();
+    if (!step() || still()) return stop();
+    root.textContent = "Pause";
+    timer = setInterval(() => step() || stop(), 90);
+  };
+  stop();
+  return { root, stop };
 }
 
-/** Sets traits and tells the kernel, where there is one. */
-export function save(model, traits) {
-  for (const [name, value] of Object.entries(traits)) model.set(name, value);
-  model.save_changes();
+/** Lets the reader grab what is in a picture. `grab(place)` says what is held
+    (null: nothing); `move(place, held)` follows it; `drop` is told when it is
+    let go. A mouse moves at once, a finger when it goes sideways or taps: to
+    swipe up or down scrolls the page. Places are in the picture's units. */
+export function drag(root, { grab = () => true, move, drop = () => {} }) {
+  let held = null;
+  const place = ({ clientX, clientY }) => {
+    const box = root.getBoundingClientRect();
+    const scale = root.viewBox.baseVal.width / box.width;
+    return { x: (clientX - box.left) * scale, y: (clientY - box.top) * scale };
+  };
+  root.classList.add("mb-drag");
+  root.addEventListener("pointerdown", (event) => {
+    held = grab(place(event));
+    if (held === null) return;
+    root.setPointerCapture(event.pointerId);
+    if (event.pointerType === "mouse") move(place(event), held);
+  });
+  root.addEventListener("pointermove", (event) => {
+    if (held !== null && event.buttons) move(place(event), held);
+  });
+  root.addEventListener("pointerup", (event) => {
+    if (held !== null) move(place(event), held);
+    if (held !== null) drop(held);
+    held = null;
+  });
+  root.addEventListener("pointercancel", () => (held = null));
 }
 
-/** Calls `draw(width)` now, after every change of a trait (once for several
-    at a time) and of the width of `el`. Returns a function that ends it. */
-export function redraw(model, el, draw) {
+// ---- the widget ----------------------------------------------------------
+
+/* Calls `draw(width)` now, after every change of a trait (once for several
+   at a time) and of the width of `el`. Returns a function that ends it. */
+function redraw(model, el, draw) {
   let width = 0;
   let waiting = false;
   let ended = false;
@@ -270,9 +563,120 @@ export function redraw(model, el, draw) {
   model.on("change", soon);
   observer.observe(el);
   now();
-  return () => {
+  const end = () => {
     ended = true;
     model.off("change", soon);
     observer.disconnect();
   };
+  return { now, end };
+}
+
+/** A widget's module.
+
+    @param name of its style and its class
+    @param keys the traits it reads
+    @param build gets { id, get, set }: an id, the state now, and how to change
+      traits. It returns what stands on the page, from top to bottom:
+      `controls`, at most three; `picture`; `legend`; then what is folded:
+      `more`, other controls, and `note`, how to read it. A control without
+      `root` is something in the picture that can be grabbed; it has its key in
+      the page's address like the others. And `draw(state, width, before)`,
+      which draws and returns { title, sentence, numbers }: two texts and
+      elements. `before` is the state before the last change, or null. `stop`,
+      if there is one, is called at the end. */
+export function widget({ name, keys, build }) {
+  const render = ({ model, el }) => {
+    const get = () => Object.fromEntries(keys.map((k) => [k, model.get(k)]));
+    const start = get();
+    let before = null;
+    let fresh = true; // the next change begins a new gesture
+    const set = (traits) => {
+      const changes = Object.entries(traits);
+      const other = changes.filter(([key, value]) => value !== model.get(key));
+      if (!other.length) return;
+      if (fresh) before = get();
+      fresh = false;
+      for (const [key, value] of other) model.set(key, value);
+      model.save_changes();
+    };
+    const parts = build({ id: makeId(), get, set });
+    const controls = [...parts.controls, ...(parts.more ?? [])].filter(
+      ({ key }) => key,
+    );
+    const reset = button({
+      label: "Reset",
+      key: "reset",
+      onClick: () => {
+        parts.stop?.();
+        fresh = true;
+        set(start);
+      },
+    });
+    const title = html("b", { class: "mb-title" });
+    const live = html("p", { "aria-live": "polite", class: "mb-live" });
+    const numbers = html("div", { class: "mb-results" });
+    const fold = (label, ...content) =>
+      html(
+        "details",
+        { class: "mb-fold" },
+        control("summary", {}, label),
+        ...content,
+      );
+    const grid = (all) =>
+      html(
+        "div",
+        { class: "mb-controls" },
+        ...all.filter(({ root }) => root).map(({ root }) => root),
+      );
+    el.classList.add("mb-root", `mb-${name}`);
+    el.append(
+      html("div", { class: "mb-head" }, title, reset.root),
+      grid(parts.controls),
+      parts.picture,
+      ...(parts.legend ? [parts.legend] : []),
+      live,
+      ...(parts.more ? [fold("More settings", grid(parts.more))] : []),
+      fold("Numbers, and how to read this", numbers, parts.note ?? ""),
+    );
+    const anew = () => (fresh = true);
+    el.addEventListener("change", anew);
+    el.addEventListener("pointerup", anew);
+
+    let begun; // what the controls hold at first
+    let ready = false; // the reader's own changes come now
+    const held = () => controls.map((control) => [control.key, control.held()]);
+    let speaking;
+    const { now, end } = redraw(model, parts.picture, (width) => {
+      const state = get();
+      el.classList.toggle("mb-narrow", width < 480);
+      const shown = parts.draw(state, width, before);
+      title.textContent = shown.title;
+      numbers.replaceChildren(...shown.numbers);
+      reset.root.disabled = keys.every((key) => state[key] === start[key]);
+      if (ready) {
+        const first = new Map(begun);
+        const other = held().filter(([key, text]) => first.get(key) !== text);
+        model.address?.write(Object.fromEntries(other));
+      }
+      clearTimeout(speaking);
+      const speak = () => (live.textContent = shown.sentence);
+      if (ready) speaking = setTimeout(speak, 150);
+      else speak();
+    });
+    begun = held();
+    for (const [key, text] of Object.entries(model.address?.read() ?? {})) {
+      controls.find((control) => control.key === key)?.enter(text);
+      now();
+    }
+    [before, fresh] = [null, true];
+    now();
+    ready = true;
+    return () => {
+      end();
+      parts.stop?.();
+      clearTimeout(speaking);
+      el.replaceChildren();
+    };
+  };
+  return { render };
 }

@@ -1,4 +1,4 @@
-"""What every widget shares: live in a notebook, and a picture without."""
+"""What every widget shares: live in a notebook, and live in the book."""
 
 import json
 import sys
@@ -41,10 +41,9 @@ class Widget(anywidget.AnyWidget):
 
     A subclass gives ``name`` (its module is ``NAME.mjs``, its style
     ``NAME.css`` where there is one), traits tagged ``sync=True``, and
-    :meth:`numbers`, :meth:`picture` and :meth:`sentence`. With a kernel it is
-    an ipywidget. Its ``text/html`` holds the picture, the sentence and the
-    traits as JSON, with which the book runs the same module without a
-    kernel; the text is the same on every run.
+    :meth:`sentence`. With a kernel it is an ipywidget. Its ``text/html``
+    holds the sentence and the traits as JSON, with which the book runs the
+    same module without a kernel; the text is the same on every run.
     """
 
     name: ClassVar[str]
@@ -56,16 +55,11 @@ class Widget(anywidget.AnyWidget):
             cls._css = style_text(cls.name)
         super().__init_subclass__(**kwargs)
 
-    def numbers(self) -> dict[str, Any]:
-        """What the widget shows, by the names its module uses."""
-        raise NotImplementedError
-
-    def picture(self) -> str:
-        """A static picture: one SVG element."""
-        raise NotImplementedError
-
     def sentence(self) -> str:
-        """What the picture says, in plain text."""
+        """What the widget shows, with its key number, in plain text.
+
+        It stands alone where there is no JavaScript.
+        """
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -88,8 +82,8 @@ class Widget(anywidget.AnyWidget):
         state = json.dumps(self.state(), sort_keys=True).replace("</", "<\\/")
         return (
             f'<div class="mb-widget" data-widget="{self.name}">\n'
-            f'<div class="mb-fallback">\n{self.picture()}\n'
-            f"<p>{escape(self.sentence())}</p>\n</div>\n"
+            f'<p class="mb-fallback">{escape(self.sentence())} (With '
+            "JavaScript there is a picture here to play with.)</p>\n"
             f'<script type="application/json" class="mb-state">{state}'
             "</script>\n</div>"
         )

@@ -1,34 +1,45 @@
 import {
+  axes,
   band,
   byteTicks,
-  figure,
+  dot,
+  drag,
+  filled,
   formatBytes,
   formatNumber,
-  hatching,
-  html,
-  makeId,
+  heights,
+  legend,
+  line,
+  names,
+  numberList,
+  patterns,
+  percent,
+  player,
+  plural,
   radios,
-  redraw,
-  save,
   slider,
-  spread,
+  stacked,
+  stairs,
+  strip,
   svg,
+  table,
+  text,
+  widget,
 } from "./base.mjs";
 
-/* A chain of layers in k checkpointed segments: its peak and its extra runs.
+/* A chain of layers in checkpointed segments: its peak and its extra runs.
 
    simulate(chain, sizes): the tape machine; Python's simulate() is the same.
-   describe(state): the numbers; Python's Segments.numbers() is the same.
-   layout(state, width): where everything stands in the pictures.
-   render({ model, el }): controls, pictures and tables. */
+   describe(state): the numbers.
+   layout(state, width): where everything stands in the picture. */
 
-const SHOWN = {
-  kept: "checkpoints",
-  tapes: "tapes",
-  recomputed: "recomputed tapes",
-  value: "value at work",
+const PARTS = {
+  checkpoints: "checkpoints",
+  activations: "tapes",
+  recomputation: "recomputed tapes",
+  inputs: "value at work",
   gradients: "gradients",
-  workspace: "workspace",
+  temporaries: "workspace",
 };
 
 const SPLITS = {
@@ -42,25 +53,8 @@ const PHASES = {
   backward: ["backward pass", "backward", "B"],
 };
 
-const NOTES = {
-  units:
-    "In units: a layer’s tape is 1, of which its output, and so a " +
-    "checkpoint, is c; as large as c are the gradient on its way back and " +
-    "the one that the layer at work makes (workspace). ",
-  bytes: "In bytes, from the sizes of the stages. ",
-  passes:
-    "One step for each action: a layer runs, a checkpoint is kept or " +
-    "dropped, a layer goes backward. F forward, R recomputation, B backward.",
-  curve:
-    "The line is the peak for each number of segments, 0 for no " +
-    "checkpointing; the ring is the one chosen, diamonds are the least. " +
-    "The dotted line is √(L·a/c): a is a layer’s tape, c a checkpoint.",
-  points: " Points were measured.",
-};
-
 const UNIT = 100; // a layer's tape, so that sizes are whole numbers
 const MOST_LAYERS = 100;
-const LETTER = 7.1; // pixels, on average, in a wide font
 
 // ---- the tape machine ----------------------------------------------------
 
@@ -155,19 +149,19 @@ const peakOf = (moments) =>
 
 // ---- numbers -------------------------------------------------------------
 
-/* The chain and the number of segments, whatever the state says. */
-function chosen({ chain, layers, checkpoint, segments }) {
+/* The chain and its segments, whatever the state says. */
+function chosen({ chain, layers, checkpoint, segments, cuts, split }) {
   const c = Math.round(UNIT * checkpoint);
   const row = [c, UNIT - c, 1, 1, 0, 0, 0, c, c, 0, c];
   const stages = chain ?? Array(layers).fill(row);
-  return {
-    stages,
-    count: Math.min(segments, stages.length),
-    unit: chain ? 1 : UNIT,
-  };
+  const ends = [...cuts, stages.length];
+  const sizes = cuts.length
+    ? ends.map((end, i) => end - (ends[i - 1] ?? 0))
+    : sizesOf(stages.length, Math.min(segments, stages.length), split);
+  return { stages, sizes, unit: chain ? 1 : UNIT };
 }
 
-/** Sizes of the checkpointed segments. */
+/** Sizes of as many checkpointed segments. */
 export function sizesOf(length, count, split) {
   if (!count) return [];
   const small = Math.floor(length / count);
@@ -198,25 +192,26 @@ const phaseOf = ({ kind, extra }) => {
 function shownOf(moments) {
   let again = false;
   return moments.map(({ parts, extra }) => {
-    let [kept, value, tapes, gradients, workspace] = parts;
+    let [checkpoints, inputs, tapes, gradients, temporaries] = parts;
     again ||= extra;
     // A recomputation that ends early does not make all of it.
-    const less = Math.min(value, Math.max(0, -workspace));
-    const fewer = Math.min(tapes, Math.max(0, -workspace - less));
-    [value, tapes, workspace] = [
-      value - less,
-      tapes - fewer,
-      workspace + less + fewer,
-    ];
-    const [first, recomputed] = again ? [0, tapes] : [tapes, 0];
-    return { kept, tapes: first, recomputed, value, gradients, workspace };
+    const less = Math.min(inputs, Math.max(0, -temporaries));
+    const fewer = Math.min(tapes, Math.max(0, -temporaries - less));
+    inputs -= less;
+    tapes -= fewer;
+    temporaries += less + fewer;
+    const [activations, recomputation] = again ? [0, tapes] : [tapes, 0];
+    return {
+      ...{ checkpoints, activations, recomputation },
+      ...{ inputs, gradients, temporaries },
+    };
   });
 }
 
+/** What the widget shows. Sizes are bytes with a chain, else units. */
 export function describe(state) {
-  const { stages, count, unit } = chosen(state);
+  const { stages, sizes, unit } = chosen(state);
   const layers = stages.length;
-  const sizes = sizesOf(layers, count, state.split);
   const plain = atPeak(simulate(stages, []), unit);
   const ours = atPeak(simulate(stages, sizes), unit);
   const curve = curveOf(stages, state.split, unit).map((peak) => peak / unit);
@@ -224,13 +219,17 @@ export function describe(state) {
   const most = Math.max(layers - 1, 1); // as many can be checkpoints
   const outputs = stages.slice(0, most).map((stage) => stage[OUTPUT]);
   const tapes = plain.moments[layers - 1].parts[2];
+  const count = state.cuts.length
+    ? state.cuts.length + 1
+    : Math.min(state.segments, layers);
   return {
     layers,
     segments: count,
     sizes,
     rest: layers - sum(sizes),
     peak: ours.peak,
-    phase: phaseOf(ours.moment),
+    peak_moment: ours.place,
+    phase: phaseOf(ours.moments[ours.place]),
     parts: ours.parts,
     plain_peak: plain.peak,
     plain_parts: plain.parts,
@@ -241,7 +240,7 @@ export function describe(state) {
     root: sum(outputs)
       ? Math.sqrt((tapes * outputs.length) / sum(outputs))
       : null,
-    measured: state.measured[count] ?? null,
+    measured: state.cuts.length ? null : (state.measured[count] ?? null),
   };
 }
 
@@ -250,13 +249,13 @@ function atPeak(moments, unit) {
   const place = moments.findIndex((moment) => live(moment) === peak);
   const parts = shownOf(moments)[place];
   for (const part of Object.keys(parts)) parts[part] /= unit;
-  return { moments, moment: moments[place], peak: peak / unit, parts };
+  return { moments, place, peak: peak / unit, parts };
 }
 
-const plural = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
+// ---- words ---------------------------------------------------------------
 
-const percent = (part, whole) =>
-  `${whole ? Math.floor((100 * part) / whole + 0.5) : 100} %`;
+const shortText = ({ chain }, value) =>
+  chain ? formatBytes(value) : formatNumber(value);
 
 /* A size in words. */
 function sizeText({ chain }, value) {
@@ -265,11 +264,13 @@ function sizeText({ chain }, value) {
   return `${number} unit${number === "1" ? "" : "s"}`;
 }
 
-/* "3 × 6 + 1 × 5" */
-function sizesText({ sizes, rest }) {
+/* "3 × 6 + 1 × 5", or in their order "5 + 4 + 3" */
+function sizesText({ sizes, rest }, own) {
   const many = new Map();
   sizes.forEach((size) => many.set(size, (many.get(size) ?? 0) + 1));
-  const parts = [...many].map(([size, count]) => `${count} × ${size}`);
+  const parts = own
+    ? [...sizes]
+    : [...many].map(([size, count]) => `${count} × ${size}`);
   if (rest) parts.push(`${rest} not checkpointed`);
   return parts.join(" + ");
 }
@@ -286,27 +287,33 @@ function ranges(numbers) {
     .join(", ");
 }
 
-/** The key numbers in words; Python's Segments.sentence() says the same. */
+const thingOf = ({ chain }) => (chain ? "stage" : "layer");
+
+/** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
-  const thing = state.chain ? "stage" : "layer";
+  const thing = thingOf(state);
   const size = (value) => sizeText(state, value);
-  let place = "without checkpointing";
-  let peak = `the peak is ${size(n.peak)}, in the ${PHASES[n.phase][0]}`;
+  const own = state.cuts.length > 0;
+  const place = n.segments
+    ? `in ${plural(n.segments, "segment")} (${sizesText(n, own)})`
+    : "without checkpointing";
+  let peak = `the peak is ${size(n.peak)}`;
   if (n.segments) {
-    place = `in ${plural(n.segments, "segment")} (${sizesText(n)})`;
-    peak +=
-      `: ${percent(n.peak, n.plain_peak)} of the ${size(n.plain_peak)} ` +
-      "without checkpointing";
+    const share = percent(n.peak, n.plain_peak);
+    peak += `, ${share} of the ${size(n.plain_peak)} without checkpointing`;
   }
-  const [extra, share] = [n.extra_runs, percent(n.extra_runs, n.layers)];
-  const again = extra
-    ? `${extra} ${thing}${extra > 1 ? "s run" : " runs"} again, ${share} of ` +
-      "a forward pass"
+  const share = percent(n.extra_runs, n.layers);
+  const again = n.extra_runs
+    ? `${n.extra_runs} ${thing}${n.extra_runs > 1 ? "s run" : " runs"} ` +
+      `again, ${share} of a forward pass`
     : `No ${thing} runs again`;
-  const best = n.best.includes(n.segments)
-    ? "No number of segments has a lower peak"
-    : `The least peak is ${size(n.best_peak)}, with k = ${ranges(n.best)}`;
+  const least = `${size(n.best_peak)}, with k = ${ranges(n.best)}`;
+  let best = `Equal segments reach ${least}`;
+  if (n.peak < n.best_peak) best = `That beats equal segments: ${least}`;
+  else if (!own && n.best.includes(n.segments)) {
+    best = "No number of segments has a lower peak";
+  } else if (!own) best = `The least peak is ${least}`;
   const measured =
     n.measured === null ? "" : ` Measured here: ${size(n.measured)}.`;
   return (
@@ -315,56 +322,109 @@ export function sentence(state) {
   );
 }
 
+/* What a moment does. */
+function deed(state, { kind, stage, extra }) {
+  const layer = `${thingOf(state)} ${stage + 1}`;
+  if (kind === "keep") return `the input of ${layer} is kept: a checkpoint`;
+  if (kind === "drop") return `the checkpoint before ${layer} is dropped`;
+  if (kind === "backward") return `${layer} goes backward`;
+  if (kind === "forward") return `${layer} runs, its tape is not kept`;
+  return `${layer} runs${extra ? " again" : ""} and keeps its tape`;
+}
+
 // ---- geometry ------------------------------------------------------------
 
-/** Geometry of both pictures, in pixels, for a given width. */
-export function layout(state, width) {
+/** Geometry of the picture, in pixels, for a given width: the layers, below
+    them the step, below it the curve. */
+export function layout(state, width, moment = null, before = null) {
   const n = describe(state);
-  const { stages, unit } = chosen(state);
+  const { stages, sizes, unit } = chosen(state);
   const measured = Object.entries(state.measured)
     .map(([k, peak]) => ({ k: Number(k), peak }))
-    .filter(({ k }) => k <= n.layers);
-  const plot = { left: 34, right: width - 84, top: 22, bottom: 232 };
-  const top =
-    1.04 * Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
-  const perSize = (plot.bottom - plot.top) / top;
-  const y = (size) => plot.bottom - size * perSize;
-  const ticks = byteTicks(top);
+    .filter(({ k }) => k <= n.layers && !state.cuts.length);
+  const sides = { left: 34, right: width - 84 };
+  const most = Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
+  const step = { ...sides, top: 82, bottom: 240 };
+  const curve = { ...sides, top: 298, bottom: 392 };
+  const units = state.chain ? undefined : "units";
+  const axis = heights(step, 1.04 * most, units);
+  const below = heights(curve, 1.04 * most, units);
+  const moments = simulate(stages, sizes);
+  const at = Math.min(moment ?? n.peak_moment, moments.length - 1);
   return {
     width,
-    plot,
-    perSize,
-    passes: passesLayout(simulate(stages, n.sizes), n, plot, unit, y),
-    curve: curveLayout(n, measured, plot, y),
-    unit: state.chain ? ticks.unit : "units",
-    ticks: ticks.marks.map(({ value, label }) => ({ label, y: y(value) })),
+    height: 432,
+    layers: layersLayout(moments, at, n, sizes, sides),
+    step: { plot: step, axis, ...stepLayout(moments, n, step, unit, axis.y) },
+    cursor: { at, words: deed(state, moments[at]), count: moments.length },
+    before: before && stepLayout(...stepOf(before, step, axis.y)),
+    curve: {
+      plot: curve,
+      axis: below,
+      ...curveLayout(n, measured, curve, below.y),
+    },
   };
 }
 
-function passesLayout(moments, n, plot, unit, y) {
+const stepOf = (state, plot, y) => {
+  const { stages, sizes, unit } = chosen(state);
+  return [simulate(stages, sizes), describe(state), plot, unit, y];
+};
+
+/* The layers at a moment: what each holds, and where the checkpoints are. */
+function layersLayout(moments, at, n, sizes, { left, right }) {
+  const wide = (right - left) / n.layers;
+  const holds = Array(n.layers).fill("");
+  const kept = new Set();
+  for (const { kind, stage, extra } of moments.slice(0, at + 1)) {
+    if (kind === "record") holds[stage] = extra ? "recomputation" : "activations";
+    if (kind === "backward") holds[stage] = "";
+    if (kind === "keep") kept.add(stage);
+    if (kind === "drop") kept.delete(stage);
+  }
+  const { kind, stage } = moments[at];
+  // while its backward pass runs, a layer still has its tape
+  if (kind === "backward") {
+    const again = moments.slice(0, at).some(
+      (moment) => moment.stage === stage && moment.extra,
+    );
+    holds[stage] = again ? "recomputation" : "activations";
+  }
+  let end = 0;
+  const ends = sizes.map((size) => (end += size));
+  return {
+    wide,
+    cells: holds.map((part, i) => ({
+      part,
+      x: left + i * wide,
+      odd: ends.filter((end) => end <= i).length % 2 === 1,
+      runs: i === stage && kind !== "keep" && kind !== "drop",
+    })),
+    cuts: ends
+      .filter((cut) => cut < n.layers)
+      .map((cut) => ({ cut, x: left + cut * wide, kept: kept.has(cut) })),
+  };
+}
+
+function stepLayout(moments, n, plot, unit, y) {
   const wide = (plot.right - plot.left) / moments.length;
   const edges = [...moments, 0].map((_, i) => plot.left + i * wide);
   const shown = shownOf(moments);
-  const floor = shown.map(() => 0);
-  const bands = Object.keys(SHOWN)
-    .filter((part) => shown.some((now) => now[part]))
-    .map((part) => {
-      const lower = floor.map(y);
-      shown.forEach((now, i) => (floor[i] += now[part] / unit));
-      return { part, lower, upper: floor.map(y) };
-    });
   const phases = [];
   moments.forEach((moment, i) => {
     const phase = phaseOf(moment);
     if (phase !== phases.at(-1)?.phase) phases.push({ phase, x: edges[i] });
     phases.at(-1).width = edges[i + 1] - phases.at(-1).x;
   });
-  const place = moments.findIndex((m) => live(m) / unit === n.peak);
+  const size = (bytes) => y(bytes / unit);
+  const middle = (i) => (edges[i] + edges[i + 1]) / 2;
   return {
     edges,
-    bands,
+    bands: stacked(shown, Object.keys(PARTS), size),
+    tops: moments.map((moment) => size(live(moment))),
     phases,
-    peak: { x: (edges[place] + edges[place + 1]) / 2, y: y(n.peak) },
+    middle,
+    peak: { x: middle(n.peak_moment), y: y(n.peak) },
     plain: { x: plot.left, y: y(n.plain_peak) },
   };
 }
@@ -373,246 +433,209 @@ function curveLayout(n, measured, plot, y) {
   const x = (k) => plot.left + ((plot.right - plot.left) * k) / n.layers;
   const points = n.curve.map((peak, k) => ({ x: x(k), y: y(peak) }));
   const room = Math.max(2, Math.floor((plot.right - plot.left) / 36));
-  const marks = byteTicks(n.layers, room).marks;
   return {
     points,
-    now: points[n.segments],
+    now: { x: x(n.segments), y: y(n.peak) },
     best: n.best.map((k) => points[k]),
     size: Math.min(Math.max(points[1].x - points[0].x, 2.5), 5), // of a mark
     measured: measured.map(({ k, peak }) => ({ x: x(k), y: y(peak) })),
-    root: n.root === null || n.root > n.layers ? null : { x: x(n.root) },
-    ticks: marks
-      .filter(({ value }) => Number.isInteger(value))
+    root: n.root === null || n.root > n.layers ? null : x(n.root),
+    ticks: byteTicks(n.layers, room)
+      .marks.filter(({ value }) => Number.isInteger(value))
       .map(({ value, label }) => ({ label, x: x(value) })),
   };
 }
 
-/** The number of segments at a place in the curve's picture. */
-export function countAt({ plot, curve }, x) {
+const inside = (value, most) => Math.min(Math.max(Math.round(value), 0), most);
+
+const share = ({ left, right }, x) => (x - left) / (right - left);
+
+/** The number of segments at a place in the curve. */
+export const countAt = ({ curve }, x) => {
   const most = curve.points.length - 1;
-  const share = (x - plot.left) / (plot.right - plot.left);
-  return Math.round(Math.min(Math.max(share, 0), 1) * most);
+  return inside(share(curve.plot, x) * most, most);
+};
+
+/** The moment at a place in the step. */
+export const momentAt = ({ step, cursor }, x) =>
+  inside(share(step.plot, x) * cursor.count - 0.5, cursor.count - 1);
+
+/** The cuts after the one at `index` went to `x`: between its neighbours. */
+export function moved({ layers, step }, cuts, index, x) {
+  const count = layers.cells.length;
+  const low = (cuts[index - 1] ?? 0) + 1;
+  const high = (cuts[index + 1] ?? count) - 1;
+  const cut = Math.round(share(step.plot, x) * count);
+  return cuts.with(index, Math.min(Math.max(cut, low), high));
 }
 
 // ---- drawing -------------------------------------------------------------
 
-const text = (x, y, content, attributes = {}) =>
-  svg("text", { x, y, ...attributes }, content);
+const END = { "text-anchor": "end" };
+const MIDDLE = { "text-anchor": "middle" };
 
-const line = (x1, y1, x2, y2, name) =>
-  svg("line", { x1, y1, x2, y2, class: name });
-
-const dot = ({ x, y }, name, r) =>
-  svg("circle", { cx: x, cy: y, r, class: name });
-
-const patterns = (id) =>
-  svg(
-    "defs",
-    {},
-    hatching(`${id}-kept`, 7, "M0 3.5H7", -45),
-    hatching(`${id}-recomputed`, 7, "M0 3.5H7M3.5 0V7", 45),
-    hatching(`${id}-value`, 6, "M3 0V6"),
-    hatching(`${id}-gradients`, 6, "M0 3H6", 45),
-    hatching(`${id}-workspace`, 5, "M1 2.5H2.5"),
-  );
-
-/* A shape in a part's colour, and again in its pattern. */
-const filled = (id, part, tag, shape) => [
-  svg(tag, { ...shape, class: `mb-part-${part}` }),
-  svg(tag, { ...shape, fill: `url(#${id}-${part})` }),
-];
-
-/* The vertical axis, which both pictures share. */
-function* frame({ plot, ticks, unit }) {
-  for (const { y, label } of ticks) {
-    yield line(plot.left, y, plot.right, y, "mb-grid");
-    yield text(plot.left - 6, y + 4, label, { "text-anchor": "end" });
+function* drawLayers(id, { layers, cursor, step }) {
+  const [top, tall] = [24, 20];
+  yield text(0, 12, `${cursor.at + 1} of ${cursor.count}: ${cursor.words}`, {
+    class: "mb-value",
+  });
+  for (const { part, x, odd, runs } of layers.cells) {
+    const gap = layers.wide > 5 ? 1 : 0;
+    const box = { x, y: top, width: layers.wide - gap, height: tall };
+    yield svg("rect", { ...box, class: odd ? "mb-cell mb-odd" : "mb-cell" });
+    if (part) yield* filled(id, part, "rect", box);
+    if (runs) yield svg("rect", { ...box, class: "mb-runs" });
   }
-  yield text(plot.left - 6, 11, unit, { "text-anchor": "middle" });
+  for (const { x, kept } of layers.cuts) {
+    yield svg("path", {
+      d: `M${x} ${top - 3}V${top + tall + 4}l-7 13h14l-7 -13`,
+      class: kept ? "mb-cut mb-kept" : "mb-cut",
+    });
+  }
+  if (!layers.cuts.length) return;
+  const { right } = step.plot;
+  yield text(right + 12, top + 14, "layers");
+  yield text(right + 12, top + 33, "drag ▲");
 }
 
-const axis = ({ left, right, bottom }) =>
-  line(left, bottom, right, bottom, "mb-axis");
-
-/* Heights by name, beside the picture: [where, name, value]. */
-function names(plot, marks) {
-  const heights = marks.map(([{ y }]) => y);
-  const places = spread(heights, 33, plot.top, plot.bottom - 16);
-  const x = plot.right;
-  return marks.flatMap(([at, name, value], i) => [
-    line(at.x, at.y, x, at.y, "mb-leader"),
-    line(x, at.y, x + 9, places[i] + 4, "mb-leader"),
-    text(x + 12, places[i], name),
-    text(x + 12, places[i] + 14, value, { class: "mb-value" }),
-  ]);
+function* drawStep(id, { step, before, cursor }, marks) {
+  const { plot, axis, edges, bands, phases, peak } = step;
+  yield* axes(plot, axis);
+  for (const { key, lower, upper } of bands) {
+    yield* filled(id, key, "path", { d: band(edges, lower, upper) });
+  }
+  if (before) {
+    yield svg("path", {
+      d: stairs(before.edges, before.tops),
+      class: "mb-ghost",
+    });
+  }
+  const runs = phases.map(({ phase, x, width }) => ({
+    ...{ x, width, words: PHASES[phase] },
+    part: phase === "recomputation" ? phase : `phase-${phase}`,
+  }));
+  yield* strip(id, plot.bottom + 5, runs);
+  const x = step.middle(cursor.at);
+  yield line(x, plot.top - 6, x, plot.bottom + 12, "mb-cursor");
+  yield* names(plot, marks);
+  yield dot(peak, "mb-peak", 4.5);
 }
 
-function drawPasses(root, id, plan, n, size) {
-  const { plot, passes, width } = plan;
-  const { edges, bands, phases, peak, plain } = passes;
-  root.setAttribute("viewBox", `0 0 ${width} 264`);
-  const parts = [patterns(id), ...frame(plan)];
-  for (const { part, lower, upper } of bands) {
-    parts.push(...filled(id, part, "path", { d: band(edges, lower, upper) }));
-  }
-  parts.push(axis(plot));
-  for (const { phase, x, width: wide } of phases) {
-    const box = {
-      x: x + (wide > 3 ? 0.5 : 0),
-      y: plot.bottom + 5,
-      width: wide > 3 ? wide - 1 : wide,
-      height: 7,
-    };
-    const label = PHASES[phase].find(
-      (word) => LETTER * word.length + 4 < wide,
-    );
-    const middle = { "text-anchor": "middle" };
-    if (phase === "recomputation") {
-      parts.push(...filled(id, "recomputed", "rect", box));
-    } else {
-      parts.push(svg("rect", { ...box, class: `mb-phase mb-phase-${phase}` }));
-    }
-    if (label) parts.push(text(x + wide / 2, plot.bottom + 26, label, middle));
-  }
-  const marks = [[peak, "peak", size(n.peak)]];
-  if (n.segments) marks.push([plain, "with k = 0", size(n.plain_peak)]);
-  parts.push(...names(plot, marks), dot(peak, "mb-peak", 4.5));
-  root.replaceChildren(...parts);
-}
-
-function drawCurve(root, plan, n, state) {
-  const { plot, curve, width } = plan;
-  const { points, now, best, measured, ticks, size: r } = curve;
+function* drawCurve({ curve }, n, state) {
+  const { plot, axis, points, now, best, measured, size: r } = curve;
   const size = (value) => shortText(state, value);
-  root.setAttribute("viewBox", `0 0 ${width} 274`);
-  const parts = [...frame(plan), axis(plot)];
-  for (const { x, label } of ticks) {
-    parts.push(text(x, plot.bottom + 17, label, { "text-anchor": "middle" }));
+  yield* axes(plot, axis);
+  for (const { x, label } of curve.ticks) {
+    yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  parts.push(text(plot.right + 18, plot.bottom + 17, "segments"));
+  yield text(plot.right + 18, plot.bottom + 17, "segments k");
   if (n.root !== null) {
     const plain = !state.chain && state.checkpoint === 1;
     const label = `${plain ? "√L" : "√(L·a/c)"} = ${formatNumber(n.root)}`;
-    const y = plot.bottom + 35;
-    if (curve.root) {
-      const { x } = curve.root;
-      const place = Math.min(Math.max(x, 58), width - 58);
-      const look = { "text-anchor": "middle", class: "mb-value" };
-      parts.push(line(x, plot.top, x, plot.bottom + 5, "mb-mark"));
-      parts.push(text(place, y, label, look));
-    } else {
-      const look = { "text-anchor": "end", class: "mb-value" };
-      parts.push(text(plot.right, y, `${label} →`, look));
-    }
+    const [y, look] = [plot.bottom + 35, "mb-value"];
+    if (curve.root !== null) {
+      const place = Math.min(Math.max(curve.root, 58), plot.right);
+      yield line(curve.root, plot.top, curve.root, plot.bottom + 5, "mb-mark");
+      yield text(place, y, label, { ...MIDDLE, class: look });
+    } else yield text(plot.right, y, `${label} →`, { ...END, class: look });
   }
   const path = points.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`);
-  parts.push(
-    line(now.x, plot.top - 8, now.x, plot.bottom, "mb-cursor"),
-    svg("polyline", { points: path.join(" "), class: "mb-curve" }),
-    ...names(plot, [
-      [now, `k = ${n.segments}`, size(n.peak)],
-      ...(n.best.includes(n.segments)
-        ? []
-        : [[best.at(-1), "least", size(n.best_peak)]]),
-    ]),
-    ...best.map(({ x, y }) =>
-      svg("path", {
-        d: `M${x} ${y - r}l${r} ${r}l${-r} ${r}l${-r} ${-r}Z`,
-        class: "mb-best",
-      }),
-    ),
-    ...measured.map((point) => dot(point, "mb-measured", 4)),
-    dot(now, "mb-now", 8),
-  );
-  root.replaceChildren(...parts);
+  yield svg("polyline", { points: path.join(" "), class: "mb-curve" });
+  const least = n.best.includes(n.segments) && n.peak === n.best_peak;
+  yield* names(plot, [
+    [now, `k = ${n.segments}`, size(n.peak)],
+    ...(least ? [] : [[best.at(-1), "least", size(n.best_peak)]]),
+  ]);
+  for (const { x, y } of best) {
+    const d = `M${x} ${y - r}l${r} ${r}l${-r} ${r}l${-r} ${-r}Z`;
+    yield svg("path", { d, class: "mb-best" });
+  }
+  for (const point of measured) yield dot(point, "mb-measured", 4);
+  yield dot(now, "mb-now", 8);
 }
 
-const shortText = ({ chain }, value) =>
-  chain ? formatBytes(value) : formatNumber(value);
+function results(id, state, n) {
+  const unit = `${state.chain ? "bytes" : "units"} at the peak`;
+  const cell = (key, value) => [
+    key,
+    value,
+    value ? shortText(state, value) : "–",
+  ];
+  const rows = Object.entries(PARTS).map(([part, label]) => ({
+    part,
+    label,
+    cells: [
+      cell(`parts.${part}`, n.parts[part]),
+      cell(`plain_parts.${part}`, n.plain_parts[part]),
+    ],
+  }));
+  const size = (value) => shortText(state, value);
+  const again = `${n.extra_runs} (${percent(n.extra_runs, n.layers)} of L)`;
+  const own = state.cuts.length > 0;
+  return [
+    table(id, [unit, `k = ${n.segments}`, "k = 0"], [
+      ...rows.reverse(),
+      {
+        sum: true,
+        label: "peak",
+        cells: [cell("peak", n.peak), cell("plain_peak", n.plain_peak)],
+      },
+    ]),
+    numberList([
+      ["segment sizes", "sizes", JSON.stringify(n.sizes), sizesText(n, own)],
+      [`extra ${thingOf(state)} runs`, "extra_runs", n.extra_runs, again],
+      ["best k", "best", JSON.stringify(n.best), ranges(n.best)],
+      ["least peak of equal segments", "best_peak", n.best_peak,
+        size(n.best_peak)],
+      ...(n.measured === null
+        ? []
+        : [["measured peak", "measured", n.measured, size(n.measured)]]),
+    ]),
+  ];
+}
+
+const NOTES = {
+  units:
+    "In units: a layer’s tape is 1, of which its output, and so a " +
+    "checkpoint, is c. As large as c are the gradient on its way back and " +
+    "the one that the layer at work makes (workspace). ",
+  bytes: "In bytes, from the sizes of the stages. ",
+  all:
+    "At the top are the layers at the chosen moment: a filled one has its " +
+    "tape, the framed one runs, a filled triangle is a checkpoint that is " +
+    "kept. Below is the memory at every moment; click there to choose " +
+    "one. The curve is the peak of each number of equal segments: diamonds " +
+    "are the least, the dotted line is √(L·a/c) with a layer’s tape a and a " +
+    "checkpoint c. Click it to choose k.",
+  points: " Points were measured.",
+};
 
 // ---- the widget ----------------------------------------------------------
 
-const number = (key, value, shown) =>
-  html("span", { "data-number": key, "data-value": value }, shown ?? value);
+const keys = [
+  ...["chain", "layers", "segments", "cuts"],
+  ...["checkpoint", "split", "measured", "label"],
+];
 
-const swatch = (id, part) =>
-  svg(
-    "svg",
-    { viewBox: "0 0 14 14", class: "mb-swatch", "aria-hidden": "true" },
-    ...filled(id, part, "rect", { width: 14, height: 14 }),
-  );
-
-function table(id, n, size, unit) {
-  const cell = (key, value) =>
-    html("td", {}, number(key, value, value ? size(value) : "–"));
-  const row = (attributes, label, ...cells) =>
-    html(
-      "tr",
-      attributes,
-      html("th", { scope: "row" }, ...label),
-      ...cells,
-    );
-  const column = (label) => html("th", { scope: "col" }, label);
-  const head = [unit, `k = ${n.segments}`, "k = 0"].map(column);
-  const rows = Object.entries(SHOWN)
-    .reverse()
-    .map(([part, label]) =>
-      row(
-        {},
-        [swatch(id, part), label],
-        cell(`parts.${part}`, n.parts[part]),
-        cell(`plain_parts.${part}`, n.plain_parts[part]),
-      ),
-    );
-  const peaks = [cell("peak", n.peak), cell("plain_peak", n.plain_peak)];
-  return [
-    html("thead", {}, html("tr", {}, ...head)),
-    html("tbody", {}, ...rows, row({ class: "mb-sum" }, ["peak"], ...peaks)),
-  ];
-}
-
-function numberList(n, size, thing) {
-  const entry = (label, key, shown, value = n[key]) =>
-    html(
-      "div",
-      {},
-      html("dt", {}, label),
-      html("dd", {}, number(key, JSON.stringify(value), shown)),
-    );
-  const again = `${n.extra_runs} (${percent(n.extra_runs, n.layers)} of L)`;
-  const entries = [
-    entry("segment sizes", "sizes", sizesText(n)),
-    entry(`extra ${thing} runs`, "extra_runs", again),
-    entry("best k", "best", ranges(n.best)),
-    entry("least peak", "best_peak", size(n.best_peak)),
-  ];
-  if (n.measured !== null) {
-    entries.push(entry("measured peak", "measured", size(n.measured)));
-  }
-  return entries;
-}
-
-function render({ model, el }) {
-  const keys = [
-    "chain",
-    "layers",
-    "segments",
-    "checkpoint",
-    "split",
-    "measured",
-    "label",
-  ];
+function build({ id, get, set }) {
   // What was measured belongs to the setting that it came with.
   let came = {};
-  const read = () => {
-    const state = Object.fromEntries(keys.map((k) => [k, model.get(k)]));
+  const known = (state) => {
     const { chain, layers, checkpoint, split, measured } = state;
     const setting = JSON.stringify([chain, layers, checkpoint, split]);
     if (measured !== came.measured) came = { measured, setting };
     return came.setting === setting ? state : { ...state, measured: {} };
   };
-  const go = (segments) => {
-    if (segments !== model.get("segments")) save(model, { segments });
+  let moment = null; // null: the peak
+  let plan;
+  let redrawn = () => {};
+  const see = (at) => {
+    moment = at;
+    redrawn();
+  };
+  const go = (traits) => {
+    moment = null;
+    set(get().cuts.length ? { cuts: [], ...traits } : traits);
   };
 
   const layers = slider({
@@ -620,126 +643,138 @@ function render({ model, el }) {
     key: "layers",
     unit: " layers",
     onInput: (value) =>
-      save(model, {
-        layers: value,
-        segments: Math.min(model.get("segments"), value),
-      }),
+      go({ layers: value, segments: Math.min(get().segments, value) }),
   });
   const segments = slider({
     label: "Segments k",
     key: "segments",
     min: 0,
-    onInput: go,
+    onInput: (value) => go({ segments: value }),
   });
   const checkpoint = slider({
     label: "Cost c of a checkpoint (a layer’s tape is 1)",
     key: "checkpoint",
-    onInput: (value) => save(model, { checkpoint: value / 20 }),
+    onInput: (value) => go({ checkpoint: value / 20 }),
   });
   const split = radios({
     label: "Split",
     key: "split",
-    onChange: (value) => {
-      const name = Object.keys(SPLITS).find((key) => SPLITS[key] === value);
-      save(model, { split: name });
+    onChange: (value) =>
+      go({ split: Object.keys(SPLITS).find((key) => SPLITS[key] === value) }),
+  });
+  const play = player({
+    key: "play",
+    step: () => {
+      const last = plan.cursor.count - 1;
+      see(moment === null || moment >= last ? 0 : moment + 1);
+      return moment < last;
     },
   });
 
-  const id = makeId();
-  const look = { role: "img", class: "mb-picture" };
-  const passes = svg("svg", look);
-  const curve = svg("svg", { ...look, class: "mb-picture mb-choose" });
-  const said = html("p", { "aria-live": "polite", class: "mb-live" });
-  const parts = html("table", { class: "mb-table" });
-  const list = html("dl", { class: "mb-numbers" });
-  const title = html("span");
-  const notes = [html("span"), html("span")];
-  let plan;
-  let speaking;
-
-  el.classList.add("mb-root", "mb-segments");
-  el.append(
-    html(
-      "div",
-      { class: "mb-controls" },
-      layers.root,
-      segments.root,
-      checkpoint.root,
-      split.root,
-    ),
-    said,
-    figure(title, notes[0], passes),
-    parts,
-    figure("Peak for each number of segments", notes[1], curve),
-    list,
-  );
-
-  const seek = (event) => {
-    const box = curve.getBoundingClientRect();
-    go(countAt(plan, ((event.clientX - box.left) / box.width) * plan.width));
+  const cuts = {
+    key: "cuts",
+    held: () => get().cuts.join("-"),
+    enter(text) {
+      const found = text.split("-").map(Number);
+      const rise = found.every((cut, i) => cut > (found[i - 1] ?? 0));
+      if (rise && found.at(-1) < describe(get()).layers) {
+        go({ cuts: found, segments: found.length + 1 });
+      }
+    },
   };
-  curve.addEventListener("pointerdown", (event) => {
-    curve.setPointerCapture(event.pointerId);
-    seek(event);
-  });
-  curve.addEventListener("pointermove", (event) => {
-    if (event.buttons) seek(event);
-  });
-  curve.addEventListener("pointerup", () => segments.focus());
 
-  const end = redraw(model, passes, (width) => {
-    const state = read();
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  const note = html("p", { class: "mb-note" });
+  drag(picture, {
+    grab({ x, y }) {
+      if (y > plan.step.plot.bottom + 25) return { zone: "curve" };
+      if (y > plan.step.plot.top - 10) return { zone: "step" };
+      const far = plan.layers.cuts.map((cut) => Math.abs(cut.x - x));
+      const index = far.indexOf(Math.min(...far));
+      return far[index] < 24 ? { zone: "layers", index } : null;
+    },
+    move({ x }, { zone, index }) {
+      if (zone === "curve") {
+        const count = countAt(plan, x);
+        if (count !== get().segments || get().cuts.length) {
+          go({ segments: count });
+        }
+      } else if (zone === "step") see(momentAt(plan, x));
+      else {
+        const cuts = plan.layers.cuts.map(({ cut }) => cut);
+        const next = moved(plan, cuts, index, x);
+        if (next[index] !== cuts[index]) {
+          go({ cuts: next, segments: cuts.length + 1 });
+        }
+      }
+    },
+    drop: ({ zone }) => zone === "curve" && segments.focus(),
+  });
+
+  const draw = (raw, width, before) => {
+    const state = known(raw);
     const n = describe(state);
-    const size = (value) => shortText(state, value);
-    plan = layout(state, width);
-    el.classList.toggle("mb-narrow", width < 480);
-    layers.root.hidden = checkpoint.root.hidden = Boolean(state.chain);
-    layers.update({ value: n.layers, max: MOST_LAYERS });
+    const paint = () => {
+      const same = before && ["layers", "chain"].every(
+        (key) => before[key] === state[key],
+      );
+      plan = layout(state, width, moment, same ? before : null);
+      const marks = [[plan.step.peak, "peak", shortText(state, n.peak)]];
+      if (n.segments) {
+        const { plain } = plan.step;
+        marks.push([plain, "with k = 0", shortText(state, n.plain_peak)]);
+      }
+      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+      picture.replaceChildren(
+        patterns(id),
+        ...drawLayers(id, plan),
+        ...drawStep(id, plan, marks),
+        ...drawCurve(plan, n, state),
+      );
+    };
+    redrawn = paint;
+    paint();
+    const said = sentence(state);
+    picture.setAttribute("aria-label", said);
+    const fixed = state.chain ? "the chain was measured" : "";
+    layers.update({ value: n.layers, max: Math.max(MOST_LAYERS, n.layers),
+      disabled: fixed });
+    checkpoint.update({
+      value: Math.round(20 * state.checkpoint),
+      max: 20,
+      text: formatNumber(state.checkpoint),
+      spoken: formatNumber(state.checkpoint),
+      disabled: fixed,
+    });
+    const peak = sizeText(state, n.peak);
     segments.update({
       value: n.segments,
       max: n.layers,
       spoken: n.segments
-        ? `${plural(n.segments, "segment")}: peak ${sizeText(state, n.peak)}`
-        : `no checkpointing: peak ${sizeText(state, n.peak)}`,
-    });
-    const share = formatNumber(state.checkpoint);
-    checkpoint.update({
-      value: Math.round(20 * state.checkpoint),
-      max: 20,
-      text: share,
-      spoken: share,
+        ? `${plural(n.segments, "segment")}: peak ${peak}`
+        : `no checkpointing: peak ${peak}`,
     });
     const options = Object.values(SPLITS);
     split.update({ value: SPLITS[state.split], options });
-    title.textContent = "Memory during one step";
-    if (state.label) title.append(": ", state.label);
-    notes[0].textContent =
-      (state.chain ? NOTES.bytes : NOTES.units) + NOTES.passes;
-    notes[1].textContent =
-      NOTES.curve + (Object.keys(state.measured).length ? NOTES.points : "");
-    passes.setAttribute("aria-label", sentence(state));
-    const best = `least at k = ${ranges(n.best)}`;
-    curve.setAttribute(
-      "aria-label",
-      `Peak for 0 to ${n.layers} segments: ${best}, ` +
-        sizeText(state, n.best_peak),
-    );
-    drawPasses(passes, id, plan, n, size);
-    drawCurve(curve, plan, n, state);
-    const unit = `${state.chain ? "bytes" : "units"} at the peak`;
-    parts.replaceChildren(...table(id, n, size, unit));
-    const thing = state.chain ? "stage" : "layer";
-    list.replaceChildren(...numberList(n, size, thing));
-    clearTimeout(speaking);
-    const speak = () => (said.textContent = sentence(state));
-    if (said.textContent) speaking = setTimeout(speak, 150);
-    else speak();
-  });
-  return () => {
-    end();
-    clearTimeout(speaking);
-    el.replaceChildren();
+    note.textContent =
+      NOTES[state.chain ? "bytes" : "units"] +
+      NOTES.all +
+      (Object.keys(state.measured).length ? NOTES.points : "");
+    return {
+      title: "Memory during one step" + (state.label && `: ${state.label}`),
+      sentence: said,
+      numbers: results(id, state, n),
+    };
+  };
+  return {
+    controls: [layers, segments, play],
+    picture,
+    legend: legend(id, PARTS),
+    more: [checkpoint, split, cuts],
+    note,
+    draw,
+    stop: play.stop,
   };
 }
 
-export default { render };
+export default widget({ name: "segments", keys, build });
