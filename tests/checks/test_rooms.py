@@ -7,7 +7,7 @@ from project import ROOT
 
 SOURCE = ROOT / "src/membudget"
 FLOORS = [
-    "checks data internals models stepping stories",
+    "cards checks data internals models stepping stories",
     "measuring",
     "ledger",
     "accumulation checkpointing precision sharding",

@@ -166,4 +166,3 @@ def test_the_sentence_left_behind(kind):
         sentence = kind.make(**arguments).sentence()
         assert "\n" not in sentence and sentence.endswith(".")
         assert any(letter.isdigit() for letter in sentence)
-

@@ -1,0 +1,28 @@
+"""The table of cards."""
+
+import re
+from itertools import pairwise
+
+from membudget.cards import CARDS, KEPT
+
+
+def test_cards_ascend_and_leave_room_for_cuda():
+    usable = [card.usable for card in CARDS.values()]
+    capacities = [card.capacity for card in CARDS.values()]
+    assert all(a <= b + 2**28 for a, b in pairwise(capacities))
+    assert [c - KEPT for c in capacities] == usable
+    assert min(usable) > 0
+
+
+def test_a_driver_reports_about_what_a_card_is_sold_as():
+    """Between the name's GB and as many GiB."""
+    for name, card in CARDS.items():
+        if sold := re.search(r"(\d+) GB", name):
+            size = int(sold[1])
+            assert 0.98 * size * 2**30 < card.capacity < size * 2**30
+
+
+def test_each_card_says_where_its_figure_is_from():
+    for card in CARDS.values():
+        assert re.fullmatch(r"https://github\.com/\S+/issues/\d+", card.source)
+        assert re.fullmatch(r"20\d\d-[01]\d", card.date)
