@@ -3,9 +3,11 @@
 import random
 from itertools import islice, product
 
-from membudget.checkpointing import Stage, no_segments, simulate
+import kind_segments
+
+from membudget.checkpointing import Stage
 from membudget.widgets import Segments
-from membudget.widgets.segments import SPLITS, _row
+from membudget.widgets.segments import SPLITS
 from tests.soak import SOAK
 
 UNIFORM = (
@@ -60,15 +62,14 @@ def widgets():
         widget.measured = {len(chain): rng.randrange(10**6)}
         for widget.segments in range(len(chain) + 1):
             yield widget
+        if len(chain) > 3:
+            widget.cuts = sorted(rng.sample(range(1, len(chain)), 3))
+            yield widget
         widget.close()
 
 
 def moments(widget):
     """What the tape machine says, in the module's form."""
-    stages, count = widget.stages, widget.segments
-    segments = no_segments(len(stages))
-    if count:
-        segments = SPLITS[widget.split](len(stages), count)
     return [
         {
             "kind": moment.action.kind,
@@ -76,17 +77,15 @@ def moments(widget):
             "parts": list(moment.parts),
             "extra": moment.extra,
         }
-        for moment in simulate(stages, segments).moments
+        for moment in widget.run().moments
     ]
 
 
 def cases():
-    """Each fifth with the moments and the numbers that Python gives."""
+    """Each fifth with its moments and the numbers of the package."""
     for widget in islice(widgets(), 0, None, 1 if SOAK else 5):
         yield {
             "state": widget.state(),
-            "stages": [_row(stage) for stage in widget.stages],
             "moments": moments(widget),
-            "numbers": widget.numbers(),
-            "sentence": widget.sentence(),
+            "numbers": kind_segments.printed(widget),
         }

@@ -1,8 +1,5 @@
 """The segment-count widget's traits and numbers."""
 
-from math import sqrt
-from xml.etree import ElementTree
-
 import pytest
 import torch
 from traitlets import TraitError
@@ -10,15 +7,12 @@ from traitlets import TraitError
 from membudget.checkpointing import (
     Stage,
     equal_segments,
-    least_peak,
     no_segments,
-    peak_of_segments,
     profile,
-    pytorch_segments,
     simulate,
 )
 from membudget.widgets import Segments
-from membudget.widgets.segments import SHOWN
+from membudget.widgets.segments import UNIT
 
 CHAIN = [
     Stage(output=400, inner=100),
@@ -47,9 +41,10 @@ def test_defaults():
         None,
         {},
     )
-    n = widget.numbers()
-    assert (n["peak"], n["plain_peak"], n["extra_runs"]) == (8, 17, 16)
-    assert (n["best"], n["root"]) == ([3, 4, 5, 6], 4)
+    assert widget.sentence() == (
+        "16 layers in 4 checkpointed segments: the peak is 8 units; without "
+        "checkpointing 17 units."
+    )
 
 
 def test_fewer_layers_take_the_segments_along():
@@ -103,7 +98,7 @@ def test_a_chain_says_how_many_layers():
     assert (widget.layers, widget.segments) == (3, 3)
     widget.chain = None
     widget.layers = 12
-    assert widget.numbers()["plain_peak"] == 13
+    assert widget.run(0).peak == 13 * UNIT
 
 
 def test_a_long_chain_leaves_as_many_layers_as_there_may_be():
@@ -123,25 +118,41 @@ def test_a_chain_is_kept_as_it_was():
 def test_a_profiled_chain():
     chain = mlp_chain()
     widget = Segments(chain, segments=2, label="an MLP")
-    n = widget.numbers()
-    assert n["peak"] == simulate(chain, equal_segments(6, 2)).peak
-    assert n["plain_peak"] == simulate(chain, no_segments(6)).peak
-    assert isinstance(n["peak"], int)
-    assert n["root"] == pytest.approx(sqrt(6))
-    assert "6 stages in 2 segments (2 × 3): the peak is 5.28 KiB" in (
-        widget.sentence()
+    assert widget.run().peak == simulate(chain, equal_segments(6, 2)).peak
+    assert widget.run(0).peak == simulate(chain, no_segments(6)).peak
+    assert widget.sentence().startswith(
+        "6 stages in 2 checkpointed segments: the peak is 5.28 KiB;"
     )
 
 
-def test_checkpoints_that_cost_nothing_have_no_mark():
-    chain = [Stage(output=0, inner=8, gradient=4)] * 4
-    widget = Segments(chain)
-    assert widget.numbers()["root"] is None
-    nothing = [Stage(output=0, backward_workspace=0, gradient=0)] * 2
-    widget.chain = nothing
-    assert widget.numbers()["peak"] == 0
-    assert "100 % of the 0 B" in widget.sentence()
-    ElementTree.fromstring(widget.picture())
+# Cuts ----------------------------------------------------------------------
+
+
+def test_cuts_say_how_many_segments():
+    widget = Segments(layers=12, cuts=[5, 9, 11])
+    assert widget.segments == 4
+    own = [range(0, 5), range(5, 9), range(9, 11), range(11, 12)]
+    assert widget.run().peak == simulate(widget.stages, own).peak
+    widget.cuts = [6]
+    assert widget.segments == 2
+    widget.set_state({"cuts": [2, 4, 6], "segments": 4})
+    assert (widget.cuts, widget.segments) == ([2, 4, 6], 4)
+
+
+@pytest.mark.parametrize(
+    "change", [{"segments": 3}, {"layers": 6}, {"segments": 0}]
+)
+def test_equal_segments_take_the_place_of_cuts(change):
+    widget = Segments(layers=12, cuts=[5, 9, 11])
+    for name, value in change.items():
+        setattr(widget, name, value)
+    assert widget.cuts == []
+
+
+def test_shrinking_segments_beat_equal_ones():
+    widget = Segments(layers=16, cuts=[5, 9, 12, 14])
+    equal = min(widget.run(k).peak for k in range(17))
+    assert (widget.run().peak, equal) == (7 * UNIT, 8 * UNIT)
 
 
 # What was measured ---------------------------------------------------------
@@ -185,52 +196,8 @@ def test_an_observer_measures():
     widget.segments = 2
     widget.set_state({"segments": 6})
     assert widget.measured == {2: 1002, 6: 1006}
-    assert widget.numbers()["measured"] == 1006
-    assert widget.sentence().endswith("Measured here: 1006 B.")
     widget.chain = chain[:4]  # takes the segments along, and they are measured
     assert widget.measured == {4: 1004}
-
-
-# Numbers -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layers", [1, 2, 9, 20, 36])
-def test_curve_is_the_theorys(layers):
-    n = Segments(layers=layers, segments=1).numbers()
-    assert n["curve"] == [
-        peak_of_segments(layers, count) for count in range(layers + 1)
-    ]
-    assert n["best_peak"] == least_peak(layers)
-    assert n["best"] == [
-        k for k, peak in enumerate(n["curve"]) if peak == n["best_peak"]
-    ]
-    assert n["root"] == pytest.approx(sqrt(layers))
-
-
-@pytest.mark.parametrize("split", ["balanced", "pytorch"])
-@pytest.mark.parametrize("checkpoint", [0.05, 0.35, 1])
-def test_numbers_are_the_tape_machines(split, checkpoint):
-    make = {"balanced": equal_segments, "pytorch": pytorch_segments}[split]
-    stage = Stage(
-        output=round(20 * checkpoint),
-        inner=20 - round(20 * checkpoint),
-        backward_workspace=round(20 * checkpoint),
-    )
-    widget = Segments(layers=11, checkpoint=checkpoint, split=split)
-    for widget.segments in range(12):
-        n = widget.numbers()
-        count = widget.segments
-        segments = make(11, count) if count else no_segments(11)
-        run = simulate([stage] * 11, segments)
-        assert n["peak"] == run.peak / 20 == n["curve"][count]
-        assert n["extra_runs"] == run.extra_runs
-        assert sum(n["parts"].values()) == pytest.approx(n["peak"])
-        assert set(n["parts"]) == set(SHOWN)
-        assert sum(n["sizes"]) + n["rest"] == 11
-        assert len(n["sizes"]) == (
-            count if split == "balanced" else max(count - 1, 0)
-        )
-    assert n["root"] == pytest.approx(sqrt(11 / checkpoint))
 
 
 def test_repr():
@@ -240,50 +207,3 @@ def test_repr():
     assert repr(Segments(CHAIN, split="pytorch")) == (
         "Segments(layers=3, segments=3, split='pytorch')"
     )
-
-
-# The static picture --------------------------------------------------------
-
-
-def paths(svg):
-    return [p for p in svg.iter("path") if p.get("stroke-width") == "0.4"]
-
-
-@pytest.mark.parametrize("segments", [0, 4])
-def test_picture_is_drawn_to_scale(segments):
-    widget = Segments(segments=segments)
-    svg = ElementTree.fromstring(widget.picture())
-    n = widget.numbers()
-    scale = 130 / 17
-    top = min(
-        float(step.split("H")[0])
-        for path in paths(svg)
-        for step in path.get("d").split("V")[1:-1]
-    )
-    assert 150 - top == pytest.approx(n["peak"] * scale, abs=0.06)
-    line = next(svg.iter("polyline")).get("points").split()
-    heights = [300 - float(point.split(",")[1]) for point in line]
-    drawn = [peak * 100 / 17 for peak in n["curve"]]
-    assert heights == pytest.approx(drawn, abs=0.06)
-    ring = [c for c in svg.iter("circle") if c.get("r") == "5"]
-    assert f"{ring[0].get('cx')},{ring[0].get('cy')}" == line[segments]
-
-
-def test_picture_shows_what_was_measured():
-    widget = Segments(measured={2: 10, 4: 30})
-    svg = ElementTree.fromstring(widget.picture())
-    points = [c for c in svg.iter("circle") if c.get("r") == "2.5"]
-    heights = [300 - float(point.get("cy")) for point in points]
-    assert heights == pytest.approx([100 / 3, 100], abs=0.06)
-
-
-def test_picture_says_what_is_where():
-    svg = ElementTree.fromstring(Segments().picture())
-    texts = [text.text for text in svg.iter("text")]
-    assert {"forward pass", "R", "B", "peak 8 units"} <= set(texts)
-    assert {"checkpoints", "recomputed tapes", "workspace"} <= set(texts)
-    assert "tapes" not in texts  # all of them are recomputed
-    plain = ElementTree.fromstring(Segments(segments=0).picture())
-    texts = [text.text for text in plain.iter("text")]
-    assert {"tapes", "backward pass"} <= set(texts)
-    assert "recomputed tapes" not in texts

@@ -4,9 +4,9 @@ import kind
 import kind_segments
 import pytest
 from kind_segments import CHAIN
-from widget_pages import control
+from widget_pages import control, unfold
 
-from membudget.widgets import Segments, format_bytes
+from membudget.widgets import Segments
 
 
 @pytest.fixture
@@ -23,75 +23,75 @@ def radio(page, split):
     return page.get_by_role("radio", name=words, exact=True)
 
 
-def curve(page):
-    return page.get_by_role("img").nth(1)
+def picture(page):
+    return page.locator(".mb-picture")
 
 
-def drag(page, *shares):
-    """Press the mouse at a share of the curve's axis, move, release."""
-    curve(page).scroll_into_view_if_needed()
-    box = curve(page).bounding_box()
+def place(page, share, y):
+    """On the page, a share of the axis and a height of the picture."""
+    box = picture(page).bounding_box()
     left, right = 34, box["width"] - 84
-    y = box["y"] + box["height"] / 2
+    return box["x"] + left + share * (right - left), box["y"] + y
+
+
+def drag(page, y, *shares):
+    """Press the mouse at a share of the axis, move, release."""
+    picture(page).scroll_into_view_if_needed()
     for i, share in enumerate(shares):
-        page.mouse.move(box["x"] + left + share * (right - left), y)
+        page.mouse.move(*place(page, share, y))
         if i == 0:
             page.mouse.down()
     page.mouse.up()
 
 
+LAYERS, STEP, CURVE = 34, 160, 340
+
+
+def texts(page):
+    return page.locator(".mb-picture text").all_text_contents()
+
+
 # What it shows -------------------------------------------------------------
 
 
-def test_the_pictures_say_what_is_where(page):
-    texts = page.locator(".mb-picture text").all_text_contents()
+def test_the_picture_says_what_is_where(page):
+    found = texts(page)
     assert {"peak", "with k = 0", "forward pass", "R", "backward"} <= set(
-        texts
+        found
     )
-    assert texts[texts.index("peak") + 1] == "8"
-    assert page.locator('[data-number="peak"]').inner_text() == "8"
-    assert texts[texts.index("with k = 0") + 1] == "17"
-    assert texts[texts.index("k = 4") + 1] == "8"
-    assert "√L = 4" in texts
-    assert "least" not in texts  # the one chosen is among them
+    assert found[found.index("peak") + 1] == "8"
+    assert found[found.index("with k = 0") + 1] == "17"
+    assert found[found.index("k = 4") + 1] == "8"
+    assert "√L = 4" in found
+    assert "least" not in found  # the one chosen is among them
     assert page.locator(".mb-best").count() == 4
+    assert page.locator(".mb-cut").count() == 3
+    unfold(page)
     control(page, "checkpoint").press("ArrowLeft")
     control(page, "segments").press("Home")
-    label = curve(page).get_attribute("aria-label")
-    assert label.startswith("Peak for 0 to 16 segments: least at k = ")
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert "√(L·a/c) = 4.1" in texts
-    assert texts[texts.index("least") + 1] == "7.75"
-    assert "with k = 0" not in texts
+    found = texts(page)
+    assert "√(L·a/c) = 4.1" in found
+    assert found[found.index("least") + 1] == "7.75"
+    assert "with k = 0" not in found
 
 
 def test_a_mark_beyond_the_curve(show):
     page = show(Segments(layers=3, checkpoint=0.1), width=320)
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert "√(L·a/c) = 5.48 →" in texts
+    assert "√(L·a/c) = 5.48 →" in texts(page)
     assert page.locator(".mb-mark").count() == 0
-
-
-def test_recomputation_has_its_colour(page):
-    band, *strip = page.locator(".mb-picture .mb-part-recomputed").all()
-    assert len(strip) == 4
-    purple = "rgb(204, 121, 167)"
-    assert band.evaluate("e => getComputedStyle(e).fill") == purple
-    control(page, "segments").press("Home")
-    assert page.locator(".mb-picture .mb-part-recomputed").count() == 0
 
 
 def test_a_chain_in_bytes(show):
     page = show(Segments(CHAIN, segments=3, label="12 blocks"))
     agree(page, chain=CHAIN, segments=3)
-    assert not control(page, "layers").is_visible()
+    assert control(page, "layers").is_disabled()
+    assert page.get_by_text("the chain was measured").first.is_visible()
+    found = texts(page)
+    assert found.count("MiB") == 2
+    assert found[found.index("peak") + 1] == "19.0 MiB"
+    assert "√(L·a/c) = 6.93" in found
+    unfold(page)
     assert page.get_by_text("In bytes, from the sizes").is_visible()
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert texts.count("MiB") == 2
-    assert texts[texts.index("peak") + 1] == "19.0 MiB"
-    shown = page.locator('[data-number="peak"]').inner_text()
-    assert shown == format_bytes(19 * 2**20)
-    assert "√(L·a/c) = 6.93" in texts
     radio(page, "pytorch").check()
     agree(page, chain=CHAIN, segments=3, split="pytorch")
 
@@ -100,16 +100,69 @@ def test_a_chain_in_bytes(show):
 
 
 def test_the_curve_can_be_dragged(page):
-    drag(page, 0.5)
+    drag(page, CURVE, 0.5)
     agree(page, segments=8)
     page.keyboard.press("ArrowRight")  # the keys go on from there
     agree(page, segments=9)
-    drag(page, 0.3, 0.6, -0.02)
+    drag(page, CURVE, 0.3, 0.6, -0.02)
     agree(page, segments=0)
-    drag(page, 0.2, 1.05)
-    agree(page, segments=16)
     page.mouse.move(300, 300)  # without a button nothing moves
-    agree(page, segments=16)
+    agree(page, segments=0)
+
+
+def test_checkpoints_can_be_dragged(page):
+    drag(page, LAYERS, 4 / 16, 6.2 / 16, 5 / 16)
+    agree(page, cuts=[5, 8, 12])
+    assert page.locator(".mb-ghost").count() == 1
+    drag(page, LAYERS, 12 / 16, 0)
+    agree(page, cuts=[5, 8, 9])
+    drag(page, LAYERS, 0.9, 0.2)  # no checkpoint is near
+    agree(page, cuts=[5, 8, 9])
+    control(page, "segments").press("ArrowRight")
+    agree(page, segments=5)
+
+
+def test_a_finger_drags_sideways_and_scrolls_up_and_down(show):
+    page = show(Segments(), has_touch=True, width=390)
+    touch = page.context.new_cdp_session(page)
+
+    def swipe(kind, x=0, y=0):
+        points = [] if kind == "touchEnd" else [{"x": x, "y": y}]
+        touch.send(
+            "Input.dispatchTouchEvent",
+            {"type": kind, "touchPoints": points},
+        )
+
+    x, y = place(page, 8 / 16, CURVE)
+    swipe("touchStart", x, y)
+    agree(page, segments=4)  # not yet
+    swipe("touchMove", place(page, 10 / 16, CURVE)[0], y)
+    swipe("touchEnd")
+    agree(page, segments=10)
+    action = picture(page).evaluate("e => getComputedStyle(e).touchAction")
+    assert action == "pan-y"
+
+
+def test_the_step_is_played(show):
+    """One moment for each press where less motion is wanted."""
+    page = show(Segments(), reduced_motion="reduce")
+    play = control(page, "play")
+    assert play.inner_text() == "Next"
+    assert "24 of 54: layer 16 goes backward" in texts(page)
+    play.click()
+    assert "1 of 54: layer 1 runs, its tape is not kept" in texts(page)
+    play.click()
+    assert "2 of 54: layer 2 runs, its tape is not kept" in texts(page)
+    drag(page, STEP, 0.999)
+    assert "54 of 54: layer 1 goes backward" in texts(page)
+    agree(page)
+
+
+def test_it_plays_until_the_end(page):
+    drag(page, STEP, 0.95)
+    control(page, "play").click()
+    page.get_by_text("54 of 54: layer 1 goes backward").wait_for()
+    page.get_by_role("button", name="Play").wait_for()
 
 
 # What was measured ---------------------------------------------------------
@@ -125,21 +178,19 @@ def test_measured_points_stand_where_they_were_measured(show):
     )
     assert len(centres) == 3
     assert centres[1] == centres[2]  # the prediction is right
+    unfold(page)
     assert page.get_by_text("Points were measured.").is_visible()
 
 
 def test_measured_points_belong_to_their_setting(show):
     state = {"measured": {4: 8.25}}
     page = show(Segments(**state))
+    unfold(page)
     radio(page, "pytorch").check()
     agree(page, split="pytorch")
     assert page.locator(".mb-measured").count() == 0
-    assert page.get_by_text("Points were measured.").count() == 0
     radio(page, "balanced").check()
     agree(page, **state)
-    control(page, "layers").press("ArrowRight")
-    agree(page, layers=17)
-    control(page, "layers").press("ArrowLeft")
     control(page, "segments").press("ArrowRight")
     agree(page, segments=5, **state)
     assert page.locator(".mb-measured").count() == 1

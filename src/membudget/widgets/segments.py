@@ -264,12 +264,13 @@ class Segments(Widget):
             if before != setting and measured is self.measured:
                 self.measured = {}
         self._before = setting, self.measured
-        if self.cuts and change["name"] == "cuts":
-            self.segments = len(self.cuts) + 1
-        elif self.cuts and (
-            self.segments != len(self.cuts) + 1 or self.cuts[-1] >= self.layers
-        ):
-            self.cuts = []
+        if self.cuts:
+            count = len(self.cuts) + 1
+            moved = change["name"] == "segments" and self.segments != count
+            if moved or self.cuts[-1] >= self.layers:
+                self.cuts = []
+            else:
+                self.segments = count
         self.segments = min(self.segments, self.layers)
 
     @property
