@@ -223,6 +223,22 @@ def plain_code(app, pagename, templatename, context, doctree):
         context["body"] = PLAIN.sub(r"\1", context["body"])
 
 
+PLAIN_NAMES = {
+    # what a screen reader says is what is written
+    '<summary aria-label="Toggle hidden content">': "<summary>",
+    # roles whose lists have other children, or that are none any more
+    '<div role="list" class="citation-list">': '<div class="citation-list">',
+    ' role="doc-biblioentry"': "",
+}
+
+
+def plain_names(app, pagename, templatename, context, doctree):
+    """Drop names and roles of Sphinx's that a screen reader stumbles over."""
+    for old, new in PLAIN_NAMES.items():
+        if "body" in context:
+            context["body"] = context["body"].replace(old, new)
+
+
 def link_terms(app, doctree, docname):
     """Turn bold text that is a term of the glossary into a link to it."""
     terms = {
@@ -323,6 +339,7 @@ def setup(app):
     app.connect("source-read", fill_set_up_cell)
     app.connect("doctree-resolved", link_terms)
     app.connect("html-page-context", plain_code)
+    app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("build-finished", copy_mathjax)
     app.connect("build-finished", publish_package)

@@ -117,7 +117,21 @@ def test_a_dead_widget(window, copy, page, short):
     assert "planted" in problems
 
 
-def test_a_widget_without_a_static_picture(window, copy, page):
+@pytest.mark.parametrize(
+    "planted, rule",
+    [
+        ('<input type="text">', "label"),
+        ("<table><tr><th></th><td>1</td></tr></table>", "empty-table-header"),
+        ('<details><p style="color: #ccc">x</p></details>', "color-contrast"),
+    ],
+)
+def test_what_not_everybody_can_use(window, copy, page, planted, rule):
+    address = plant(copy, page, "</article>", f"{planted}</article>")
+    found = checks.check_access(window("desktop"), address)
+    assert any(problem.startswith(f"{rule}: ") for problem in found), found
+
+
+def test_a_widget_without_words(window, copy, page):
     address = plant(copy, page, r'class="mb-fallback"', 'class="lost"')
     assert checks.check_without_javascript(window("no javascript"), address)
 

@@ -5,6 +5,8 @@ import pytest
 import site_checks as checks
 from project import pages
 
+from tests.soak import SOAK
+
 
 @pytest.fixture(scope="module")
 def server(site):
@@ -55,3 +57,13 @@ def test_without_javascript(window, site, page):
 def test_in_the_dark(window, site, page):
     address = (site / f"{page}.html").as_uri()
     assert checks.check_dark(window("dark"), address) == []
+    contrast = checks.check_access(window("dark"), address, "color-contrast")
+    assert contrast == []
+
+
+@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("size", ["phone", "desktop"] if SOAK else ["phone"])
+def test_for_everybody(window, site, page, size):
+    """axe-core finds nothing that is ours."""
+    address = (site / f"{page}.html").as_uri()
+    assert checks.check_access(window(size), address) == []
