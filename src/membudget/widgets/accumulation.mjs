@@ -1,33 +1,38 @@
 import {
-  byteTicks,
+  LETTER,
+  axes,
+  budgetLine,
   checkBox,
-  choice,
-  figure,
+  dot,
+  drag,
+  filled,
   formatBytes,
   formatNumber,
+  grouped,
+  heights,
   html,
-  makeId,
+  legend,
+  line,
+  names,
   numberField,
-  redraw,
-  save,
+  numberList,
+  patterns,
+  plural,
+  radios,
   slider,
-  spread,
+  stacked,
   svg,
+  table,
+  text,
+  widget,
 } from "./base.mjs";
 
-/* One accumulation window: its memory and the weights of its samples.
+/* A batch that is cut into micro-batches: its memory, its weights, its cost.
 
-   describe(state): the numbers; Python's Accumulation.numbers() is the same.
-   layout(state, width): where everything stands in the pictures.
-   render({ model, el }): controls, pictures and tables. */
+   describe(state): the numbers; a Plan of Python gives the same.
+   layout(state, width): where everything stands in the picture. */
 
-const NORMALISATIONS = {
-  window: "window (sum ÷ all samples)",
-  "mean of means": "mean of means (÷ steps)",
-  "no division": "no division (sum of means)",
-};
-
-const CONSUMERS = {
+const PARTS = {
   optimizer: "optimizer states",
   parameters: "parameters",
   gradients: "gradients",
@@ -35,651 +40,602 @@ const CONSUMERS = {
   temporaries: "temporaries",
 };
 
-const NOTES = {
-  memory:
-    "A window is what runs between two optimizer steps. In each micro-batch " +
-    "activations grow through the forward pass and are freed through the " +
-    "backward pass; gradients appear in the first backward pass and stay " +
-    "until the step. Temporaries are a layer’s new gradient before it is added, " +
-    "the loss, and what the step needs. The corners are exact, the sides drawn " +
-    "straight. The outline is the whole batch at once.",
-  weights:
-    "A bar is as wide as its micro-batch has samples, so its area is the " +
-    "micro-batch’s share of the gradient. The line is the weight in the " +
-    "mean over the whole batch; a hatched bar misses it.",
+/* The weight of a sample, from its micro-batch's size, the number of
+   micro-batches and the global batch. */
+const WEIGHTS = {
+  window: (size, count, all) => 1 / all,
+  "mean of means": (size, count) => 1 / (count * size),
+  "no division": (size) => 1 / size,
 };
 
 const FORWARD = 1 / 3; // of a pass; backward takes about twice as long
 const NARROWEST = 3; // pixels; narrower micro-batches are not all drawn
+const MOST_STEPS = 32; // of the slider
 const LARGEST_BATCH = 65536;
 
 // ---- numbers -------------------------------------------------------------
 
 export function describe(state) {
   const { micro_batch: micro, samples, budget, footprint } = state;
-  const total = state.locked ? state.global_batch : state.steps * micro;
-  const count = Math.ceil(total / micro);
-  const size = Math.min(micro, total);
-  const last = total - (count - 1) * size;
-  const weightOf = {
-    window: () => 1 / total,
-    "mean of means": (n) => 1 / (count * n),
-    "no division": (n) => 1 / n,
-  }[state.normalisation];
-  const [weight, lastWeight] = [weightOf(size), weightOf(last)];
-  const ours = peakOf(footprint, linesOf(footprint, count), size);
-  const whole = peakOf(footprint, footprint.alone, total);
-  const epochSteps = Math.ceil(samples / total);
+  const all = state.locked ? state.global_batch : state.steps * micro;
+  const count = Math.ceil(all / micro);
+  const size = Math.min(micro, all);
+  const last = all - (count - 1) * size;
+  const weightOf = WEIGHTS[state.normalisation];
+  const weight = weightOf(size, count, all);
+  const lastWeight = weightOf(last, count, all);
+  const memory = highest(footprint, rowsOf(footprint, count), size);
+  const wholeMemory = highest(footprint, footprint.alone, all);
+  const windows = Math.ceil(samples / all);
   return {
     micro_batches: count,
     micro_batch: size,
     last_micro_batch: last,
-    global_batch: total,
+    global_batch: all,
+    passes: 2 * count,
     weight,
     last_weight: lastWeight,
-    weight_sum: (total - last) * weight + last * lastWeight,
+    weight_sum: (all - last) * weight + last * lastWeight,
     weight_ratio: Math.max(weight, lastWeight) / Math.min(weight, lastWeight),
-    peak: ours.bytes,
-    whole_peak: whole.bytes,
-    fits: ours.bytes <= budget,
-    whole_fits: whole.bytes <= budget,
-    memory: ours.memory,
-    whole_memory: whole.memory,
-    steps_per_epoch: epochSteps,
-    last_window: samples - (epochSteps - 1) * total,
+    peak: bytesOf(memory),
+    whole_peak: bytesOf(wholeMemory),
+    over: bytesOf(memory) - budget,
+    memory,
+    whole_memory: wholeMemory,
+    steps_per_epoch: windows,
+    last_window: samples - (windows - 1) * all,
   };
 }
 
-function linesOf(footprint, count) {
-  return count === 1 ? footprint.alone : footprint.later;
-}
-
-function peakOf(footprint, lines, size) {
-  const height = ([constant, slope]) => constant + slope * size;
-  const line = lines.reduce((a, b) => (height(b) > height(a) ? b : a));
-  return { bytes: height(line), memory: split(footprint, line, size) };
-}
-
-/* Who holds the bytes at one moment. Of the constant above parameters and
-   optimizer states, up to one whole gradient is gradients; the rest is
-   temporary. */
-function split(footprint, [constant, slope], size) {
-  const rest = constant - footprint.parameters - footprint.optimizer;
-  const gradients = Math.min(footprint.gradients, rest);
-  return {
-    optimizer: footprint.optimizer,
-    parameters: footprint.parameters,
-    gradients,
-    activations: slope * size,
-    temporaries: rest - gradients,
-  };
-}
+const rowsOf = (footprint, count) =>
+  count === 1 ? footprint.alone : footprint.later;
 
 const bytesOf = (memory) => Object.values(memory).reduce((a, b) => a + b);
 
-/* The moments of one forward and backward pass, in order: { at, memory }
-   with `at` from 0 to 1. Each peak line is a moment whose bytes are known;
-   activations fall as backward goes on, which says when it is. */
-function pass(footprint, lines, size, gradientsBefore) {
-  const floor = {
-    optimizer: footprint.optimizer,
-    parameters: footprint.parameters,
-    gradients: gradientsBefore,
-    activations: 0,
-    temporaries: 0,
-  };
-  const busy = lines.filter(([, slope]) => slope > 0);
-  const steepest = Math.max(...busy.map(([, slope]) => slope));
-  const moments = busy
-    .sort((a, b) => b[1] - a[1])
-    .map((line) => ({
-      at: FORWARD + (1 - FORWARD) * (1 - line[1] / steepest),
-      memory: split(footprint, line, size),
-    }));
-  const after = { ...floor, gradients: footprint.gradients };
-  return [{ at: 0, memory: floor }, ...moments, { at: 1, memory: after }];
+/* Who holds the bytes at the moment of a peak line, as Python sends it. */
+const held = (footprint, [slope, gradients, temporaries], size) => ({
+  optimizer: footprint.optimizer,
+  parameters: footprint.parameters,
+  gradients,
+  activations: slope * size,
+  temporaries,
+});
+
+/* The highest of these lines. */
+const highest = (footprint, rows, size) =>
+  rows
+    .map((row) => held(footprint, row, size))
+    .reduce((a, b) => (bytesOf(b) > bytesOf(a) ? b : a));
+
+/** The times of a sample that were measured at this size, or at those around
+    it: the least and the most; none where there is no such size. */
+export function timesOf({ record }, size) {
+  const rows = record?.times ?? [];
+  const next = rows.findIndex(([other]) => other >= size);
+  const exact = rows[next]?.[0] === size;
+  if (next < 0 || (next === 0 && !exact)) return [];
+  const found = rows.slice(exact ? next : next - 1, next + 1);
+  return found.map(([, time]) => time).sort((a, b) => a - b);
 }
 
-/** The key numbers in words; Python's Accumulation.sentence() says the same. */
+// ---- words ---------------------------------------------------------------
+
+/* "11.5–12.3 µs a sample", or "" where nothing was measured */
+function timeText(state, size) {
+  const found = new Set(timesOf(state, size).map((time) => time.toFixed(1)));
+  if (!found.size) return "";
+  return `${[...found].join("–")} ${state.record.unit} a sample`;
+}
+
+/* "3 micro-batches (2 × 500 + 24)" */
+function cutText({ micro_batches: count, micro_batch, last_micro_batch }) {
+  const things = `${grouped(count)} micro-batch${count === 1 ? "" : "es"}`;
+  const [size, last] = [grouped(micro_batch), grouped(last_micro_batch)];
+  if (size === last) return `${things} of ${size}`;
+  return `${things} (${grouped(count - 1)} × ${size} + ${last})`;
+}
+
+const verdict = ({ over }) =>
+  over > 0
+    ? `✗ ${formatBytes(over)} too much`
+    : `✓ fits, ${formatBytes(-over)} free`;
+
+/* "× 0.68" */
+const times = (factor) =>
+  `× ${factor < 100 ? formatNumber(factor) : grouped(Math.round(factor))}`;
+
+function weightText(n) {
+  const ratio = formatNumber(n.weight_ratio);
+  const more = ratio === "1" ? "slightly more than" : `${ratio} × as much as`;
+  const bias = `sample of the last micro-batch weighs ${more} any other`;
+  const uneven = n.weight_ratio > 1 + 1e-9;
+  if (Math.abs(n.weight_sum - 1) > 1e-9) {
+    const sum = `The weights sum to ${formatNumber(n.weight_sum)}, not to 1`;
+    return uneven ? `${sum}, and a ${bias}` : sum;
+  }
+  if (uneven) return `A ${bias}: not the gradient of the batch`;
+  return `Every sample weighs ${oneOf(n)}, as in the whole batch`;
+}
+
+const oneOf = ({ global_batch: all }) => `1/${grouped(all)}`;
+
+function costText(state, n) {
+  if (!n.memory.activations) {
+    return (
+      "The peak is the optimizer step’s: more cuts save nothing and cost " +
+      `passes (now ${grouped(n.passes)})`
+    );
+  }
+  const time = timeText(state, n.micro_batch);
+  const place = state.record?.gpu ? "a GPU" : "a CPU";
+  return `A step takes ${grouped(n.passes)} passes` + (time && `, and ${time} on ${place}`);
+}
+
+/** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
-  const [count, all] = [n.micro_batches, n.global_batch];
-  const [size, last] = [n.micro_batch, n.last_micro_batch];
-  const budget = formatBytes(state.budget);
-  const peak =
-    `peak ${formatBytes(n.peak)}` +
-    (n.memory.activations ? ", " : " (in the optimizer step), ") +
-    `${n.fits ? "within" : "above"} the budget of ${budget}`;
-  let memory = `One micro-batch, the whole batch of ${all}: ${peak}`;
-  if (count > 1) {
-    const rest = size === last ? "" : ` each and the last ${last}`;
-    memory =
-      `${count} micro-batches${rest ? "," : " of"} ${size}${rest}: ${peak}; ` +
-      `the whole batch of ${all} needs ${formatBytes(n.whole_peak)} ` +
-      (n.whole_fits ? "and fits" : "and does not fit");
-  }
-  const ratio = formatNumber(n.weight_ratio);
-  const bias =
-    `sample of the last micro-batch weighs ${ratio} times ` +
-    "as much as any other";
-  let weights = `Every sample weighs 1/${all}, as in the whole batch`;
-  if (Math.abs(n.weight_sum - 1) > 1e-9) {
-    weights = `The weights sum to ${formatNumber(n.weight_sum)} instead of 1`;
-    if (size !== last) weights += `, and a ${bias}`;
-  } else if (size !== last && n.weight_ratio > 1 + 1e-9) weights = `A ${bias}`;
-  return `${memory}. ${weights}.`;
+  const than = n.over > 0 ? "above" : "below";
+  const by = formatBytes(Math.abs(n.over));
+  const peak = `the peak is ${formatBytes(n.peak)}, ${by} ${than} the budget`;
+  return `${cutText(n)}: ${peak}. ${weightText(n)}. ${costText(state, n)}.`;
 }
 
 // ---- geometry ------------------------------------------------------------
 
-/** Geometry of both pictures, in pixels, for a given width. */
-export function layout(state, width) {
-  const numbers = describe(state);
-  const step = width < 480 ? 34 : 84;
-  const plot = { left: 36, right: width - 100, top: 22, bottom: 252 };
-  const end = plot.right - step; // where the last backward pass ends
+/** Geometry of the picture, in pixels, for a given width: the memory; under
+    it the strip of samples and their weights; beside it, or at the bottom,
+    what it costs. */
+export function layout(state, width, before = null) {
+  const n = describe(state);
+  const wide = width >= 600;
+  const right = width - (wide ? 290 : 92);
+  const plot = { left: 36, right, top: 64, bottom: 212 };
+  const end = right - (wide ? 60 : 34); // where the last backward pass ends
+  const panel = wide
+    ? { left: width - 176, right: width - 18, top: 18, tall: 150 }
+    : { left: 0, right: width - 18, top: 374, tall: 64 };
+  const axis = heights(plot, 2 * state.budget); // it does not move
+  const samples = (count) =>
+    plot.left + (count * (end - plot.left)) / n.global_batch;
   return {
     width,
-    plot,
-    step: { x: end, width: step },
-    memory: memoryLayout(state, numbers, plot, end),
-    weights: weightLayout(numbers, plot, end),
+    height: wide ? 352 : 582,
+    ...{ plot, axis, end, samples },
+    memory: memoryLayout(state, n, plot, end, axis.y),
+    before: before && tops(cornersOf(before, plot, end).corners, axis.y),
+    strip: { y: 220, tall: 18, handles: handlesOf(n, samples) },
+    weights: weightLayout(n, samples),
+    cost: { ...panel, ...(state.record && costLayout(state.record, n, panel)) },
   };
 }
 
-function memoryLayout(state, numbers, plot, end) {
-  const { footprint, budget } = state;
-  const { global_batch: all, micro_batches: count } = numbers;
-  const top = Math.max(numbers.peak, numbers.whole_peak, budget);
-  const perByte = (plot.bottom - plot.top) / (top * 1.04);
-  const y = (bytes) => plot.bottom - bytes * perByte;
-  const perSample = (end - plot.left) / all;
-  const shown = Math.min(count, Math.floor((end - plot.left) / NARROWEST));
-  const cut = all / shown;
-  const blocks = [];
-  const corners = [];
-  for (let i = 0; i < shown; i += 1) {
-    const last = i === count - 1;
-    const size = last ? numbers.last_micro_batch : numbers.micro_batch;
-    const start = shown < count ? i * cut : i * numbers.micro_batch;
-    const moments = pass(
-      footprint,
-      i === 0 ? footprint.alone : footprint.later,
-      size,
-      i === 0 ? 0 : footprint.gradients,
-    );
-    const x = plot.left + start * perSample;
-    const width = (shown < count ? cut : size) * perSample;
-    corners.push(
-      ...moments.map(({ at, memory }) => ({ x: x + at * width, memory })),
-    );
-    const bytes = Math.max(...moments.map(({ memory }) => bytesOf(memory)));
-    blocks.push({ x, width, size, bytes, y: y(bytes) });
-  }
-  const stepEnd = end + (plot.right - end) * 0.6;
-  const step = stepCorners(footprint, linesOf(footprint, count), [
-    end,
-    stepEnd,
-    plot.right,
-  ]);
-  corners.push(...step);
-  const whole = [
-    ...pass(footprint, footprint.alone, all, 0).map(({ at, memory }) => ({
-      x: plot.left + at * (end - plot.left),
-      memory,
-    })),
-    ...stepCorners(footprint, footprint.alone, [end, stepEnd, plot.right]),
+/* The moments of one forward and backward pass, in order: { at, memory }
+   with `at` from 0 to 1. Each peak line is a moment whose bytes are known;
+   activations fall as backward goes on, which says when it is. */
+function pass(footprint, rows, size, gradientsBefore) {
+  const busy = rows.filter(([slope]) => slope > 0);
+  const steepest = Math.max(...busy.map(([slope]) => slope));
+  const moments = busy
+    .sort((a, b) => b[0] - a[0])
+    .map((row) => ({
+      at: FORWARD + (1 - FORWARD) * (1 - row[0] / steepest),
+      memory: held(footprint, row, size),
+    }));
+  const idle = (gradients) => held(footprint, [0, gradients, 0], 0);
+  return [
+    { at: 0, memory: idle(gradientsBefore) },
+    ...moments,
+    { at: 1, memory: idle(footprint.gradients) },
   ];
-  const mark = ({ x, memory }) => ({
-    x: x === end ? (end + stepEnd) / 2 : x,
-    y: y(bytesOf(memory)),
-  });
-  const ticks = byteTicks(top);
-  return {
-    perByte,
-    blocks,
-    count,
-    outline: whole.map(({ x, memory }) => ({ x, y: y(bytesOf(memory)) })),
-    bands: bandsOf(corners, y),
-    peak: mark(highest(corners)),
-    whole: mark(highest(whole)),
-    budget: { y: y(budget) },
-    unit: ticks.unit,
-    ticks: ticks.marks.map(({ value, label }) => ({ label, y: y(value) })),
-  };
 }
 
 /* The optimizer step is the moment that no batch size changes; after it the
    gradients are freed. */
-function stepCorners(footprint, lines, [begin, end, last]) {
-  const { parameters, optimizer, gradients } = footprint;
-  const flat = lines.filter(([, slope]) => slope === 0).map(([bytes]) => bytes);
-  const bytes = Math.max(parameters + optimizer + gradients, ...flat);
-  const during = split(footprint, [bytes, 0], 0);
+function stepCorners(footprint, rows, begin, right) {
+  const calm = [0, footprint.gradients, 0];
+  const flat = rows.filter(([slope]) => slope === 0);
+  const during = highest(footprint, [calm, ...flat], 0);
   const before = { ...during, temporaries: 0 };
   const after = { ...before, gradients: 0 };
+  const end = begin + (right - begin) * 0.6;
   return [
     { x: begin, memory: before },
     { x: begin, memory: during },
     { x: end, memory: during },
     { x: end, memory: after },
-    { x: last, memory: after },
+    { x: right, memory: after },
   ];
 }
 
-const highest = (corners) =>
-  corners.reduce((a, b) => (bytesOf(b.memory) > bytesOf(a.memory) ? b : a));
-
-/* One closed polygon for each consumer, stacked from the bottom. */
-function bandsOf(corners, y) {
-  const floor = corners.map(() => 0);
-  return Object.keys(CONSUMERS).map((consumer) => {
-    const lower = corners.map(({ x }, i) => ({ x, y: y(floor[i]) }));
-    corners.forEach(({ memory }, i) => (floor[i] += memory[consumer]));
-    const upper = corners.map(({ x }, i) => ({ x, y: y(floor[i]) }));
-    return { consumer, lower, upper };
+/* The corners of the memory over one window, and its micro-batches, of which
+   the first are drawn where they are too many. */
+function cornersOf(state, plot, end) {
+  const { footprint } = state;
+  const n = describe(state);
+  const [count, all] = [n.micro_batches, n.global_batch];
+  const shown = Math.min(count, Math.floor((end - plot.left) / NARROWEST));
+  const every = shown < count ? all / shown : n.micro_batch;
+  const place = (samples) => plot.left + (samples * (end - plot.left)) / all;
+  const blocks = Array.from({ length: shown }, (_, i) => {
+    const size = i === count - 1 ? n.last_micro_batch : n.micro_batch;
+    const x = place(i * every);
+    return { x, width: place(Math.min((i + 1) * every, all)) - x, size };
   });
+  const passes = blocks.flatMap(({ x, width, size }, i) =>
+    pass(
+      footprint,
+      i ? footprint.later : footprint.alone,
+      size,
+      i ? footprint.gradients : 0,
+    ).map(({ at, memory }) => ({ x: x + at * width, memory })),
+  );
+  const rows = rowsOf(footprint, count);
+  const step = stepCorners(footprint, rows, end, plot.right);
+  return { blocks, corners: [...passes, ...step] };
 }
 
-function weightLayout(numbers, plot, end) {
-  const { micro_batches: count, global_batch: all } = numbers;
-  const [top, bottom] = [20, 110];
-  const largest = Math.max(numbers.weight, numbers.last_weight) * all;
-  const perUnit = (bottom - top) / Math.max(1.5, largest * 1.2);
-  const perSample = (end - plot.left) / all;
-  const bar = (start, size, weight, many) => ({
-    x: plot.left + start * perSample,
-    width: size * perSample,
-    y: bottom - weight * all * perUnit,
-    height: weight * all * perUnit,
-    factor: weight * all,
-    many,
+const tops = (corners, y) =>
+  corners.map(({ x, memory }) => ({ x, y: y(bytesOf(memory)) }));
+
+function memoryLayout(state, n, plot, end, y) {
+  const { blocks, corners } = cornersOf(state, plot, end);
+  const all = n.global_batch;
+  const once = { locked: true, global_batch: all, micro_batch: all };
+  const whole = cornersOf({ ...state, ...once }, plot, end).corners;
+  const inside = (bytes) => Math.max(y(bytes), plot.top);
+  const mark = (list, bytes) => ({
+    x: list.find(({ memory }) => bytesOf(memory) === bytes)?.x ?? end,
+    y: inside(bytes),
   });
-  const { last_micro_batch: last } = numbers;
-  const uneven = count > 1 && last !== numbers.micro_batch;
+  return {
+    blocks,
+    xs: corners.map(({ x }) => x),
+    bands: stacked(corners.map(({ memory }) => memory), Object.keys(PARTS), y),
+    outline: tops(whole, y),
+    peak: mark(corners, n.peak),
+    whole: mark(whole, n.whole_peak),
+    budget: y(state.budget),
+  };
+}
+
+/* The cuts that can be grabbed: so many that their marks have room. */
+function handlesOf({ micro_batches: count, micro_batch: size }, samples) {
+  const every = Math.ceil(16 / (samples(size) - samples(0)));
+  const handles = [];
+  for (let i = every; i < Math.max(count, 2); i += every) {
+    handles.push({ index: i, x: samples(i * size) });
+  }
+  return handles;
+}
+
+/** The size of a micro-batch after its cut at `index` went to `x`. */
+export function moved({ plot, end, samples }, all, index, x) {
+  const place = ((x - plot.left) / (end - plot.left)) * all;
+  return Math.min(Math.max(Math.round(place / index), 1), all);
+}
+
+function weightLayout(n, samples) {
+  const { micro_batches: count, global_batch: all, last_micro_batch: last } = n;
+  const [top, bottom] = [296, 344];
+  const unit = (bottom - top) / 3; // an axis that does not move
+  const bar = (start, size, weight, many) => {
+    const factor = weight * all;
+    const height = Math.min(factor, 3) * unit;
+    const x = samples(start);
+    const width = samples(start + size) - x;
+    return { box: { x, y: bottom - height, width, height }, factor, many };
+  };
+  const uneven = last !== n.micro_batch;
   const even = uneven ? all - last : all;
-  const bars = [bar(0, even, numbers.weight, uneven ? count - 1 : count)];
-  if (uneven) bars.push(bar(even, last, numbers.last_weight, 1));
-  return { top, bottom, bars, one: { y: bottom - perUnit } };
+  const bars = [bar(0, even, n.weight, uneven ? count - 1 : count)];
+  if (uneven) bars.push(bar(even, last, n.last_weight, 1));
+  return { top, bottom, bars, one: bottom - unit };
+}
+
+function costLayout({ times, unit }, n, { left, right, top, tall }) {
+  const [above, below] = [top + 72, top + 72 + tall];
+  const plot = { left: left + 36, right, top: above, bottom: below };
+  const most = Math.max(...times.map(([, time]) => time));
+  const axis = heights(plot, 1.1 * most, unit);
+  const [least, largest] = [times[0][0], times.at(-1)[0]];
+  const x = (size) => {
+    const share = Math.log(size) / Math.log(Math.max(largest, 2));
+    return plot.left + (plot.right - plot.left) * Math.min(share, 1);
+  };
+  const marks = least > 4 ? [1, least, largest] : [1, largest];
+  return {
+    ...{ plot, axis, largest },
+    points: times.map(([size, time]) => ({ x: x(size), y: axis.y(time) })),
+    marks: marks.map((size) => ({ x: x(size), label: grouped(size) })),
+    now: x(n.micro_batch),
+  };
+}
+
+/** The size of a micro-batch at a place of the cost's axis. */
+export function sizeAt({ cost: { plot, largest } }, x) {
+  const share = (x - plot.left) / (plot.right - plot.left);
+  return Math.round(largest ** Math.min(Math.max(share, 0), 1));
 }
 
 // ---- drawing -------------------------------------------------------------
 
+const END = { "text-anchor": "end" };
+const MIDDLE = { "text-anchor": "middle" };
+const BOLD = { class: "mb-value" };
+
 const points = (list) =>
   list.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
 
-const text = (x, y, content, attributes = {}) =>
-  svg("text", { x, y, ...attributes }, content);
-
-const tick = (fits) => (fits ? "✓" : "✗");
-
-const line = (x1, y1, x2, y2, name) =>
-  svg("line", { x1, y1, x2, y2, class: name });
-
-/* Hatching, so that no consumer is told by its colour alone. */
-function patterns(id) {
-  const make = (name, size, d, turn, look = "mb-hatch") =>
-    svg(
-      "pattern",
-      {
-        id: `${id}-${name}`,
-        width: size,
-        height: size,
-        patternUnits: "userSpaceOnUse",
-        patternTransform: turn && `rotate(${turn})`,
-      },
-      svg("path", { d, class: look }),
-    );
-  return svg(
-    "defs",
-    {},
-    make("optimizer", 8, "M0 4H8"),
-    make("gradients", 6, "M0 3H6", 45),
-    make("temporaries", 5, "M1 2.5H2.5"),
-    make("biased", 6, "M0 3H6", -45, "mb-biased"),
-  );
+function* drawMemory(id, { plot, axis, end, memory, before }, n, state) {
+  const over = n.over > 0;
+  const look = over ? "mb-verdict mb-broken" : "mb-verdict";
+  yield text(0, 18, verdict(n), { class: `mb-value ${look}` });
+  yield text(0, 37, cutText(n));
+  yield* axes(plot, axis);
+  const { left: x, top: y, right, bottom } = plot;
+  const box = { x, y, width: right - x, height: bottom - y };
+  yield svg("clipPath", { id: `${id}-clip` }, svg("rect", box));
+  const inside = svg("g", { "clip-path": `url(#${id}-clip)` });
+  for (const { key, lower, upper } of memory.bands) {
+    const up = upper.map((y, i) => ({ x: memory.xs[i], y }));
+    const down = lower.map((y, i) => ({ x: memory.xs[i], y })).reverse();
+    const shape = { points: points([...up, ...down]) };
+    inside.append(...filled(id, key, "polygon", shape));
+  }
+  const lines = { "mb-once": memory.outline, "mb-ghost": before };
+  for (const [name, list] of Object.entries(lines)) {
+    if (!list) continue;
+    inside.append(svg("polyline", { points: points(list), class: name }));
+  }
+  yield inside;
+  yield* budgetLine(id, plot, memory.budget, over);
+  const beyond = (bytes) => (bytes > 2 * state.budget ? "↑ " : "");
+  const size = (bytes) => beyond(bytes) + formatBytes(bytes);
+  yield* names(plot, [
+    ...(n.micro_batches > 1
+      ? [[memory.whole, "whole batch", size(n.whole_peak)]]
+      : []),
+    [{ x: right, y: memory.budget }, "budget", formatBytes(state.budget)],
+    [memory.peak, "peak", size(n.peak)],
+  ]);
+  yield dot(memory.peak, "mb-peak");
+  yield text((end + right) / 2, bottom + 22, "step", MIDDLE);
 }
 
-function drawMemory(root, id, state, width) {
-  const { plot, step, memory } = layout(state, width);
-  const n = describe(state);
-  root.setAttribute("viewBox", `0 0 ${width} 292`);
-  root.setAttribute("aria-label", sentence(state));
-  const parts = [patterns(id)];
-  for (const { y, label } of memory.ticks) {
-    parts.push(
-      line(plot.left, y, plot.right, y, "mb-grid"),
-      text(plot.left - 6, y + 4, label, { "text-anchor": "end" }),
-    );
+function* drawStrip({ plot, memory, strip: { y, tall, handles } }, n) {
+  for (const [i, { x, width, size }] of memory.blocks.entries()) {
+    const look = i % 2 ? "mb-cell mb-odd" : "mb-cell";
+    yield svg("rect", { x, y, width, height: tall, class: look });
+    const label = grouped(size);
+    if (LETTER * label.length + 6 < width) {
+      yield text(x + width / 2, y + 14, label, MIDDLE);
+    }
   }
-  parts.push(text(plot.left - 6, 12, memory.unit, { "text-anchor": "end" }));
-  for (const { consumer, lower, upper } of memory.bands) {
-    const shape = points([...upper, ...lower.reverse()]);
-    parts.push(
-      svg("polygon", { points: shape, class: `mb-${consumer}` }),
-      svg("polygon", { points: shape, fill: `url(#${id}-${consumer})` }),
-    );
+  for (const { x } of handles) {
+    const d = `M${x} ${y - 2}V${y + tall + 2}l-7 12h14l-7 -12`;
+    yield svg("path", { d, class: "mb-cut" });
   }
-  parts.push(
-    line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis"),
-    svg("polyline", { points: points(memory.outline), class: "mb-outline" }),
-    line(plot.left, memory.budget.y, plot.right, memory.budget.y, "mb-limit"),
-    svg("circle", {
-      cx: memory.peak.x,
-      cy: memory.peak.y,
-      r: 4,
-      class: "mb-peak",
-    }),
-    ...passStrip(memory, plot, step.x),
-    text(
-      step.x + step.width / 2,
-      plot.bottom + 21,
-      step.width < 104 ? "step" : "optimizer step",
-      { "text-anchor": "middle" },
-    ),
-  );
-  const marks = [
-    [memory.whole, "whole batch", n.whole_peak, tick(n.whole_fits)],
-    [{ x: plot.right, y: memory.budget.y }, "budget", state.budget, ""],
-    [memory.peak, "window", n.peak, tick(n.fits)],
-  ];
-  const places = spread(
-    marks.map(([at]) => at.y),
-    32,
-    plot.top - 4,
-    plot.bottom - 16,
-  );
-  marks.forEach(([at, name, bytes, sign], i) => {
-    const x = plot.right;
-    const value = `${formatBytes(bytes)} ${sign}`;
-    parts.push(
-      line(at.x, at.y, x, at.y, "mb-leader"),
-      line(x, at.y, x + 10, places[i] + 4, "mb-leader"),
-      text(x + 13, places[i], name),
-      text(x + 13, places[i] + 14, value, { class: "mb-value" }),
-    );
-  });
-  root.replaceChildren(...parts);
+  yield text(plot.right + 12, y + 14, `N = ${grouped(n.global_batch)}`);
+  yield text(plot.right + 12, y + 31, "drag ▲");
 }
 
-/* Under the picture: which micro-batch is where. */
-function passStrip({ blocks, count }, plot, end) {
-  const middle = { "text-anchor": "middle" };
-  const y = plot.bottom + 21;
-  const fits = (label, width) => width > 7 * label.length + 5;
-  if (!fits(`${count}`, blocks[0].width)) {
-    const room = end - plot.left;
-    const drawn =
-      blocks.length < count && room > 200 ? ` (${blocks.length} drawn)` : "";
-    const label = `${count} micro-batches${drawn}`;
-    return [text(plot.left + room / 2, y, label, middle)];
-  }
-  return blocks.flatMap(({ x, width }, i) => {
-    const label = width > 92 ? `micro-batch ${i + 1}` : `${i + 1}`;
-    return [
-      svg("rect", {
-        x: x + 1,
-        y: plot.bottom + 4,
-        width: Math.max(width - 2, 1),
-        height: 3,
-        class: "mb-strip",
-      }),
-      ...(fits(label, width) ? [text(x + width / 2, y, label, middle)] : []),
-    ];
-  });
-}
-
-function drawWeights(root, id, state, width) {
-  const { plot, weights } = layout(state, width);
-  const n = describe(state);
-  root.setAttribute("viewBox", `0 0 ${width} 132`);
-  const factors = weights.bars.map(({ factor }) => formatNumber(factor));
-  root.setAttribute(
-    "aria-label",
-    `Weight of one sample, as a multiple of 1/${n.global_batch}: ` +
-      factors.join("; in the last micro-batch "),
-  );
-  const parts = [patterns(id)];
-  const { bars, one, bottom } = weights;
-  bars.forEach(({ x, y, width: wide, height, factor, many }, i) => {
+function* drawWeights(id, { plot, end, weights }, n) {
+  const { bars, one, bottom, top } = weights;
+  yield text(plot.left, top - 22, "weight of one sample", BOLD);
+  for (const [i, { box, factor, many }] of bars.entries()) {
+    const wide = box.width / many;
     const wrong = Math.abs(factor - 1) > 1e-9;
-    const box = { x, y, width: wide, height };
-    parts.push(svg("rect", { ...box, class: "mb-weight" }));
-    if (wrong) {
-      parts.push(svg("rect", { ...box, fill: `url(#${id}-biased)` }));
+    yield svg("rect", { ...box, class: "mb-weight" });
+    if (wrong) yield* filled(id, "over", "rect", box);
+    for (let k = 1; k < many && wide > 4; k += 1) {
+      const at = box.x + k * wide;
+      yield line(at, box.y, at, bottom, "mb-between");
     }
-    for (let k = 1; k < many && wide / many > 4; k += 1) {
-      const at = x + (wide * k) / many;
-      parts.push(line(at, y, at, bottom, "mb-cut"));
-    }
-    const middle = i === 0;
-    if (middle || factor !== bars[0].factor) {
-      parts.push(
-        text(
-          middle ? x + wide / 2 : x + wide,
-          Math.min(y, one.y) - 5,
-          `× ${formatNumber(factor)}`,
-          { "text-anchor": middle ? "middle" : "end", class: "mb-value" },
-        ),
-      );
-    }
-  });
-  parts.push(
-    line(plot.left, bottom, plot.right, bottom, "mb-axis"),
-    line(plot.left, one.y, plot.right, one.y, "mb-one"),
-    text(plot.left - 6, bottom + 4, "0", { "text-anchor": "end" }),
-    text(plot.right + 6, one.y + 4, `1/${n.global_batch}`, {
-      class: "mb-value",
-    }),
-  );
-  root.replaceChildren(...parts);
+    const label = (factor > 3 ? "↑ " : "") + times(factor);
+    if (i === 0) yield text(box.x, top - 5, label);
+    else yield text(box.x + box.width, top - 5, label, END);
+  }
+  yield line(plot.left, bottom, end, bottom, "mb-axis");
+  yield line(plot.left, one, end, one, "mb-one");
+  yield text(plot.left - 6, bottom + 4, "0", END);
+  yield text(end + 6, one + 4, oneOf(n));
 }
+
+function* drawCost({ cost }, n, state) {
+  const { left, top, plot, axis, points: list, marks, now } = cost;
+  const passes = `${grouped(n.passes)} passes`;
+  yield text(left, top, passes, { class: "mb-value mb-verdict" });
+  yield text(left, top + 19, "for one optimizer step");
+  const time = timeText(state, n.micro_batch);
+  yield text(left, top + 44, time || "time: not measured", BOLD);
+  if (!plot) return;
+  yield* axes(plot, axis);
+  yield svg("polyline", { points: points(list), class: "mb-once" });
+  for (const point of list) yield dot(point, "mb-measured", 3);
+  yield line(now, plot.top - 4, now, plot.bottom + 5, "mb-cursor");
+  for (const { x, label } of marks) {
+    yield text(x, plot.bottom + 16, label, MIDDLE);
+  }
+  const middle = (plot.left + plot.right) / 2;
+  yield text(middle, plot.bottom + 31, "micro-batch", MIDDLE);
+  const place = state.record.gpu ? ["a GPU"] : ["a CPU,", "not on a GPU"];
+  for (const [i, words] of place.entries()) {
+    const before = i ? "" : "measured on ";
+    yield text(left, plot.bottom + 52 + 15 * i, before + words);
+  }
+}
+
+function results(id, state, n) {
+  const cell = (key, bytes) => [key, bytes, formatBytes(bytes)];
+  const rows = Object.entries(PARTS).map(([part, label]) => ({
+    part,
+    label,
+    cells: ["memory", "whole_memory"].map((of) =>
+      cell(`${of}.${part}`, n[of][part]),
+    ),
+  }));
+  const sum = [cell("peak", n.peak), cell("whole_peak", n.whole_peak)];
+  const epoch = `optimizer steps in an epoch of ${grouped(state.samples)}`;
+  const list = {
+    micro_batches: "micro-batches",
+    global_batch: "global batch",
+    passes: "passes for one optimizer step",
+    weight_sum: "sum of the weights",
+    weight_ratio: "largest ÷ smallest weight",
+    steps_per_epoch: epoch,
+    last_window: "samples in its last window",
+  };
+  const shown = (value) =>
+    Number.isInteger(value) ? grouped(value) : formatNumber(value);
+  return [
+    table(id, ["bytes at the peak", "micro-batches", "whole batch"], [
+      ...rows.reverse(),
+      { sum: true, label: "peak", cells: sum },
+    ]),
+    numberList(
+      Object.entries(list).map(([key, label]) => [
+        ...[label, key, n[key]],
+        shown(n[key]),
+      ]),
+    ),
+  ];
+}
+
+const NOTE =
+  "The hills are the memory of each micro-batch: activations grow in the " +
+  "forward pass and are freed in the backward pass; gradients stay until " +
+  "the optimizer step. Their corners are exact, the sides are drawn " +
+  "straight. The thin line is the whole batch at once; the dotted one is the " +
+  "last setting. Drag a triangle to cut the batch elsewhere: that locks the " +
+  "global batch N. A bar is the weight of a sample in the gradient; it is " +
+  "hatched where it is not 1/N. A window divides the sum of the losses by N; " +
+  "the mean of means divides each micro-batch’s sum by its own samples, then " +
+  "by the steps; no division leaves the second one out. Every micro-batch " +
+  "takes a forward and a backward pass. ";
 
 // ---- the widget ----------------------------------------------------------
 
-function number(key, value, shown) {
-  return html(
-    "span",
-    { "data-number": key, "data-value": String(value) },
-    shown ?? String(value),
-  );
-}
+const keys = [
+  ...["locked", "micro_batch", "steps", "global_batch", "normalisation"],
+  ...["samples", "budget", "footprint", "record", "label"],
+];
 
-function memoryTable(id, state) {
-  const n = describe(state);
-  const swatch = (consumer) =>
-    svg(
-      "svg",
-      { viewBox: "0 0 14 14", class: "mb-swatch", "aria-hidden": "true" },
-      svg("rect", { width: 14, height: 14, class: `mb-${consumer}` }),
-      svg("rect", { width: 14, height: 14, fill: `url(#${id}-${consumer})` }),
-    );
-  const cell = (key, bytes) =>
-    html("td", {}, number(key, bytes, formatBytes(bytes)));
-  const heading = (...children) => html("th", { scope: "row" }, ...children);
-  const rows = Object.entries(CONSUMERS).reverse().map(([consumer, label]) =>
-    html(
-      "tr",
-      {},
-      heading(swatch(consumer), label),
-      cell(`memory.${consumer}`, n.memory[consumer]),
-      cell(`whole_memory.${consumer}`, n.whole_memory[consumer]),
-    ),
-  );
-  const verdict = (key, fits) =>
-    html("td", {}, number(key, fits, fits ? "✓ fits" : "✗ does not fit"));
-  const column = (label) => html("th", { scope: "col" }, label);
-  return [
-    html(
-      "thead",
-      {},
-      html(
-        "tr",
-        {},
-        column("bytes at the peak"),
-        column("window"),
-        column("whole batch"),
-      ),
-    ),
-    html(
-      "tbody",
-      {},
-      ...rows,
-      html(
-        "tr",
-        { class: "mb-sum" },
-        heading("peak"),
-        cell("peak", n.peak),
-        cell("whole_peak", n.whole_peak),
-      ),
-      html(
-        "tr",
-        {},
-        heading(`budget of ${formatBytes(state.budget)}`),
-        verdict("fits", n.fits),
-        verdict("whole_fits", n.whole_fits),
-      ),
-    ),
-  ];
-}
-
-function numberList(state) {
-  const n = describe(state);
-  const even = n.micro_batch === n.last_micro_batch;
-  const full = even ? n.micro_batches : n.micro_batches - 1;
-  const entry = (label, ...children) =>
-    html("div", {}, html("dt", {}, label), html("dd", {}, ...children));
-  return [
-    entry(
-      "micro-batches",
-      number(
-        "micro_batches",
-        n.micro_batches,
-        `${full} × ${n.micro_batch}` + (even ? "" : ` + ${n.last_micro_batch}`),
-      ),
-    ),
-    entry("global batch", number("global_batch", n.global_batch)),
-    entry(
-      "sum of the sample weights",
-      number("weight_sum", n.weight_sum, formatNumber(n.weight_sum)),
-    ),
-    entry(
-      "largest ÷ smallest weight",
-      number("weight_ratio", n.weight_ratio, formatNumber(n.weight_ratio)),
-    ),
-    entry(
-      `optimizer steps per epoch of ${state.samples}`,
-      number("steps_per_epoch", n.steps_per_epoch),
-    ),
-    entry("samples in the last window", number("last_window", n.last_window)),
-  ];
-}
-
-function render({ model, el }) {
-  const keys = [
-    "locked",
-    "micro_batch",
-    "steps",
-    "global_batch",
-    "normalisation",
-    "samples",
-    "budget",
-    "footprint",
-    "label",
-  ];
-  const read = () => Object.fromEntries(keys.map((k) => [k, model.get(k)]));
-  const set = (changes) => {
-    const state = { ...read(), ...changes };
-    const { micro_batches, global_batch } = describe(state);
-    save(model, { ...changes, steps: micro_batches, global_batch });
+function build({ id, get, set }) {
+  let asked = 1; // steps, of a locked batch
+  let most = 1024; // of the micro-batch
+  let plan;
+  const go = (changes) => {
+    const n = describe({ ...get(), ...changes });
+    const { micro_batches: steps, global_batch } = n;
+    const micro_batch = n.micro_batch;
+    set({ ...changes, micro_batch, steps, global_batch });
   };
 
-  const micro = slider({
-    label: "Micro-batch",
-    key: "micro_batch",
-    unit: " samples",
-    onInput: (value) => set({ micro_batch: value }),
-  });
   const steps = slider({
     label: "Accumulation steps",
     key: "steps",
-    onInput: (value) => set({ steps: value }),
+    onInput(value) {
+      const { locked, global_batch: all } = get();
+      asked = value;
+      go(locked ? { micro_batch: Math.ceil(all / value) } : { steps: value });
+    },
   });
-  const global = numberField({
-    label: "Global batch",
-    key: "global_batch",
-    max: LARGEST_BATCH,
-    onChange: (value) => set({ global_batch: value }),
+  const normalisation = radios({
+    label: "Normalisation",
+    key: "normalisation",
+    onChange: (value) => go({ normalisation: value }),
   });
   const locked = checkBox({
     label: "Lock the global batch",
     key: "locked",
-    onChange: (value) => set({ locked: value }),
+    onChange: (value) => go({ locked: value }),
   });
-  const normalisation = choice({
-    label: "Normalisation",
-    key: "normalisation",
-    options: NORMALISATIONS,
-    onChange: (value) => set({ normalisation: value }),
+  const global = numberField({
+    label: "Global batch N",
+    key: "global_batch",
+    max: LARGEST_BATCH,
+    onChange: (value) => go({ global_batch: value }),
+  });
+  const micro = slider({
+    label: "Micro-batch",
+    key: "micro_batch",
+    onInput: (value) => go({ micro_batch: value }),
   });
 
-  const id = makeId();
-  const live = html("p", { "aria-live": "polite", class: "mb-live" });
-  const memory = svg("svg", { role: "img", class: "mb-picture" });
-  const weights = svg("svg", { role: "img", class: "mb-picture" });
-  const table = html("table", { class: "mb-table" });
-  const list = html("dl", { class: "mb-numbers" });
-  const title = html("span");
-  let speaking;
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  const note = html("p", { class: "mb-note" });
+  drag(picture, {
+    grab({ x, y }) {
+      const { strip, cost: { plot } } = plan;
+      const beside = plot && x > plot.left - 10 && y > plot.top - 10;
+      if (beside && y < plot.bottom + 20) return { zone: "cost" };
+      if (y < strip.y - 8 || y > strip.y + strip.tall + 22) return null;
+      const near = ({ x: at }) => Math.abs(at - x);
+      const closer = (a, b) => (near(b) < near(a) ? b : a);
+      const nearest = strip.handles.reduce(closer);
+      return near(nearest) < 24 ? nearest : null;
+    },
+    move({ x }, { zone, index }) {
+      const all = get().global_batch;
+      if (zone === "cost") go({ micro_batch: sizeAt(plan, x) });
+      else go({ locked: true, micro_batch: moved(plan, all, index, x) });
+    },
+  });
 
-  el.classList.add("mb-root", "mb-accumulation");
-  el.append(
-    html(
-      "div",
-      { class: "mb-controls" },
-      micro.root,
-      steps.root,
-      html("div", { class: "mb-lock" }, global.root, locked.root),
-      normalisation.root,
-    ),
-    live,
-    figure(title, NOTES.memory, memory),
-    table,
-    figure("Weight of one sample in the gradient", NOTES.weights, weights),
-    list,
-  );
-
-  const end = redraw(model, memory, (width) => {
-    const state = read();
+  const draw = (state, width, before) => {
     const n = describe(state);
-    micro.update({
-      value: state.micro_batch,
-      max: Math.max(512, state.micro_batch),
-    });
+    plan = layout(state, width, before);
+    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+    picture.replaceChildren(
+      patterns(id),
+      ...drawMemory(id, plan, n, state),
+      ...drawStrip(plan, n),
+      ...drawWeights(id, plan, n),
+      ...drawCost(plan, n, state),
+    );
+    const said = sentence(state);
+    picture.setAttribute("aria-label", said);
+    const count = n.micro_batches;
+    const stays =
+      state.locked && Math.ceil(n.global_batch / asked) === n.micro_batch;
+    most = Math.max(most, n.micro_batch);
     steps.update({
-      value: n.micro_batches,
-      max: Math.max(32, n.micro_batches),
-      disabled: state.locked,
+      value: Math.min(stays ? asked : count, MOST_STEPS),
+      max: MOST_STEPS,
+      text: grouped(count),
+      spoken: `${plural(count, "step")}: peak ${formatBytes(n.peak)}`,
     });
-    global.update({ value: n.global_batch, readOnly: !state.locked });
+    normalisation.update({
+      value: state.normalisation,
+      options: Object.keys(WEIGHTS),
+    });
     locked.update({ value: state.locked });
-    normalisation.update({ value: state.normalisation });
-    title.textContent = "Memory during one window";
-    if (state.label) title.append(": ", state.label);
-    drawMemory(memory, `${id}m`, state, width);
-    drawWeights(weights, `${id}w`, state, width);
-    table.replaceChildren(...memoryTable(`${id}m`, state));
-    list.replaceChildren(...numberList(state));
-    clearTimeout(speaking);
-    const speak = () => (live.textContent = sentence(state));
-    if (live.textContent) speaking = setTimeout(speak, 150);
-    else speak();
-  });
-  return () => {
-    end();
-    clearTimeout(speaking);
-    el.replaceChildren();
+    global.update({
+      value: n.global_batch,
+      disabled: state.locked ? "" : "steps × micro-batch, until it is locked",
+    });
+    micro.update({
+      value: n.micro_batch,
+      max: state.locked ? n.global_batch : most,
+      spoken: plural(n.micro_batch, "sample"),
+    });
+    const from = state.record?.provenance;
+    note.textContent = NOTE + (from ? `Times: ${from}.` : "");
+    return {
+      title: "Memory of one optimizer step" +
+        (state.label && `: ${state.label}`),
+      sentence: said,
+      numbers: results(id, state, n),
+    };
+  };
+  return {
+    controls: [steps, normalisation],
+    picture,
+    legend: legend(id, { ...PARTS, over: "too much; not 1/N" }),
+    more: [locked, global, micro],
+    note,
+    draw,
   };
 }
 
-export default { render };
+export default widget({ name: "accumulation", keys, build });
