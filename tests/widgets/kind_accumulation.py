@@ -2,32 +2,70 @@
 
 from itertools import product
 
-from kind import Kind, flat
+from kind import Kind
 
 from membudget import widgets
 from membudget.accumulation import NORMALISATIONS
+from membudget.widgets import format_bytes
 
 
-def accumulation_controls(widget):
-    first = ["micro_batch", "locked", "steps", "global_batch"]
+def controls(widget):
+    first = ["micro_batch", "locked", "steps"]
     if widget.locked:
-        first = ["locked", "micro_batch", "global_batch", "steps"]
-    return {key: getattr(widget, key) for key in (*first, "normalisation")}
+        first = ["locked", "global_batch", "micro_batch", "steps"]
+    held = {key: getattr(widget, key) for key in (*first, "normalisation")}
+    return {
+        **held,
+        "global_batch": widget.global_batch,
+        "steps": min(widget.steps, 32),  # the slider ends there
+    }
 
 
-def accumulation_printed(widget):
-    n = widget.numbers()
-    hidden = {"micro_batch", "last_micro_batch", "weight", "last_weight"}
-    return flat(n, *(key for key in n if key not in hidden))
+def printed(widget):
+    plan = widget.plan
+    weights = [plan.sample_weight(n) for n in (plan.largest, plan.last)]
+    before = plan.global_batch - plan.last
+    *_, window = range(0, widget.samples, plan.global_batch)
+    return {
+        "micro_batches": plan.steps,
+        "global_batch": plan.global_batch,
+        "passes": 2 * plan.steps,
+        "weight_sum": before * weights[0] + plan.last * weights[1],
+        "weight_ratio": max(weights) / min(weights),
+        "peak": plan.peak,
+        "whole_peak": plan.whole_peak,
+        "memory.optimizer": plan.footprint.optimizer,
+        "memory.parameters": plan.footprint.parameters,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "last_window": widget.samples - window,
+    }
+
+
+def said(widget):
+    numbers = printed(widget)
+    over = numbers["peak"] - widget.budget
+    than = "above" if over > 0 else "below"
+    weights = "weighs"
+    if abs(numbers["weight_sum"] - 1) > 1e-9:
+        weights = "The weights sum to "
+    elif numbers["weight_ratio"] < 1 + 1e-9:
+        weights = "Every sample weighs 1/"
+    bound = widget.steps == 2 and widget.plan.last < widget.plan.largest
+    most = "at most " if bound else ""
+    return [
+        f"the peak is {most}{format_bytes(numbers['peak'])}, ",
+        f" {format_bytes(abs(over))} {than} the budget",
+        weights,
+    ]
 
 
 KIND = Kind(
     "accumulation",
     widgets.Accumulation,
-    "Memory during one window: an MLP on handwritten digits, with Adam",
-    accumulation_controls,
-    accumulation_printed,
-    lambda widget: [],
+    "Memory of one optimizer step: an MLP on handwritten digits, with Adam",
+    controls,
+    printed,
+    said,
     states=[
         {"micro_batch": size, "steps": steps}
         for size, steps in product((1, 16, 512), (1, 3, 32))
@@ -35,7 +73,7 @@ KIND = Kind(
     + [
         {"normalisation": n, "locked": True, "global_batch": whole}
         | {"micro_batch": size}
-        for n, whole in ((NORMALISATIONS[1], 512), (NORMALISATIONS[2], 500))
+        for n, whole in ((NORMALISATIONS[1], 512), (NORMALISATIONS[2], 65536))
         for size in (1, 3, 40, 100, 130, 255, 256, 400, 511, 512)
     ]
     + [{"locked": False, "normalisation": NORMALISATIONS[0]}],
@@ -45,14 +83,19 @@ KIND = Kind(
             "normalisation": "no division",
         },
         {
-            **{"micro_batch": 96, "global_batch": 500},
+            **{"micro_batch": 500, "global_batch": 1024},
             "normalisation": "mean of means",
         },
     ],
-    tabs=("micro_batch", "steps", "global_batch", "locked", "normalisation"),
-    rest=("micro_batch", {"micro_batch": 133}),
-    spoken={"micro_batch": "128 samples", "steps": "4"},
-    columns=("bytes at the peak", "window", "whole batch"),
+    tabs=("steps", "normalisation"),
+    rest=("steps", {"steps": 9}),
+    spoken={"micro_batch": "128 samples", "steps": "4 steps: peak 3.08 MiB"},
+    columns=("bytes at the peak", "micro-batches", "whole batch"),
     parts=5,
-    moves=[],
+    moves=[
+        (
+            {"global_batch": 1024, "normalisation": "mean of means"},
+            [{"micro_batch": size} for size in (1, 15, 300, 342, 500, 1024)],
+        )
+    ],
 )

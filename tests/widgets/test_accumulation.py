@@ -1,18 +1,14 @@
-"""The accumulation widget's traits and numbers."""
+"""The accumulation widget's traits."""
 
 from math import ceil
-from xml.etree import ElementTree
 
 import pytest
 from traitlets import TraitError
 
-from membudget.accumulation import (
-    Footprint,
-    PeakLine,
-    Plan,
-)
+from membudget import experiments
+from membudget.accumulation import Footprint, PeakLine, Plan
 from membudget.widgets import Accumulation
-from membudget.widgets.accumulation import CONSUMERS, digits_footprint
+from membudget.widgets.accumulation import digits_footprint, digits_record
 
 SMALL = Footprint(
     parameters=1000,
@@ -23,45 +19,33 @@ SMALL = Footprint(
 )
 
 
-def consistent(widget):
-    if widget.locked:
-        follows = ceil(widget.global_batch / widget.micro_batch)
-        return widget.steps == follows
-    return widget.global_batch == widget.steps * widget.micro_batch
-
-
-def test_defaults():
-    widget = Accumulation()
-    assert widget.footprint is digits_footprint()
-    assert (widget.micro_batch, widget.steps) == (128, 4)
-    assert (widget.global_batch, widget.locked) == (512, False)
-    assert (widget.normalisation, widget.samples) == ("window", 1797)
-    assert widget.numbers()["fits"]
-    assert not widget.numbers()["whole_fits"]
-
-
 def test_global_batch_follows():
     widget = Accumulation(SMALL, micro_batch=16, steps=4)
     widget.steps = 5
     assert widget.global_batch == 80
     widget.micro_batch = 10
-    assert widget.global_batch == 50
     assert widget.plan == Plan(50, 10, 1797, SMALL, "window")
+    with pytest.raises(TraitError, match="it follows steps × micro_batch"):
+        widget.global_batch = 100
+    assert widget.global_batch == 50
 
 
-def test_steps_follow_a_locked_global_batch():
+def test_a_locked_batch():
+    """Steps and micro-batch follow from each other."""
     widget = Accumulation(SMALL, micro_batch=96, global_batch=512)
     assert widget.locked
-    assert widget.steps == 6
     assert widget.plan.sizes == [96] * 5 + [32]
-    widget.micro_batch = 512
-    assert widget.steps == 1
+    for asked in range(1, 23):  # 22² < 512: each can be reached
+        widget.steps = asked
+        assert widget.steps == asked
+        assert widget.micro_batch == ceil(512 / asked)
+    widget.global_batch = 10
+    widget.steps = 6
+    assert (widget.micro_batch, widget.steps) == (2, 5)
     widget.micro_batch = 1000
-    assert widget.plan.sizes == [512]
-    widget.global_batch = 1001
-    assert widget.plan.sizes == [1000, 1]
+    assert widget.plan.sizes == [10]
     widget.locked = False
-    assert widget.global_batch == 2000
+    assert widget.global_batch == 1000
 
 
 def test_the_browser_may_send_any_subset():
@@ -78,41 +62,19 @@ def test_the_browser_may_send_any_subset():
 def test_an_observer_sees_a_consistent_plan():
     widget = Accumulation(SMALL, micro_batch=8, steps=4)
     seen = []
-    for name in ("micro_batch", "steps", "global_batch"):
-        widget.observe(lambda _: seen.append(consistent(widget)), name)
+
+    def look(_):
+        whole, size = widget.global_batch, widget.micro_batch
+        seen.append(widget.steps == ceil(whole / size))
+
+    widget.observe(look, ["micro_batch", "steps", "global_batch"])
     widget.micro_batch = 9
     widget.steps = 7
     widget.locked = True
     widget.micro_batch = 20
-    assert len(seen) == 6
+    widget.steps = 3
+    assert len(seen) == 8
     assert all(seen)
-
-
-def test_what_follows_cannot_be_set():
-    widget = Accumulation(SMALL, micro_batch=16, steps=4)
-    with pytest.raises(TraitError, match="it follows steps × micro_batch"):
-        widget.global_batch = 100
-    assert widget.global_batch == 64
-    widget.locked = True
-    with pytest.raises(TraitError, match="set micro_batch instead"):
-        widget.steps = 9
-    assert widget.steps == 4
-
-
-@pytest.mark.parametrize("sizes", [(8, 8), (24, 100), (64, 65)])
-def test_numbers_are_the_plans(sizes):
-    micro_batch, global_batch = sizes
-    widget = Accumulation(micro_batch=micro_batch, global_batch=global_batch)
-    plan, n = widget.plan, widget.numbers()
-    assert n["peak"] == plan.peak == sum(n["memory"].values())
-    assert n["whole_peak"] == plan.whole_peak
-    assert n["whole_peak"] == sum(n["whole_memory"].values())
-    assert set(n["memory"]) == set(CONSUMERS)
-    assert all(bytes_ >= 0 for bytes_ in n["memory"].values())
-    assert n["steps_per_epoch"] == plan.steps_per_epoch
-    full, rest = divmod(1797, global_batch)
-    assert n["last_window"] == (rest or global_batch)
-    assert n["steps_per_epoch"] == full + bool(rest)
 
 
 def test_a_long_window(monkeypatch):
@@ -120,20 +82,27 @@ def test_a_long_window(monkeypatch):
     monkeypatch.delattr("membudget.accumulation.plan.partition")
     widget = Accumulation(SMALL, micro_batch=3, global_batch=10**30)
     assert widget.steps == 333333333333333333333333333334
-    assert widget.numbers()["weight_sum"] == pytest.approx(1)
+    assert "333 micro-batch" not in widget.sentence()
 
 
-def test_picture_is_drawn_to_scale():
+def test_a_difference_that_rounding_hides_is_said():
+    widget = Accumulation(micro_batch=332, global_batch=1024)
+    assert "the peak is 4.00 MiB, 3.20 KiB above the budget of 4.00 MiB" in (
+        widget.sentence()
+    )
+
+
+def test_what_goes_with_the_default_footprint():
     widget = Accumulation()
-    svg = ElementTree.fromstring(widget.picture())
-    bars = [r for r in svg.iter("rect") if r.get("height") == "26"]
-    n = widget.numbers()
-    rows = (n["memory"], n["whole_memory"])
-    expected = [row[consumer] for row in rows for consumer in CONSUMERS]
-    scale = 396 / n["whole_peak"]
-    for bar, held in zip(bars, expected, strict=True):
-        assert float(bar.get("width")) == pytest.approx(held * scale, abs=0.1)
-        assert float(bar.get("x")) + float(bar.get("width")) <= 398.2
+    assert widget.footprint is digits_footprint()
+    assert widget.record == digits_record()
+    assert widget.label == "an MLP on handwritten digits, with Adam"
+    assert digits_record()["parameters"]["model"] == "mlp"
+    sent = widget.state()["record"]
+    assert (sent["unit"], sent["gpu"], len(sent["times"])) == ("µs", False, 7)
+    own = Accumulation(SMALL, label="a toy")
+    assert (own.record, own.label) == (None, "a toy")
+    own.record = experiments.best("micro_batch")
 
 
 def test_repr():
@@ -141,9 +110,3 @@ def test_repr():
         "Accumulation(micro_batch=8, steps=2, global_batch=16, "
         "normalisation='window')"
     )
-
-
-def test_the_label_says_what_the_footprint_is_of():
-    assert Accumulation().label == "an MLP on handwritten digits, with Adam"
-    assert Accumulation(SMALL).label == ""
-    assert Accumulation(SMALL, label="a toy").state()["label"] == "a toy"

@@ -3,82 +3,127 @@
 import kind
 import kind_accumulation
 import pytest
+from widget_pages import control, unfold
 
-from membudget.widgets import Accumulation, format_bytes
+from membudget.accumulation import Footprint, PeakLine
+from membudget.widgets import Accumulation
+
+FRONT = {"micro_batch": 500, "global_batch": 1024}
+MEANS = {"normalisation": "mean of means"}
 
 
 @pytest.fixture
 def page(show):
-    return show(Accumulation())
+    return show(Accumulation(**FRONT, **MEANS))
 
 
 def agree(page, **state):
     kind.agree(kind_accumulation.KIND, page, Accumulation(**state))
 
 
-def micro(page):
-    return page.get_by_role("slider", name="Micro-batch", exact=True)
+def texts(page):
+    return page.locator(".mb-picture text").all_text_contents()
 
 
-def steps(page):
-    return page.get_by_role("slider", name="Accumulation steps", exact=True)
+def budget(page):
+    """Where the budget's line is, and the axis's labels."""
+    line = page.locator(".mb-limit").get_attribute("y1")
+    return line, page.locator('.mb-picture text[text-anchor="end"]').count()
 
 
-def lock(page):
-    return page.get_by_role("checkbox", name="Lock the global batch")
+def test_two_lessons_on_the_first_picture(page):
+    """The peak is above the budget, and one click mends the weights."""
+    assert {"✗ 885 KiB too much", "6 passes", "× 0.68", "↑ × 14.22"} <= set(
+        texts(page)
+    )
+    hatched = page.locator('.mb-picture rect[fill$="-over)"]')
+    assert hatched.count() == 3  # what is above the budget, and both weights
+    page.get_by_role("radio", name="window").check()
+    agree(page, **FRONT)
+    assert hatched.count() == 1 and "× 1" in texts(page)
 
 
-def global_batch(page):
-    return page.get_by_role("spinbutton", name="Global batch", exact=True)
+def test_steps_under_a_budget_that_stands_still(page):
+    before = budget(page)[0]
+    steps = control(page, "steps")
+    shown = {}
+    for count in range(4, 33):
+        steps.press("ArrowRight")
+        assert steps.input_value() == str(count)
+        shown[count] = texts(page)[0]
+        assert budget(page)[0] == before
+    assert all(verdict.startswith("✓ fits, ") for verdict in shown.values())
+    assert page.locator(".mb-ghost").count() == 1
+    steps.press("Home")
+    agree(page, micro_batch=1024, global_batch=1024, **MEANS)
+    assert texts(page)[0] == "✗ 2.99 MiB too much"
 
 
-def click(slider, share):
-    """Click a slider at a share of its width; returns its new value."""
-    box = slider.bounding_box()
-    slider.click(position={"x": box["width"] * share, "y": box["height"] / 2})
-    return int(slider.input_value())
+def test_steps_that_cannot_be_reached(show):
+    """10 samples cannot be cut in 6 equal parts; the thumb stays."""
+    page = show(Accumulation(micro_batch=10, global_batch=10))
+    steps = control(page, "steps")
+    for asked, size in enumerate((5, 4, 3, 2, 2, 2, 2, 2, 1, 1), 2):
+        steps.press("ArrowRight")
+        assert steps.input_value() == str(asked)
+        assert control(page, "micro_batch").input_value() == str(size)
 
 
-def test_numbers_in_words(show):
-    shown = Accumulation(normalisation="no division", steps=25)
-    page = show(shown)
-    for key in ("peak", "whole_peak"):
-        words = page.locator(f'[data-number="{key}"]').inner_text()
-        assert words == format_bytes(shown.numbers()[key])
-    assert page.get_by_text("× 25").is_visible()
+def places(page, index):
+    """Where a cut's mark is, and how far a sample is from the next."""
+    box = page.locator(".mb-cut").nth(index).bounding_box()
+    cells = page.locator(".mb-cell").all()
+    wide = sum(cell.bounding_box()["width"] for cell in cells)
+    return box["x"] + box["width"] / 2, box["y"] + 20, wide / 1024
 
 
-def test_sliders_by_mouse(page):
-    size = click(micro(page), 0.6)
-    assert 250 < size < 360
-    agree(page, micro_batch=size)
-    count = click(steps(page), 0.5)
-    assert 10 < count < 22
-    agree(page, micro_batch=size, steps=count)
+def test_a_cut_is_dragged_with_the_mouse(page):
+    x, y, sample = places(page, 1)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 300 * sample, y + 5)
+    page.mouse.move(x - 400 * sample, y + 5)
+    page.mouse.up()
+    size = int(control(page, "micro_batch").input_value())
+    assert 298 <= size <= 302  # the second cut is at twice as much
+    agree(page, micro_batch=size, global_batch=1024, **MEANS)
+    page.mouse.move(x, y)  # without a button nothing moves
+    agree(page, micro_batch=size, global_batch=1024, **MEANS)
 
 
-def test_lock_by_keyboard(page):
-    page.keyboard.press("Tab")
-    for _ in range(3):
-        page.keyboard.press("Tab")
-    page.keyboard.press("Space")
-    assert lock(page).is_checked()
-    assert steps(page).is_disabled()
-    micro(page).press("ArrowLeft")
-    agree(page, micro_batch=127, global_batch=512)
-    assert steps(page).input_value() == "5"
-    field = global_batch(page)
-    field.fill("500")
+def test_a_cut_is_dragged_with_a_finger(show):
+    """It locks the batch."""
+    page = show(Accumulation(), width=390, has_touch=True)
+    x, y, _ = places(page, 0)
+    touch = page.context.new_cdp_session(page)
+    for kind_, dx in (("Start", 0), ("Move", 12), ("Move", 24), ("End", 24)):
+        points = [] if kind_ == "End" else [{"x": x + dx, "y": y}]
+        event = {"type": f"touch{kind_}", "touchPoints": points}
+        touch.send("Input.dispatchTouchEvent", event)
+    size = int(control(page, "micro_batch").input_value())
+    assert size > 150
+    agree(page, micro_batch=size, global_batch=512)
+
+
+@pytest.mark.parametrize("bad", ["0", "2.5", "", "99999"])
+def test_a_bad_global_batch_is_refused_in_words(page, bad):
+    unfold(page)
+    field = control(page, "global_batch")
+    field.fill(bad)
+    field.press("Tab")
+    assert page.get_by_text("use a whole number from 1 to 65").is_visible()
+    kept = page.locator('[data-number="global_batch"]')
+    assert kept.inner_text() == "1\u202f024"
+    field.fill("300")
     field.press("Enter")
-    agree(page, micro_batch=127, global_batch=500)
-    field.press("ArrowUp")
-    agree(page, micro_batch=127, global_batch=501)
+    agree(page, micro_batch=300, global_batch=300, **MEANS)
+    assert page.locator(".mb-wrong").inner_text() == ""
 
 
-@pytest.mark.parametrize("bad", ["0", "2.5", "", "1e9"])
-def test_a_bad_global_batch_is_not_taken(page, bad):
-    lock(page).check()
-    global_batch(page).fill(bad)
-    global_batch(page).press("Tab")
-    assert global_batch(page).input_value() == "512"
-    agree(page, global_batch=512)
+def test_a_model_whose_time_was_not_measured(show):
+    lines = [PeakLine(2100, 7)]
+    own = Footprint(1000, 1000, 0, lines, lines)
+    page = show(Accumulation(own, budget=2 * 10**5))
+    assert "time: not measured" in texts(page)
+    assert control(page, "global_batch").is_disabled()
+    assert page.get_by_text("until it is locked").count() == 1

@@ -7,6 +7,7 @@ import subprocess
 from itertools import product
 from pathlib import Path
 
+import kind_accumulation
 import ledger_cases
 import node
 import precision_cases
@@ -50,8 +51,8 @@ def cases():
                 setattr(widget, "global_batch" if locked else "steps", other)
                 yield {
                     "state": widget.state(),
-                    "numbers": widget.numbers(),
-                    "sentence": widget.sentence(),
+                    "numbers": kind_accumulation.printed(widget),
+                    "said": kind_accumulation.said(widget),
                 }
 
 

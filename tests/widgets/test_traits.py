@@ -23,6 +23,7 @@ BAD = {
         ("normalisation", "mean", "no division"),
         ("footprint", {"parameters": 1}, "footprint"),
         ("locked", "maybe", "boolean"),
+        ("record", {"experiment": "ledger"}, "experiments.best"),
     ],
     "ledger": [
         ("batch", 0, f"batch is 0: {WHOLE}"),

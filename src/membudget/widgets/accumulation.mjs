@@ -79,6 +79,7 @@ export function describe(state) {
     weight_ratio: Math.max(weight, lastWeight) / Math.min(weight, lastWeight),
     peak: bytesOf(memory),
     whole_peak: bytesOf(wholeMemory),
+    bound: count === 2 && last < size, // the peak may be lower
     over: bytesOf(memory) - budget,
     memory,
     whole_memory: wholeMemory,
@@ -176,8 +177,10 @@ export function sentence(state) {
   const n = describe(state);
   const than = n.over > 0 ? "above" : "below";
   const by = formatBytes(Math.abs(n.over));
-  const peak = `the peak is ${formatBytes(n.peak)}, ${by} ${than} the budget`;
-  return `${cutText(n)}: ${peak}. ${weightText(n)}. ${costText(state, n)}.`;
+  const most = n.bound ? "at most " : "";
+  const peak = `the peak is ${most}${formatBytes(n.peak)}`;
+  const room = `${by} ${than} the budget`;
+  return `${cutText(n)}: ${peak}, ${room}. ${weightText(n)}. ${costText(state, n)}.`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -282,18 +285,17 @@ function memoryLayout(state, n, plot, end, y) {
   const all = n.global_batch;
   const once = { locked: true, global_batch: all, micro_batch: all };
   const whole = cornersOf({ ...state, ...once }, plot, end).corners;
-  const inside = (bytes) => Math.max(y(bytes), plot.top);
-  const mark = (list, bytes) => ({
-    x: list.find(({ memory }) => bytesOf(memory) === bytes)?.x ?? end,
-    y: inside(bytes),
-  });
+  const mark = (list) => {
+    const top = tops(list, y).reduce((a, b) => (b.y < a.y ? b : a));
+    return { x: top.x, y: Math.max(top.y, plot.top) };
+  };
   return {
     blocks,
     xs: corners.map(({ x }) => x),
     bands: stacked(corners.map(({ memory }) => memory), Object.keys(PARTS), y),
     outline: tops(whole, y),
-    peak: mark(corners, n.peak),
-    whole: mark(whole, n.whole_peak),
+    peak: mark(corners),
+    whole: mark(whole),
     budget: y(state.budget),
   };
 }
@@ -396,7 +398,7 @@ function* drawMemory(id, { plot, axis, end, memory, before }, n, state) {
       ? [[memory.whole, "whole batch", size(n.whole_peak)]]
       : []),
     [{ x: right, y: memory.budget }, "budget", formatBytes(state.budget)],
-    [memory.peak, "peak", size(n.peak)],
+    [memory.peak, n.bound ? "at most" : "peak", size(n.peak)],
   ]);
   yield dot(memory.peak, "mb-peak");
   yield text((end + right) / 2, bottom + 22, "step", MIDDLE);
@@ -562,6 +564,26 @@ function build({ id, get, set }) {
     onInput: (value) => go({ micro_batch: value }),
   });
 
+  // In the page's address they stand together: 1024/256, or unlocked 4x256.
+  for (const part of [steps, locked, global, micro]) part.held = () => "";
+  const batch = {
+    key: "batch",
+    held() {
+      const state = get();
+      return state.locked
+        ? `${state.global_batch}/${state.micro_batch}`
+        : `${state.steps}x${state.micro_batch}`;
+    },
+    enter(text) {
+      const [of, sign] = [text.split(/[/x]/).map(Number), text.match(/[/x]/)];
+      const fit = (n) => Number.isInteger(n) && n >= 1 && n <= LARGEST_BATCH;
+      if (of.length !== 2 || !of.every(fit)) return;
+      const [first, micro_batch] = of;
+      if (sign[0] === "x") go({ locked: false, steps: first, micro_batch });
+      else go({ locked: true, global_batch: first, micro_batch });
+    },
+  };
+
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   const note = html("p", { class: "mb-note" });
   drag(picture, {
@@ -632,7 +654,7 @@ function build({ id, get, set }) {
     controls: [steps, normalisation],
     picture,
     legend: legend(id, { ...PARTS, over: "too much; not 1/N" }),
-    more: [locked, global, micro],
+    more: [locked, global, micro, batch],
     note,
     draw,
   };

@@ -16,6 +16,7 @@ from membudget.accumulation import (
     Plan,
     footprint,
 )
+from membudget.experiments.record import problems
 from membudget.widgets.base import Whole, Widget, format_bytes
 
 
@@ -175,9 +176,13 @@ class Accumulation(Widget):
     @traitlets.validate("record")
     def _check_record(self, proposal: Any) -> dict[str, Any] | None:
         record = proposal["value"]
-        if record is not None and record.get("experiment") != "micro_batch":
+        if record is not None and (
+            problems(record)
+            or record["experiment"] != "micro_batch"
+            or not record["samples"]
+        ):
             raise traitlets.TraitError(
-                "record is of another experiment: use what "
+                "record is no record of the experiment micro_batch: use what "
                 'experiments.best("micro_batch") gives, or None'
             )
         return record
