@@ -78,7 +78,7 @@ def _record_json(record: dict | None, widget: Widget) -> dict | None:
     if most < 1e-3:
         unit, scale = "µs", 10**6
     return {
-        "times": [[n, scale * time] for n, time in seconds.items()],
+        "times": [[n, round(scale * t, 3)] for n, t in seconds.items()],
         "unit": unit,
         "gpu": record["device"]["kind"] != "cpu",
         "provenance": experiments.provenance(record).replace("\n", ", "),
