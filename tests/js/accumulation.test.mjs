@@ -92,7 +92,7 @@ test("a cut goes where it is dragged", () => {
 
 test("times are those measured at the size, or around it", () => {
   const [sixteen, thirty] = base.record.times.map(([, time]) => time);
-  assert.deepEqual(timesOf(base, 16), [sixteen]);
+  assert.deepEqual(timesOf(base, 16), [sixteen, sixteen]);
   assert.deepEqual(timesOf(base, 20), [thirty, sixteen]);
   assert.deepEqual([...timesOf(base, 15), ...timesOf(base, 1025)], []);
   assert.deepEqual(timesOf({ ...base, record: null }, 16), []);

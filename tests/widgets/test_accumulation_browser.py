@@ -91,6 +91,15 @@ def test_a_cut_is_dragged_with_the_mouse(page):
     agree(page, micro_batch=size, global_batch=1024, **MEANS)
 
 
+def test_a_size_is_chosen_where_its_time_is(page):
+    ends = [page.locator(".mb-measured").nth(i) for i in (0, 6)]
+    first, last = (end.bounding_box() for end in ends)
+    share = 4 / 6  # of the way from 16 to 1 024: 256
+    x = first["x"] + share * (last["x"] - first["x"]) + 3
+    page.mouse.click(x, first["y"] + 40)
+    agree(page, micro_batch=256, global_batch=1024, **MEANS)
+
+
 def test_a_cut_is_dragged_with_a_finger(show):
     """It locks the batch."""
     page = show(Accumulation(), width=390, has_touch=True)

@@ -109,14 +109,13 @@ const highest = (footprint, rows, size) =>
     .reduce((a, b) => (bytesOf(b) > bytesOf(a) ? b : a));
 
 /** The times of a sample that were measured at this size, or at those around
-    it: the least and the most; none where there is no such size. */
+    it, in ascending order; none where there is no such size. */
 export function timesOf({ record }, size) {
   const rows = record?.times ?? [];
-  const next = rows.findIndex(([other]) => other >= size);
-  const exact = rows[next]?.[0] === size;
-  if (next < 0 || (next === 0 && !exact)) return [];
-  const found = rows.slice(exact ? next : next - 1, next + 1);
-  return found.map(([, time]) => time).sort((a, b) => a - b);
+  const below = rows.findLast(([other]) => other <= size);
+  const above = rows.find(([other]) => other >= size);
+  if (!below || !above) return [];
+  return [below[1], above[1]].sort((a, b) => a - b);
 }
 
 // ---- words ---------------------------------------------------------------
@@ -169,7 +168,8 @@ function costText(state, n) {
   }
   const time = timeText(state, n.micro_batch);
   const place = state.record?.gpu ? "a GPU" : "a CPU";
-  return `A step takes ${grouped(n.passes)} passes` + (time && `, and ${time} on ${place}`);
+  const measured = time && `, and ${time} on ${place}`;
+  return `A step takes ${grouped(n.passes)} passes${measured}`;
 }
 
 /** The key numbers in words. */
@@ -180,7 +180,8 @@ export function sentence(state) {
   const most = n.bound ? "at most " : "";
   const peak = `the peak is ${most}${formatBytes(n.peak)}`;
   const room = `${by} ${than} the budget`;
-  return `${cutText(n)}: ${peak}, ${room}. ${weightText(n)}. ${costText(state, n)}.`;
+  const first = `${cutText(n)}: ${peak}, ${room}`;
+  return `${first}. ${weightText(n)}. ${costText(state, n)}.`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -198,6 +199,8 @@ export function layout(state, width, before = null) {
     ? { left: width - 176, right: width - 18, top: 18, tall: 150 }
     : { left: 0, right: width - 18, top: 374, tall: 64 };
   const axis = heights(plot, 2 * state.budget); // it does not move
+  const cut = (of) => `${of.micro_batch}/${of.global_batch}`;
+  const differs = before && cut(describe(before)) !== cut(n);
   const samples = (count) =>
     plot.left + (count * (end - plot.left)) / n.global_batch;
   return {
@@ -205,7 +208,7 @@ export function layout(state, width, before = null) {
     height: wide ? 352 : 582,
     ...{ plot, axis, end, samples },
     memory: memoryLayout(state, n, plot, end, axis.y),
-    before: before && tops(cornersOf(before, plot, end).corners, axis.y),
+    before: differs && tops(cornersOf(before, plot, end).corners, axis.y),
     strip: { y: 220, tall: 18, handles: handlesOf(n, samples) },
     weights: weightLayout(n, samples),
     cost: { ...panel, ...(state.record && costLayout(state.record, n, panel)) },
@@ -353,10 +356,11 @@ function costLayout({ times, unit }, n, { left, right, top, tall }) {
   };
 }
 
-/** The size of a micro-batch at a place of the cost's axis. */
+/** The nearest power of two at a place of the cost's axis. */
 export function sizeAt({ cost: { plot, largest } }, x) {
   const share = (x - plot.left) / (plot.right - plot.left);
-  return Math.round(largest ** Math.min(Math.max(share, 0), 1));
+  const most = Math.log2(largest);
+  return 2 ** Math.round(most * Math.min(Math.max(share, 0), 1));
 }
 
 // ---- drawing -------------------------------------------------------------
@@ -504,16 +508,15 @@ function results(id, state, n) {
 }
 
 const NOTE =
-  "The hills are the memory of each micro-batch: activations grow in the " +
-  "forward pass and are freed in the backward pass; gradients stay until " +
-  "the optimizer step. Their corners are exact, the sides are drawn " +
-  "straight. The thin line is the whole batch at once; the dotted one is the " +
-  "last setting. Drag a triangle to cut the batch elsewhere: that locks the " +
-  "global batch N. A bar is the weight of a sample in the gradient; it is " +
-  "hatched where it is not 1/N. A window divides the sum of the losses by N; " +
-  "the mean of means divides each micro-batch’s sum by its own samples, then " +
-  "by the steps; no division leaves the second one out. Every micro-batch " +
-  "takes a forward and a backward pass. ";
+  "A hill is the memory of one micro-batch: activations grow in the forward " +
+  "pass and are freed in the backward pass; gradients stay until the " +
+  "optimizer step. Corners are exact, sides drawn straight. The thin line is " +
+  "the whole batch at once, the dotted one your last setting. Drag a " +
+  "triangle to cut elsewhere; that locks N. Or click the times. A bar is " +
+  "the weight of a sample in the gradient, hatched where it is not 1/N. " +
+  "Window: the sum of the losses ÷ N. Mean of means: each micro-batch’s sum " +
+  "÷ its samples ÷ the steps. No division: without the last one. A " +
+  "micro-batch takes two passes, forward and backward. ";
 
 // ---- the widget ----------------------------------------------------------
 
@@ -653,7 +656,7 @@ function build({ id, get, set }) {
   return {
     controls: [steps, normalisation],
     picture,
-    legend: legend(id, { ...PARTS, over: "too much; not 1/N" }),
+    legend: legend(id, { ...PARTS, over: "above the budget; not 1/N" }),
     more: [locked, global, micro, batch],
     note,
     draw,
