@@ -656,7 +656,7 @@ function build({ id, get, set }) {
   return {
     controls: [steps, normalisation],
     picture,
-    legend: legend(id, { ...PARTS, over: "above the budget; not 1/N" }),
+    legend: legend(id, { ...PARTS, over: "too much; not 1/N" }),
     more: [locked, global, micro, batch],
     note,
     draw,
