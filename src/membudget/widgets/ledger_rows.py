@@ -1,0 +1,257 @@
+"""What the ledger widget sends to the page: the moments that can be the worst.
+
+With fused attention the bytes of every moment of a step are
+
+    c₀ + c₁·t + c₂·b·t
+
+in the b sequences of a micro-batch and the t tokens of each. So a few rows of
+coefficients hold what :func:`membudget.ledger.predict` says of every batch.
+Those of the presets stand in ``ledger.json``, because to walk through them
+takes half a minute; ``python -m membudget.widgets.ledger_rows`` writes it.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from membudget.ledger import (
+    OPTIMIZERS,
+    PRESETS,
+    RECIPES,
+    PaperMoment,
+    Transformer,
+    optimizer_bytes,
+    predict,
+    update_workspace,
+)
+
+FILE = Path(__file__).with_name("ledger.json")
+
+SHOWN = (
+    "GPT-2 124M",
+    "GPT-2 XL 1.5B",
+    "Llama 3.2 1B",
+    "Llama 3 8B",
+    "Llama 3 70B",
+)
+"""The presets of the widget."""
+
+MIXES = ("fp32", "autocast", "bf16", "master")
+"""The recipes of the widget."""
+
+TOKENS = tuple(2**i for i in range(4, 16))
+"""Of a sequence: what can be chosen."""
+
+MANY = 2**64
+"""A batch so large that a moment's bytes show their coefficients: those of
+the batch above, the constant below."""
+
+BARS = {
+    "forward": ("forward",),
+    "backward": ("backward", "recomputation"),
+}
+"""What is drawn of a micro-batch, and the phases that it is the worst of."""
+
+VARYING = ("activations", "temporaries")
+"""The categories that grow with the micro-batch; gradients are constant."""
+
+Coefficients = tuple[int, int, int]
+
+
+def stops(shape: Transformer) -> list[int]:
+    """The tokens of a sequence that can be chosen for a model.
+
+    Raises:
+        ValueError: it has fewer positions than the least of them.
+    """
+    if shape.family != "gpt":
+        return list(TOKENS)
+    if shape.context < TOKENS[0]:
+        raise ValueError(
+            f"the model has {shape.context} positions: use one with at least "
+            f"{TOKENS[0]}"
+        )
+    return [tokens for tokens in TOKENS if tokens <= shape.context]
+
+
+@lru_cache(maxsize=16)
+def table(shape: Transformer) -> dict[str, Any]:
+    """What the page has to know of a model.
+
+    Returns:
+        ``parameters``, their number; ``tokens``, the :func:`stops`; ``rows``,
+        the moments that can be the worst, as :func:`rows` has them, for a
+        model as it is and with each block checkpointed; and for each recipe
+        bytes of ``parameters`` and ``gradients``, the number of its ``rows``,
+        and for each optimizer bytes of its states, and the most that its step
+        allocates: one parameter after the other, and all at once where that
+        differs.
+
+    Raises:
+        ValueError: as :func:`stops`, or attention that is not fused.
+    """
+    if not shape.fused:
+        raise ValueError(
+            "without fused attention a moment grows with the square of the "
+            "tokens: use a shape with fused attention"
+        )
+    found: dict[str, Any] = {
+        "parameters": shape.parameters,
+        "tokens": stops(shape),
+        "rows": [],
+        "recipes": {},
+    }
+    sizes = [w.elements for w in shape.write(1, 1).parameters]
+    for name in MIXES:
+        recipe = RECIPES[name]
+        both = [rows(shape, name, checkpointed) for checkpointed in (0, 1)]
+        if both not in found["rows"]:
+            found["rows"].append(both)
+        found["recipes"][name] = {
+            "parameters": recipe.parameters * shape.parameters,
+            "gradients": recipe.gradients * shape.parameters,
+            "rows": found["rows"].index(both),
+            "optimizers": {
+                one: _optimizer(sizes, name, one) for one in OPTIMIZERS
+            },
+        }
+    return found
+
+
+def _optimizer(sizes: list[int], recipe: str, optimizer: str) -> list[int]:
+    """Bytes of its states and of its step; of the step all at once, if that
+    differs."""
+    one, every = (
+        max(update_workspace(sizes, recipe, optimizer, foreach))
+        for foreach in (False, True)
+    )
+    kept = optimizer_bytes(sizes, recipe, optimizer)
+    return [kept, one] if one == every else [kept, one, every]
+
+
+def rows(
+    shape: Transformer, recipe: str, checkpointed: bool
+) -> list[list[list[list]]]:
+    """The moments of a micro-batch that can be the worst of their phase.
+
+    Returns:
+        For the one micro-batch of a step, the first of several, and a later
+        one: for each of :data:`BARS` its moments. A moment is its row's name,
+        the bytes of gradients, and the coefficients of :data:`VARYING`, one
+        after the other.
+    """
+    high = stops(shape)[-1]
+    low = high // 2
+
+    def walk(tokens: int, parts: int) -> Sequence[PaperMoment]:
+        return predict(
+            shape,
+            parts * MANY,
+            tokens,
+            recipe=recipe,
+            optimizer=None,
+            micro_batch=MANY,
+            checkpointed=bool(checkpointed),
+        ).moments
+
+    found = []
+    for parts in (1, 2):
+        pairs = list(zip(walk(high, parts), walk(low, parts), strict=True))
+        size = len(pairs) // parts
+        for start in range(0, len(pairs), size):
+            micro_batch = [
+                (one, _coefficients(one, two, high, low))
+                for one, two in pairs[start : start + size]
+            ]
+            found.append(
+                [_worst(shape, micro_batch, of) for of in BARS.values()]
+            )
+    return found
+
+
+def _coefficients(
+    one: PaperMoment, two: PaperMoment, high: int, low: int
+) -> list[Coefficients]:
+    """Of :data:`VARYING`, from the same moment with other tokens."""
+    found = []
+    for category in VARYING:
+        above, under = divmod(one.split[category], MANY)
+        rise = (under - two.split[category] % MANY) // (high - low)
+        found.append((under - rise * high, rise, above // high))
+    return found
+
+
+def _worst(
+    shape: Transformer,
+    micro_batch: Sequence[tuple[PaperMoment, list[Coefficients]]],
+    phases: Sequence[str],
+) -> list[list]:
+    """The moments of these phases that are the worst for some sizes."""
+    moments = [of for of in micro_batch if of[0].phase in phases]
+    gradients = [moment.split["gradients"] for moment, _ in moments]
+    kept: set[int] = set()
+    for t in stops(shape):
+        lines = [
+            (
+                g + sum(c + d * t for c, d, _ in parts),
+                sum(e for *_, e in parts),
+            )
+            for g, (_, parts) in zip(gradients, moments, strict=True)
+        ]
+        kept |= _upper([(constant, slope * t) for constant, slope in lines])
+    return [
+        [
+            moments[i][0].row,
+            gradients[i],
+            *(n for part in moments[i][1] for n in part),
+        ]
+        for i in sorted(kept)
+    ]
+
+
+def _upper(lines: Sequence[tuple[int, int]]) -> set[int]:
+    """The lines (constant, slope) that are the highest somewhere from 1 on.
+
+    Where several are, the first.
+    """
+    at: int | None = 1
+    found = set()
+    while at is not None:
+        heights = [constant + slope * at for constant, slope in lines]
+        best = heights.index(max(heights))
+        found.add(best)
+        constant, slope = lines[best]
+        at = min(
+            ((constant - c) // (s - slope) + 1 for c, s in lines if s > slope),
+            default=None,
+        )
+    return found
+
+
+def token_bytes() -> int:
+    """Of the batch, for each token: its number and its target's."""
+    return sum(t.bytes for t in Transformer().write(1, 1).inputs)
+
+
+@lru_cache(maxsize=1)
+def _file() -> dict[str, dict[str, Any]]:
+    return json.loads(FILE.read_text())
+
+
+def known(shape: Transformer) -> dict[str, Any]:
+    """The :func:`table` of a model, from the file where it is there."""
+    for name in SHOWN:
+        if shape == PRESETS[name]:
+            return _file()[name]
+    return table(shape)
+
+
+if __name__ == "__main__":
+    tables = {name: table(PRESETS[name]) for name in SHOWN}
+    lines = [
+        f'"{name}":{json.dumps(of, separators=(",", ":"))}'
+        for name, of in tables.items()
+    ]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
