@@ -2,90 +2,91 @@
 
 from itertools import product
 
-from kind import GIB, Kind, flat
+import ledger_cases
+from kind import Kind, flat
 
 from membudget import widgets
-from membudget.ledger import OPTIMIZERS, RECIPES
-from membudget.widgets.ledger import BARS, SHAPE
+from membudget.ledger import OPTIMIZERS
+from membudget.widgets import format_bytes
+from membudget.widgets.ledger_rows import MIXES
 
-PLACES = {
-    "batch": [*range(1, 17)]
-    + [2**i + 2**i // 8 * j for i in range(4, 10) for j in range(1, 9)],
-    "tokens": [2**i for i in range(4, 16)],
-    "steps": [*range(1, 17)]
-    + [2**i + 2**i // 4 * j for i in (4, 5) for j in range(1, 5)],
-}
-"""The values of the ledger's sliders; one from elsewhere is added."""
+BATCHES = [
+    n for n in range(1, 1025) if n % 2 ** max(0, n.bit_length() - 5) == 0
+]
+"""The values of the slider of sequences."""
 
 
-def ledger_controls(widget):
-    """The shape follows from the preset."""
-    unused = {"gpt": ("kv_heads", "hidden"), "llama": ("context",)}
-    keys = ("preset", *SHAPE, "recipe", "optimizer")
-    found = {
-        key: getattr(widget, key)
-        for key in keys
-        if key not in unused[widget.family]
+def controls(widget):
+    stops = widget.tables["models"][widget.model]["tokens"]
+    return {
+        "model": widget.model,
+        "batch": max(i for i, n in enumerate(BATCHES) if n <= widget.batch),
+        "card": widget.card,
+        "tokens": stops.index(widget.tokens),
+        "steps": widget.steps,
+        "recipe": widget.recipe,
+        "optimizer": widget.optimizer,
+        "checkpointed": widget.checkpointed,
+        "foreach": widget.at_once,
     }
-    for key, places in PLACES.items():
-        value = getattr(widget, key)
-        found[key] = sorted({*places, value}).index(value)
-    for key in ("checkpointed", "fused", "foreach"):
-        found[key] = getattr(widget, key)
-    return found | {"budget": widget.budget}
 
 
-def ledger_printed(widget):
-    n = widget.numbers()
+def printed(widget):
+    n = ledger_cases.numbers(widget)
     found = flat(n, "parameters", "states") | {"peak": n["peak"]["bytes"]}
     if widget.budget:
         found["largest"] = n["largest"]
-    for bar in BARS:
+    for bar in ledger_cases.BARS:
         found[f"{bar}.bytes"] = n[bar]["bytes"]
         found |= {f"{bar}.{c}": v for c, v in n[bar]["split"].items()}
+    return found
+
+
+def said(widget):
+    n = ledger_cases.numbers(widget)
+    found = [f" {format_bytes(n['peak']['bytes'])} at the peak"]
+    if widget.budget:
+        fits = n["peak"]["bytes"] <= widget.budget
+        found.append(f"It {'fits' if fits else 'does not fit'} on the ")
+        most = n["largest"]
+        found.append(f"at most {most} s" if most else "not even one")
     return found
 
 
 KIND = Kind(
     "ledger",
     widgets.Ledger,
-    "Memory at the worst moment",
-    ledger_controls,
-    ledger_printed,
-    lambda widget: [],
+    "Memory of a training step: GPT-2 124M",
+    controls,
+    printed,
+    said,
     states=[
-        {"preset": preset, "budget": budget, "batch": batch}
-        | {"checkpointed": checkpointed}
-        for preset, budget, batch, checkpointed in product(
-            ("Llama 3 70B", "GPT-2 124M"),
-            (0, 15 * GIB, 140 * GIB),
-            (1, 10, 288),
-            (True, False),
+        {"card": card, "batch": batch, "checkpointed": checkpointed}
+        for card, batch, checkpointed in product(
+            ("T4", "none", "A100 80 GB"), (1, 10, 288), (True, False)
         )
     ]
-    + [{"recipe": recipe} for recipe in RECIPES]
-    + [{"optimizer": optimizer} for optimizer in OPTIMIZERS]
-    + [{"fused": False}, {"foreach": True}, {"steps": 20}, {"tokens": 16}]
-    + [{"preset": "Mistral 7B"}, {"tokens": 2048}],
+    + [{"recipe": recipe} for recipe in MIXES]
+    + [{"optimizer": optimizer} for optimizer in reversed(OPTIMIZERS)]
+    + [{"card": "none"}, {"foreach": True}, {"steps": 20}, {"tokens": 16}]
+    + [{"model": "Llama 3.2 1B"}, {"tokens": 2048}, {"card": "RTX 4090"}],
     given=[
         {
-            **{"preset": "Llama 3 8B", "batch": 5, "tokens": 3000, "steps": 2},
-            **{"checkpointed": True, "fused": False, "foreach": True},
-            **{"recipe": "master", "budget": 137 * GIB},
+            **{"shapes": "Llama 3.2 1B", "batch": 5, "tokens": 4096},
+            **{"checkpointed": True, "recipe": "master", "steps": 2},
+            "card": "H100 80 GB",
         },
-        {"preset": "Llama 2 7B", "batch": 3},
+        {"shapes": "GPT-2 XL 1.5B", "batch": 1, "tokens": 256},
+        {"batch": 300, "card": "none", "foreach": True},
     ],
-    tabs=(
-        *("preset", "batch", "tokens", "steps", "recipe", "optimizer"),
-        *("budget", "checkpointed", "fused", "foreach"),
-    ),
+    tabs=("model", "batch", "card"),
     rest=("batch", {"batch": 13}),
     spoken={"batch": "8 sequences", "tokens": "1024 tokens"},
-    columns=("worst moment of", *BARS),
+    columns=("worst moment of", *ledger_cases.BARS),
     parts=6,
     moves=[
         (
-            {"preset": "Llama 3 70B", "budget": 15 * GIB},
+            {"shapes": "Llama 3 70B"},
             [
                 {"batch": batch, "steps": steps, "checkpointed": on}
                 for batch, steps, on in product(

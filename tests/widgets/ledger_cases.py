@@ -1,151 +1,143 @@
-"""Settings for the tests of the ledger widget."""
+"""What the ledger widget shows, by the package's own functions."""
 
 import random
+from functools import lru_cache
 from itertools import product
 
-from traitlets import TraitError
-
-from membudget.ledger import OPTIMIZERS, PRESETS, RECIPES
+from membudget.ledger import OPTIMIZERS, RECIPES, Transformer, predict
 from membudget.widgets import Ledger
-from membudget.widgets.ledger import MOST, SHAPE
+from membudget.widgets.ledger_rows import BARS as PASSES
+from membudget.widgets.ledger_rows import MIXES
 from tests.soak import SOAK
 
-BUDGETS = (1, 10**5, 2**22, 15 * 2**30, 140 * 2**30)
+BARS = PASSES | {"update": ("optimizer",)}
+"""The bars, and the phases of a step that each of them is the worst of."""
+
+BATCHES = (1, 2, 3, 5, 8, 13, 31, 64, 200, 900)
+
+
+def prediction(widget, batch=None):
+    batch = batch or widget.batch
+    return _predict(
+        widget.shape,
+        batch,
+        widget.tokens,
+        recipe=widget.recipe,
+        optimizer=widget.optimizer,
+        micro_batch=-(-batch // widget.steps),
+        checkpointed=widget.checkpointed,
+        foreach=widget.at_once,
+    )
+
+
+_predict = lru_cache(maxsize=256)(predict)
+
+
+def largest(widget):
+    """The most sequences that fit, by trying."""
+    low, high = 0, 1
+    while prediction(widget, high).peak <= widget.budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = prediction(widget, middle).peak <= widget.budget
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _moment(moments):
+    at = max(moments, key=lambda moment: moment.live)
+    return {"split": at.split, "bytes": at.live}
+
+
+def numbers(widget):
+    """``describe`` of the module gives the same, and the rows' names."""
+    run = prediction(widget)
+    count, kept = widget.shape.parameters, run.at_peak.split
+    gradients = RECIPES[widget.recipe].gradients * count
+    return {
+        "parameters": count,
+        "states": kept["parameters"] + gradients + kept["optimizer"],
+        **{
+            bar: _moment([m for m in run.moments if m.phase in phases])
+            for bar, phases in BARS.items()
+        },
+        "peak": _moment([run.at_peak]),
+        "budget": widget.budget,
+        "over": max(run.peak - widget.budget, 0) if widget.budget else 0,
+        "largest": largest(widget) if widget.budget else None,
+    }
 
 
 def random_shape(rng, family):
     """A small shape, every fifth of up to 12 blocks."""
     heads = rng.choice((1, 2, 4, 6))
     deep = rng.random() < 0.2
-    return {
-        "family": family,
-        "vocabulary": rng.randrange(1, 400),
-        "width": heads * 2 * rng.randrange(1, 12),
+    few = rng.random() < 0.5
+    shape = {
+        "vocabulary": rng.randrange(1, 400 if few else 9000),
+        "width": heads * 2 * rng.randrange(1, 30),
         "depth": rng.randrange(6, 13) if deep else rng.randrange(1, 7),
         "heads": heads,
-        "kv_heads": rng.choice([n for n in (1, 2, 3, 6) if not heads % n]),
-        "hidden": rng.randrange(1, 200),
-        "context": rng.randrange(40, 90),
+        "tied": rng.random() < 0.5,
     }
-
-
-def settings(count=520 if SOAK else 80):
-    """Arguments: own shapes, then presets."""
-    rng = random.Random(0)
-    choices = list(
-        product(("gpt", "llama"), RECIPES, OPTIMIZERS, (True, False))
+    if family == "gpt":
+        return Transformer(**shape, context=rng.randrange(16, 3000))
+    kv_heads = rng.choice([n for n in (1, 2, 3, 6) if not heads % n])
+    hidden = rng.randrange(1, 400)
+    return Transformer(
+        **shape, family=family, kv_heads=kv_heads, hidden=hidden
     )
-    rng.shuffle(choices)
+
+
+def settings(rng, widget, count):
+    """Puts the widget into random settings."""
     for index in range(count):
-        family, recipe, optimizer, fused = choices[index % len(choices)]
-        yield {
-            "preset": "",
-            **random_shape(rng, family),
-            "recipe": recipe,
-            "optimizer": optimizer,
-            "fused": fused,
-            "tied": rng.random() < 0.5,
-            "checkpointed": rng.random() < 0.5,
-            "foreach": rng.random() < 0.3,
-            "batch": rng.randrange(1, 14),
-            "tokens": rng.randrange(1, 41),
-            "steps": 1 + index % 4,
-            "budget": rng.choice(BUDGETS) if index % 6 == 0 else 0,
-        }
-    for index, preset in enumerate([*PRESETS] * 2):
-        yield {
-            "preset": preset,
-            "recipe": rng.choice(list(RECIPES)),
-            "optimizer": rng.choice(list(OPTIMIZERS)),
-            "fused": rng.random() < 0.7,
-            "checkpointed": rng.random() < 0.5,
-            "foreach": rng.random() < 0.5,
-            "batch": rng.randrange(1, 600),
-            "tokens": rng.choice((512, 1000, 1024)),
-            "steps": rng.randrange(1, 5),
-            "budget": BUDGETS[-1] if index in (0, 5, 9) else 0,
-        }
+        stops = widget.tables["models"][widget.model]["tokens"]
+        widget.tokens = rng.choice(stops)
+        widget.batch = rng.choice(BATCHES)
+        widget.steps = rng.choice((1, 1, 2, 3, 7, 64))
+        widget.checkpointed = rng.random() < 0.5
+        widget.foreach = rng.random() < 0.5
+        widget.recipe = MIXES[index % len(MIXES)]
+        widget.optimizer = rng.choice(("adam", *OPTIMIZERS))
+        yield widget
 
 
-def moments(widget):
-    """Every moment of a step that is small; without the optimizer's."""
-    if widget.depth > 2 or -(-widget.batch // widget.steps) < widget.batch:
-        return None
-    return [
-        [moment.row, moment.phase, list(moment.bytes)]
-        for moment in widget.prediction.moments
-        if moment.phase != "optimizer"
-    ]
+def case(widget):
+    state = widget.state()
+    del state["tables"]
+    return {"state": state, "numbers": numbers(widget)}
+
+
+def presets():
+    """The presets, in their tables of the file."""
+    rng, widget = random.Random(1), Ledger(card="none")
+    counts = {"GPT-2 124M": 20, "Llama 3.2 1B": 6, "GPT-2 XL 1.5B": 3}
+    for widget.model, count in (counts | {"Llama 3 8B": 2}).items():
+        for _ in settings(rng, widget, (4 if SOAK else 1) * count):
+            yield case(widget)
+    widget.model, widget.steps, widget.checkpointed = "GPT-2 124M", 1, False
+    for card, recipe, steps in product(
+        ("T4", "A100 80 GB"), ("fp32", "autocast"), (1, 2, 3)
+    ):
+        with widget.hold_trait_notifications():
+            widget.card, widget.recipe, widget.steps = card, recipe, steps
+        yield case(widget)
+
+
+def own(count=40 if SOAK else 10):
+    """Random shapes, whose rows are computed now."""
+    rng = random.Random(0)
+    for index in range(count):
+        shape = random_shape(rng, ("gpt", "llama")[index % 2])
+        widget = Ledger(shape, card="none", tokens=16)
+        yield {
+            "tables": widget.tables,
+            "cases": [case(one) for one in settings(rng, widget, 12)],
+        }
 
 
 def cases():
-    """Each with the numbers and the words that Python gives."""
-    for arguments in settings():
-        widget = Ledger(**arguments)
-        yield {
-            "state": widget.state(),
-            "numbers": widget.numbers(),
-            "sentence": widget.sentence(),
-            "moments": moments(widget),
-        }
-        widget.close()
-
-
-BAD = (
-    {"width": -3},
-    {"depth": 0},
-    {"batch": 2.5},
-    {"vocabulary": 2**20 + 1},
-    {"steps": 0},
-    {"tokens": 2**20 + 1},
-    {"heads": 7},
-    {"width": 1000},
-    {"context": 1023},
-    {"tokens": 1025},
-    {"depth": 256, "width": 2**16, "heads": 64, "batch": 2**16},
-    {
-        **{"heads": 768, "context": 2**14, "tokens": 2**14},
-        **{"batch": 2**8, "fused": False},
-    },
-    {"family": "llama", "kv_heads": 5},
-    {"family": "llama", "heads": 768, "kv_heads": 768},
-    {"family": "llama", "hidden": 0},
-)
-"""Changes of the default that no step can have."""
-
-
-def said(changes):
-    """What Python says to changes of the default that cannot be."""
-    try:
-        Ledger(**changes)
-    except TraitError as error:
-        return str(error)
-    raise AssertionError(f"{changes} were taken")
-
-
-def tables():
-    """What the module has to know as Python does."""
-    state = Ledger().state()
-    shapes = {}
-    for preset in PRESETS:
-        widget = Ledger(preset)
-        names = SHAPE if widget.family == "gpt" else SHAPE[:-1]
-        shapes[preset] = [getattr(widget, name) for name in names]
-        widget.close()
-    return {
-        "state": state,
-        "presets": shapes,
-        "recipes": {
-            name: [
-                *(r.parameters, r.gradients, r.master),
-                *(r.autocast or 0, r.text),
-            ]
-            for name, r in RECIPES.items()
-        },
-        "optimizers": {
-            name: [o.numbers, o.itemsize or 0, o.block, 4 * o.counts, o.text]
-            for name, o in OPTIMIZERS.items()
-        },
-        "most": MOST,
-        "bad": [[state | bad, said(bad)] for bad in BAD],
-    }
+    """The tables of each group, its states, and Python's numbers."""
+    return [{"tables": Ledger().tables, "cases": list(presets())}, *own()]

@@ -92,8 +92,7 @@ def grid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("js")
     for name, answers in {
         "accumulation": list(cases()),
-        "ledger": list(ledger_cases.cases()),
-        "ledger-tables": ledger_cases.tables(),
+        "ledger": ledger_cases.cases(),
         "precision": {
             "grid": list(precision_cases.grid()),
             "cases": list(precision_cases.cases()),

@@ -3,13 +3,10 @@
 import kind
 import kind_ledger
 import pytest
-import widget_pages as pages
-from widget_pages import control
+from widget_pages import control, unfold
 
-from membudget.widgets import Ledger, format_bytes
-from membudget.widgets.ledger import BARS
-
-GIB = 2**30
+from membudget.ledger import Transformer
+from membudget.widgets import Ledger
 
 
 @pytest.fixture
@@ -21,134 +18,135 @@ def agree(page, **state):
     kind.agree(kind_ledger.KIND, page, Ledger(**state))
 
 
-def shape(page):
-    """Open the folded part."""
-    page.locator("summary").click()
-    return page
+def words(page):
+    return page.locator(".mb-picture text").all_text_contents()
 
 
-def enter(page, key, value):
-    control(page, key).fill(str(value))
-    control(page, key).press("Tab")
+def at(page, selector, share=1.0):
+    """A place in the card, at a share of an element's width."""
+    box = page.locator(f".mb-picture {selector}").first.bounding_box()
+    return box["x"] + share * box["width"], box["y"] + box["height"] / 2
 
 
 # What it shows -------------------------------------------------------------
 
 
-def test_the_bars_say_what_is_the_peak(page):
-    texts = page.locator(".mb-picture text").all_text_contents()
-    n = Ledger().numbers()
-    for bar in BARS:
-        (text,) = [t for t in texts if t.startswith(f"{bar}: ")]
-        assert format_bytes(n[bar]["bytes"]) in text
-        assert ("peak" in text) == (n[bar] == n["peak"])
-    shown = page.locator("output").all_text_contents()
-    assert shown == ["8", "1024", "1"]
-    assert not control(page, "width").is_visible()  # folded
-
-
-def test_a_budget_is_a_dashed_line(show):
-    page = show(Ledger(budget=15 * GIB))
-    agree(page, budget=15 * GIB)
-    line = page.locator(".mb-picture .mb-limit")
-    assert line.count() == 1
-    dashes = line.evaluate("e => getComputedStyle(e).strokeDasharray")
-    assert dashes != "none"
-    control(page, "budget").select_option("140 GiB (H200)")
-    agree(page, budget=140 * GIB)
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert "budget 140 GiB →" in texts
-    assert line.count() == 0
-    control(page, "budget").select_option("none")
-    agree(page)
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert not any("budget" in text for text in texts)
-
-
-def test_categories_have_their_colours(page):
-    colours = page.eval_on_selector_all(
-        ".mb-table .mb-swatch rect:first-child",
-        "all => all.map((rect) => getComputedStyle(rect).fill)",
+def test_what_is_too_much_stands_out(page):
+    assert {"fits: 3.52 GiB free", "T4: 14.1 GiB for the step"} <= set(
+        words(page)
     )
-    assert colours == [
-        *("rgb(0, 114, 178)", "rgb(230, 159, 0)", "rgb(0, 158, 115)"),
-        *("rgb(213, 94, 0)", "rgb(86, 180, 233)", "rgb(138, 138, 138)"),
-    ]
+    assert page.locator(".mb-picture .mb-fill-over").count() == 0
+    edge, _ = at(page, ".mb-card")
+    for _ in range(4):
+        control(page, "batch").press("ArrowRight")
+    assert "1.06 GiB too much" in words(page)
+    left, _ = at(page, ".mb-fill-over", 0)
+    assert left == pytest.approx(edge, abs=2)
+    control(page, "model").select_option("Llama 3 70B")
+    assert "1.27 TiB too much" in words(page)
+    assert "drag: 1.28 TiB →" in words(page)
+    assert at(page, ".mb-card")[0] == edge  # the axis stays
+
+
+def test_no_card(page):
+    control(page, "card").select_option("none")
+    agree(page, card="none")
+    assert {"needs 10.5 GiB", "computed, by a CPU’s rules"} <= set(words(page))
+    assert page.locator(".mb-picture .mb-card").count() == 0
+
+
+def test_a_ghost_is_the_peak_before(page):
+    ghost = page.locator(".mb-picture .mb-ghost")
+    assert ghost.count() == 0
+    end, _ = at(page, ".mb-grip", 0.5)
+    control(page, "batch").press("ArrowLeft")
+    assert at(page, ".mb-ghost")[0] == pytest.approx(end, abs=1)
+    control(page, "batch").press("ArrowRight")
+    control(page, "card").select_option("RTX 4090")
+    assert ghost.count() == 0  # the same peak
+
+
+def test_foreach_is_a_gpus_way(page):
+    unfold(page)
+    box = control(page, "foreach")
+    assert box.is_checked() and box.is_disabled()
+    assert page.get_by_text("PyTorch’s way on a GPU").is_visible()
+    control(page, "card").select_option("none")
+    assert box.is_enabled() and not box.is_checked()
+    box.check()
+    agree(page, card="none", foreach=True)
+    control(page, "optimizer").select_option("SGD")
+    assert box.is_disabled()
+    assert page.get_by_text("only Adam does so").is_visible()
+
+
+def test_gpt2_xl_does_not_fit_an_rtx_4090(show):
+    page = show(Ledger("GPT-2 XL 1.5B", batch=1, tokens=256, card="RTX 4090"))
+    said = page.locator(".mb-live").inner_text()
+    assert "needs 29.0 GiB at the peak, in the optimizer’s step" in said
+    assert said.endswith("not even one sequence would.")
 
 
 # How it is moved -----------------------------------------------------------
 
 
-def test_a_shape_of_its_own(page):
-    shape(page)
-    enter(page, "depth", 24)
-    agree(page, depth=24)
-    assert control(page, "preset").input_value() == ""
-    control(page, "tied").press("Space")
-    agree(page, depth=24, tied=False)
-    control(page, "preset").select_option("GPT-2 124M")
-    agree(page)
-    control(page, "family").select_option("llama")
-    agree(page, family="llama")
-    enter(page, "hidden", 2000)
-    enter(page, "kv_heads", 3)
-    agree(page, family="llama", hidden=2000, kv_heads=3)
+def test_the_filling_can_be_dragged_by_mouse(page):
+    edge, y = at(page, ".mb-card")
+    page.mouse.move(*at(page, ".mb-grip", 0.5))
+    page.mouse.down()
+    page.mouse.move(edge - 100, y, steps=3)
+    page.mouse.move(edge + 2, y, steps=3)
+    page.mouse.up()
+    agree(page, batch=11)  # as many as fit
+    page.keyboard.press("ArrowRight")  # the keys go on from there
+    agree(page, batch=12)
+    assert page.locator(".mb-ghost").count() == 1
 
 
-def test_own_shape_opens_the_fold(page):
-    control(page, "preset").select_option("own shape")
-    assert control(page, "width").is_visible()
+def test_the_filling_can_be_dragged_by_touch(show):
+    page = show(Ledger(), has_touch=True, width=390)
+    edge, y = at(page, ".mb-card")
+    send = page.context.new_cdp_session(page).send
+    touch = "Input.dispatchTouchEvent"
+    for kind, x in (
+        ("touchStart", edge - 90),
+        ("touchMove", edge - 40),
+        ("touchMove", edge + 2),
+    ):
+        send(touch, {"type": kind, "touchPoints": [{"x": x, "y": y}]})
+    send(touch, {"type": "touchEnd", "touchPoints": []})
+    agree(page, batch=11)
+    top = page.evaluate("scrollY")
+    for kind, far in (
+        ("touchStart", 0),
+        ("touchMove", 60),
+        ("touchMove", 120),
+    ):
+        points = [{"x": edge - 90, "y": y - far}]
+        send(touch, {"type": kind, "touchPoints": points})
+    send(touch, {"type": "touchEnd", "touchPoints": []})
+    agree(page, batch=11)  # a swipe up scrolls
+    assert page.evaluate("scrollY") >= top
 
 
-def test_what_cannot_be_is_said_and_the_picture_stays(page):
-    shape(page)
-    wrong = page.get_by_role("alert")
-    picture = page.locator(".mb-picture").inner_html()
-    enter(page, "width", 1000)
-    assert wrong.inner_text() == (
-        "width 1000 is not a multiple of 12 heads: use a number of heads "
-        "that divides it"
-    )
-    assert page.locator(".mb-picture").inner_html() == picture
-    assert control(page, "width").input_value() == "1000"
-    assert control(page, "width").get_attribute("aria-invalid") == "true"
-    assert page.locator(".mb-ledger.mb-stale").count() == 1
-    assert control(page, "depth").get_attribute("aria-invalid") == "false"
-    enter(page, "heads", 10)  # now both together can be
-    assert wrong.count() == 0
-    agree(page, width=1000, heads=10)
-    assert control(page, "width").get_attribute("aria-invalid") == "false"
-    assert page.locator(".mb-stale").count() == 0
+def test_every_stop_of_the_tokens(page):
+    """With each model; GPT-2's end at its positions."""
+    unfold(page)
+    slider = control(page, "tokens")
+    slider.press("ArrowRight")  # there is no more
+    agree(page, tokens=1024)
+    control(page, "model").select_option("Llama 3.2 1B")
+    slider.press("End")
+    agree(page, shapes="Llama 3.2 1B", tokens=32768)
+    control(page, "model").select_option("GPT-2 124M")
+    agree(page, tokens=1024)
+    slider.press("Home")
+    agree(page, tokens=16)
 
 
-@pytest.mark.parametrize("bad", ["-3", "2.5", "", "1e9"])
-def test_a_size_that_cannot_be(page, bad):
-    shape(page)
-    enter(page, "depth", bad)
-    said = page.get_by_role("alert").inner_text()
-    assert said.startswith(f"depth is {float(bad or 0):.10g}: use ") or (
-        said == "depth is 1000000000: use at most 256"
-    )
-    control(page, "preset").select_option("GPT-2 XL 1.5B")
-    assert page.get_by_role("alert").count() == 0
-    agree(page, preset="GPT-2 XL 1.5B")
-
-
-def test_more_tokens_than_positions(page):
-    control(page, "tokens").press("ArrowRight")
-    said = page.get_by_role("alert").inner_text()
-    assert said.startswith("2048 tokens are more than the 1024 learned")
-    control(page, "tokens").press("ArrowLeft")
-    agree(page)
-    control(page, "tokens").press("ArrowRight")
-    control(page, "preset").select_option("Mistral 7B")
-    agree(page, preset="Mistral 7B", tokens=2048)
-
-
-def test_whole_shapes_are_sent(page):
-    page.evaluate(pages.KERNEL)
-    shape(page)
-    enter(page, "width", 1000)
-    enter(page, "heads", 8)
-    sent = page.evaluate("window.sent")
-    assert sent == [{"width": 1000, "heads": 8, "preset": ""}]
+def test_own_shapes(show):
+    shapes = {"mine": Transformer(context=128), "b": Transformer(depth=3)}
+    page = show(Ledger(shapes, tokens=128))
+    agree(page, shapes=shapes, tokens=128)
+    control(page, "model").select_option("b")
+    agree(page, shapes=shapes, tokens=128, model="b")
