@@ -514,6 +514,7 @@ export function player({ key, step }) {
     swipe up or down scrolls the page. Places are in the picture's units. */
 export function drag(root, { grab = () => true, move, drop = () => {} }) {
   let held = null;
+  let down = null; // where a finger came down that may still scroll
   const place = ({ clientX, clientY }) => {
     const box = root.getBoundingClientRect();
     const scale = root.viewBox.baseVal.width / box.width;
@@ -524,10 +525,20 @@ export function drag(root, { grab = () => true, move, drop = () => {} }) {
     held = grab(place(event));
     if (held === null) return;
     root.setPointerCapture(event.pointerId);
-    if (event.pointerType === "mouse") move(place(event), held);
+    down = event.pointerType === "mouse" ? null : event;
+    if (down === null) move(place(event), held);
   });
   root.addEventListener("pointermove", (event) => {
-    if (held !== null && event.buttons) move(place(event), held);
+    if (held === null || !event.buttons) return;
+    if (down !== null) {
+      const across = Math.abs(event.clientX - down.clientX);
+      const along = Math.abs(event.clientY - down.clientY);
+      if (Math.max(across, along) < 6) return;
+      if (along > across) held = null;
+      down = null;
+      if (held === null) return;
+    }
+    move(place(event), held);
   });
   root.addEventListener("pointerup", (event) => {
     if (held !== null) move(place(event), held);
