@@ -93,10 +93,10 @@ test("the sentence says what is there", () => {
   says(cases.map(({ state }) => sentence(state)), [
     "1 sequence of ", " sequences of ", " in 2 micro-batches need ",
     " at the peak, in the backward pass, at ", "in the optimizer’s step. ",
-    "It fits on the T4: at most ",
+    "It fits the T4, which holds at most ",
   ]);
   const large = sentence(state({ model: "Llama 3 70B" }));
-  assert.match(large, /does not fit on the T4: not even one sequence would\.$/);
+  assert.match(large, /does not fit the T4: not even one sequence does\.$/);
 });
 
 test("describe and layout leave the state as it is", () => {

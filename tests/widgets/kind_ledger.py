@@ -47,7 +47,7 @@ def said(widget):
     found = [f" {format_bytes(n['peak']['bytes'])} at the peak"]
     if widget.budget:
         fits = n["peak"]["bytes"] <= widget.budget
-        found.append(f"It {'fits' if fits else 'does not fit'} on the ")
+        found.append(f"It {'fits' if fits else 'does not fit'} the ")
         most = n["largest"]
         found.append(f"at most {most} s" if most else "not even one")
     return found

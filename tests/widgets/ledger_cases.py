@@ -126,7 +126,7 @@ def presets():
         yield case(widget)
 
 
-def own(count=40 if SOAK else 10):
+def own(count=40 if SOAK else 6):
     """Random shapes, whose rows are computed now."""
     rng = random.Random(0)
     for index in range(count):
@@ -134,7 +134,7 @@ def own(count=40 if SOAK else 10):
         widget = Ledger(shape, card="none", tokens=16)
         yield {
             "tables": widget.tables,
-            "cases": [case(one) for one in settings(rng, widget, 12)],
+            "cases": [case(one) for one in settings(rng, widget, 16)],
         }
 
 

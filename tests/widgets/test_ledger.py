@@ -18,9 +18,8 @@ def test_defaults():
     assert (widget.recipe, widget.optimizer) == ("fp32", "adam")
     assert (widget.card, widget.budget) == ("T4", CARDS["T4"].usable)
     assert widget.sentence() == (
-        "GPT-2 124M, 8 sequences of 1024 tokens: the peak of the training "
-        "step is 10.5 GiB, which fits the 14.1 GiB that a card (T4) has for "
-        "it."
+        "GPT-2 124M, 8 × 1024 tokens: the peak of a training step is 10.5 "
+        "GiB, which fits the 14.1 GiB of the T4."
     )
     assert repr(widget) == (
         "Ledger('GPT-2 124M', batch=8, tokens=1024, recipe='fp32', "

@@ -84,7 +84,7 @@ def test_gpt2_xl_does_not_fit_an_rtx_4090(show):
     page = show(Ledger("GPT-2 XL 1.5B", batch=1, tokens=256, card="RTX 4090"))
     said = page.locator(".mb-live").inner_text()
     assert "needs 29.0 GiB at the peak, in the optimizer’s step" in said
-    assert said.endswith("not even one sequence would.")
+    assert said.endswith("not even one sequence does.")
 
 
 # How it is moved -----------------------------------------------------------

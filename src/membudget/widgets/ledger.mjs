@@ -75,12 +75,12 @@ const atOnce = ({ optimizer, foreach, card }) =>
 
 const sum = (split) => Object.values(split).reduce((a, b) => a + b, 0);
 
-/* What is alive in all moments of a step, and in the optimizer's. */
+/* What is alive in the optimizer's step. */
 function constant(state) {
   const { batch, tokens, recipe, optimizer, tables } = state;
   const model = tables.models[state.model].recipes[recipe];
   const [kept, one, all = one] = model.optimizers[optimizer];
-  const split = {
+  return {
     parameters: model.parameters,
     gradients: model.gradients,
     optimizer: kept,
@@ -88,7 +88,6 @@ function constant(state) {
     inputs: tables.token * batch * tokens,
     temporaries: atOnce(state) ? all : one,
   };
-  return split;
 }
 
 /* The moments of a bar that can be its worst, with the micro-batch's size. */
@@ -133,29 +132,18 @@ function moments(state) {
 
 const peakOf = (state) => moments(state).peak.bytes;
 
-/** The most sequences whose step stays within the budget; 0 for none. Every
-    moment is a line in the micro-batch's size, so the full ones are a
-    division; then one by one. */
+/** The most sequences whose step stays within the budget; 0 for none. More
+    sequences never need less. */
 export function largest(state, budget) {
-  const { steps, tokens, tables } = state;
-  // as many steps, all of them full: two sizes say each moment's line
-  const full = { ...state, batch: 2 * steps };
-  const each = tables.token * steps * tokens;
-  const fixed = sum({ ...constant(full), gradients: 0, temporaries: 0 });
-  const lines = ["forward", "backward"].flatMap((bar) =>
-    rowsOf(full, bar).map(({ row }) => {
-      const at = (size) =>
-        row[GRADIENTS] +
-        bytesOf(row, ACTIVATIONS, size, tokens) +
-        bytesOf(row, TEMPORARIES, size, tokens);
-      return [fixed - 2 * each + at(0), each + at(1) - at(0)];
-    }),
-  );
-  lines.push([sum(constant(full)) - 2 * each, each]);
-  const size = Math.min(...lines.map(([c, s]) => Math.floor((budget - c) / s)));
-  let batch = steps * Math.max(size, 0);
-  while (peakOf({ ...state, batch: batch + 1 }) <= budget) batch += 1;
-  return batch;
+  const fits = (batch) => peakOf({ ...state, batch }) <= budget;
+  let [low, high] = [0, 1];
+  while (fits(high)) [low, high] = [high, 2 * high];
+  while (high - low > 1) {
+    const middle = Math.floor((low + high) / 2);
+    if (fits(middle)) low = middle;
+    else high = middle;
+  }
+  return low;
 }
 
 /** What the widget shows. Sizes are bytes. */
@@ -186,22 +174,22 @@ export function sentence(state) {
   const { bytes, split } = n.peak;
   const [{ size }] = microBatches(state);
   const parts = Math.ceil(batch / size);
-  const one = batch === 1;
   const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
-  const most = Object.keys(SHOWN).sort((a, b) => split[b] - split[a]);
-  const shares = most
+  const shares = Object.keys(SHOWN)
+    .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
     .map((part) => `${percent(split[part], bytes)} ${SHOWN[part]}`);
+  const need = batch === 1 ? "needs" : "need";
   const told =
     `${plural(batch, "sequence")} of ${plural(grouped(tokens), "token")}` +
-    `${cut} need${one ? "s" : ""} ${formatBytes(bytes)} at the peak, in the ` +
+    `${cut} ${need} ${formatBytes(bytes)} at the peak, in the ` +
     `${placeOf(n)}. That is ${listed(shares)}.`;
   if (n.budget === null) return told;
-  const fits = n.over ? "It does not fit" : "It fits";
-  const least = n.largest
-    ? `at most ${plural(n.largest, "sequence")} would`
-    : "not even one sequence would";
-  return `${told} ${fits} on the ${card}: ${least}.`;
+  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}`;
+  const most = n.largest
+    ? `, which holds at most ${plural(n.largest, "sequence")}`
+    : ": not even one sequence does";
+  return `${told} ${fits}${most}.`;
 }
 
 /* What everybody sees. */
@@ -312,8 +300,9 @@ function* drawCard(id, state, n, plan) {
 }
 
 /* What can be dragged: the end of the filling. */
-function* drawGrip({ fill, width }, n) {
-  const { end, beyond } = fill;
+function* drawGrip({ fill, plot, width }, n) {
+  const { beyond } = fill;
+  const end = Math.min(fill.end, plot.right - 5);
   const [y, left] = [CARD + TALL + 4, end > width / 2];
   yield line(end, CARD - 5, end, y, "mb-cursor");
   yield svg("path", { d: `M${end} ${y}l-7 12h14z`, class: "mb-grip" });
@@ -339,7 +328,8 @@ function* drawBars(id, n, { bars, edge, plot, width }) {
 function draw(id, state, n, plan) {
   const { plot, ticks, height } = plan;
   const broken = n.over ? " mb-broken" : "";
-  const rules = state.card === NONE ? "by a CPU’s rules" : "not measured on a GPU";
+  const rules =
+    state.card === NONE ? "by a CPU’s rules" : "not measured on a GPU";
   return [
     patterns(id),
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
@@ -357,7 +347,7 @@ function draw(id, state, n, plan) {
 
 function results(id, n) {
   const bars = Object.keys(BARS);
-  const cell = (key, value) => [key, value, value ? formatBytes(value) : "–"];
+  const cell = (key, size) => [key, size, size ? formatBytes(size) : "–"];
   const rows = Object.entries(SHOWN).map(([part, label]) => ({
     part,
     label,
@@ -396,16 +386,15 @@ const keys = [
   ...["optimizer", "foreach", "card", "tables"],
 ];
 
-const AT_ONCE = "Adam on all parameters at once (foreach)";
-
 function build({ id, get, set }) {
   const { tables } = get();
   const named = (names) => Object.fromEntries(names.map((n) => [n, n]));
   const stops = (name = get().model) => tables.models[name].tokens;
+  const change = (key) => (value) => set({ [key]: value });
   const select = (label, key, options) =>
-    choice({ label, key, options, onChange: (value) => set({ [key]: value }) });
+    choice({ label, key, options, onChange: change(key) });
   const check = (label, key) =>
-    checkBox({ label, key, onChange: (value) => set({ [key]: value }) });
+    checkBox({ label, key, onChange: change(key) });
 
   const model = choice({
     label: "Model",
@@ -435,12 +424,12 @@ function build({ id, get, set }) {
   const steps = slider({
     label: "Accumulation steps",
     key: "steps",
-    onInput: (value) => set({ steps: value }),
+    onInput: change("steps"),
   });
   const recipe = select("Precision", "recipe", tables.recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
   const checkpointed = check("Checkpoint every block", "checkpointed");
-  const foreach = check(AT_ONCE, "foreach");
+  const foreach = check("Adam on all at once (foreach)", "foreach");
 
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   let plan;

@@ -179,16 +179,15 @@ class Ledger(Widget):
         """The peak, and whether the card holds it."""
         peak = self.prediction.peak
         text = (
-            f"{self.model}, {_plural(self.batch, 'sequence')} of "
-            f"{_plural(self.tokens, 'token')}: the peak of the training step "
-            f"is {format_bytes(peak)}"
+            f"{self.model}, {self.batch} × {self.tokens} tokens: the peak of "
+            f"a training step is {format_bytes(peak)}"
         )
         if self.budget is None:
             return f"{text}."
         fits = "fits" if peak <= self.budget else "does not fit"
         return (
-            f"{text}, which {fits} the {format_bytes(self.budget)} that a "
-            f"card ({self.card}) has for it."
+            f"{text}, which {fits} the {format_bytes(self.budget)} of the "
+            f"{self.card}."
         )
 
     def __repr__(self) -> str:
@@ -241,7 +240,3 @@ def _tables(shapes: dict[str, Transformer]) -> dict[str, Any]:
         "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},
         "cards": {name: card.usable for name, card in CARDS.items()},
     }
-
-
-def _plural(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
