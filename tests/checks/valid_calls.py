@@ -470,6 +470,7 @@ ROWS = {
         budget=10**4,
         label="a",
     ),
+    "widgets.Ledger": lambda: dict(shapes="GPT-2 124M"),
     "widgets.Precision": lambda: dict(
         gradients=TENSORS, network=PAPER, tokens=2, batches=(1, 2), batch=1
     ),

@@ -56,7 +56,7 @@ def said(widget):
 KIND = Kind(
     "ledger",
     widgets.Ledger,
-    "Memory of a training step: GPT-2 124M",
+    "Memory of one training step",
     controls,
     printed,
     said,

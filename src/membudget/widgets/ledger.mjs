@@ -373,11 +373,12 @@ function results(id, n) {
 }
 
 const NOTE =
-  "The frame is the card: its memory less 0.5 GiB for what is no tensor. It " +
-  "is filled by what is alive at the peak; what does not fit stands out on " +
-  "the right, hatched. Drag the end of the filling to choose the sequences. " +
-  "The dotted line is the peak before the last change. Below are the worst " +
-  "moments of the three phases, to the same scale; the longest is the peak.";
+  "The frame is the card: its memory less a reserve for what is no tensor. " +
+  "It is filled by what is alive at the peak. What does not fit stands out " +
+  "on the right, hatched. Drag the end of the filling to choose the " +
+  "sequences. The dotted line is the peak before the last change. Below are " +
+  "the worst moments of the three phases, to the same scale; the longest is " +
+  "the peak.";
 
 // ---- the widget ----------------------------------------------------------
 
@@ -482,7 +483,7 @@ function build({ id, get, set }) {
       picture.setAttribute("aria-label", said);
       picture.replaceChildren(...draw(id, state, n, plan));
       return {
-        title: `Memory of a training step: ${state.model}`,
+        title: "Memory of one training step",
         sentence: said,
         numbers: results(id, n),
       };
