@@ -16,6 +16,7 @@ from membudget.checkpointing import (
     pytorch_segments,
     simulate,
 )
+from membudget.checks import listed
 from membudget.widgets.base import (
     Whole,
     Widget,
@@ -174,7 +175,7 @@ class Segments(Widget):
         kwargs.update((k, v) for k, v in given.items() if v is not None)
         super().__init__(
             chain=chain,
-            cuts=list(cuts),
+            cuts=listed(cuts, "cuts", "whole numbers", 0),
             checkpoint=checkpoint,
             split=split,
             label=label,
