@@ -16,7 +16,7 @@ from membudget.checkpointing import (
     pytorch_segments,
     simulate,
 )
-from membudget.checks import listed
+from membudget.checks import listed, whole
 from membudget.widgets.base import (
     Whole,
     Widget,
@@ -288,12 +288,18 @@ class Segments(Widget):
 
         Args:
             segments: in how many it is split; by default as the widget says.
+
+        Raises:
+            TypeError: a number that is not whole.
+            ValueError: more segments than layers, or fewer than none.
         """
         length = self.layers
         if segments is None and self.cuts:
             ends = [0, *self.cuts, length]
             return simulate(self.stages, [range(*of) for of in pairwise(ends)])
-        count = self.segments if segments is None else segments
+        count = self.segments
+        if segments is not None:
+            count = whole(segments, "segments", 0, length)
         split = SPLITS[self.split](length, count) if count else []
         return simulate(self.stages, split or no_segments(length))
 
