@@ -458,7 +458,7 @@ ROWS = {
     "sharding.units_of": lambda: dict(model=(of := model()), blocks=[of[0]]),
     "sharding.zero_states": lambda: dict(parameters=10, ranks=2),
     "sharding.zero_traffic": lambda: dict(
-        parameters=10, ranks=2, accumulation_steps=2
+        parameters=10, ranks=2, gathered=2, reduced=4, accumulation_steps=2
     ),
     # widgets
     "widgets.Accumulation": lambda: dict(

@@ -245,6 +245,12 @@ def test_without_padding_it_is_the_papers(rows, ranks, steps, last):
         if stage == "zero-2":
             said += (steps - 1) * 4 * numbers * (ranks - 1) // ranks
         assert moved == said
+    options |= {"gathered": 2, "reduced": 4}  # a mixed-precision policy
+    for kept in ("fp32", "bf16"):
+        found = fsdp_traffic(units, ranks, **options)
+        moved = sum(sent(k, t.bytes, ranks) for k, t in found.items())
+        said = zero_traffic(numbers, "zero-3", kept, ranks=ranks, **options)
+        assert moved == said
 
 
 def test_a_ring():

@@ -106,6 +106,18 @@ def test_traffic_of_the_paper(stage, said):
     assert zero_traffic(PSI, stage, "fp32", ranks=4) == said * PSI * 3
 
 
+def test_what_is_sent_in_another_precision():
+    """ZeRO-3 gathers what it computes with; what stays is sent as kept."""
+
+    def each(stage, **sizes):
+        return zero_traffic(1, stage, "fp32", **sizes)
+
+    assert each("zero-3", gathered=2, reduced=4) == 2 * 2 + 4
+    assert each("zero-3", reduced=2) == 2 * 4 + 2
+    assert each("zero-2", gathered=2, reduced=1) == 4 + 1
+    assert each("ddp", gathered=1, reduced=2) == 2 * 2
+
+
 def test_what_is_meant_where_nothing_is_said():
     said = zero_states(PSI, 64, "zero-3", "master", "adam", waiting=False)
     assert zero_states(PSI, 64) == said

@@ -84,6 +84,8 @@ def zero_traffic(
     recipe: str = "master",
     *,
     ranks: int | None = None,
+    gathered: int | None = None,
+    reduced: int | None = None,
     accumulation_steps: int = 1,
     synchronise_last: bool = False,
 ) -> int:
@@ -102,6 +104,11 @@ def zero_traffic(
         stage: one of :data:`STAGES`.
         recipe: says how many bytes a parameter and a gradient have.
         ranks: N; by default so many that (N − 1)/N is 1.
+        gathered: bytes of a parameter that ZeRO-3 gathers to compute with,
+            ``param_dtype`` of ``MixedPrecisionPolicy``; by default as it is
+            kept. New parameters, which stay, are sent as they are kept.
+        reduced: bytes of a gradient on its way, ``reduce_dtype``; by default
+            as it is kept.
         accumulation_steps: micro-batches in the step.
         synchronise_last: whether the gradients are reduced with the last
             micro-batch only; see ``waiting`` of :func:`zero_states` for what
@@ -115,14 +122,16 @@ def zero_traffic(
     flag(synchronise_last, "synchronise_last")
     kind = STAGES[one_of(stage, STAGES, "stage")]
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
-    reductions = 1 if synchronise_last else accumulation_steps
-    gathers = kind.gathers * accumulation_steps
-    if kind.optimizer and not kind.parameters:
-        gathers = 1  # of the new parameters
-    size = parameters * (
-        gathers * r.parameters
-        + reductions * (1 if kind.optimizer else 2) * r.gradients
+    gathered = (
+        r.parameters if gathered is None else whole(gathered, "gathered")
     )
+    reduced = r.gradients if reduced is None else whole(reduced, "reduced")
+    reductions = 1 if synchronise_last else accumulation_steps
+    moved = kind.gathers * accumulation_steps * gathered
+    if kind.optimizer and not kind.parameters:
+        moved = r.parameters  # the new ones
+    moved += reductions * (1 if kind.optimizer else 2) * reduced
+    size = parameters * moved
     if ranks is None:
         return size
     ranks = whole(ranks, "ranks")
