@@ -488,8 +488,9 @@ export function button({ label, key, onClick }) {
 }
 
 /** A button that plays: `step` goes on by one and returns whether there is
-    more. Who wants less motion gets one step for each press. */
-export function player({ key, step }) {
+    more; `every` is the time of a step in ms. Who wants less motion gets one
+    step for each press. */
+export function player({ key, step, every = 90 }) {
   let timer = null;
   const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
   const { root } = button({ label: "Play", key, onClick: () => press() });
@@ -502,7 +503,7 @@ export function player({ key, step }) {
     if (timer !== null) return stop();
     if (!step() || still()) return stop();
     root.textContent = "Pause";
-    timer = setInterval(() => step() || stop(), 90);
+    timer = setInterval(() => step() || stop(), every);
   };
   stop();
   return { root, stop };
