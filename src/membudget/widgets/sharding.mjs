@@ -1,47 +1,60 @@
 import {
-  byteTicks,
+  LETTER,
+  axes,
+  budgetLine,
   checkBox,
   choice,
-  figure,
+  dot,
+  drag,
+  filled,
   formatBytes,
   formatNumber,
-  hatching,
+  grouped,
+  heights,
   html,
-  makeId,
+  legend,
   numberField,
-  redraw,
-  save,
+  patterns,
+  player,
+  plural,
+  radios,
   slider,
+  strip,
   svg,
+  table,
+  text,
+  widget,
 } from "./base.mjs";
 
-/* Model states and communication of each rank, by stage.
+/* Ranks as cards: what each holds, and the shards that they send each other.
 
-   describe, sentence and titles: as Python's numbers, sentence and titles.
-   layout: where everything stands. The coefficients come from Python, too
-   (tables). */
+   describe(state): the bytes; their coefficients come from Python (tables).
+   step(state): the moments of a training step.
+   layout(state, width, moment): where everything stands in the picture. */
 
 const MOST_PARAMETERS = 2 ** 40;
-const MOST_RANKS = 2 ** 10;
-const MOST_STEPS = 2 ** 4;
+const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
+const MOST_STEPS = 16;
 
-/** The parts of a bar, from the left to the right. */
 const PARTS = {
-  parameters: "parameters",
-  gradients: "gradients",
-  waiting: "waiting gradients",
-  optimizer: "optimizer states",
+  parameters: "parameters (P)",
+  gradients: "gradients (G)",
+  waiting: "not yet reduced",
+  optimizer: "optimizer states (O)",
 };
 
-const KEYS = [
-  ...["model", "ranks", "stage", "recipe", "accumulation_steps"],
-  ...["synchronise_last", "card", "tables"],
-];
+const ROWS = ["parameters", "gradients", "optimizer"];
 
-// ---- numbers ------------------------------------------------------------
+// ---- numbers -------------------------------------------------------------
 
 /* The rest of the first row of a table that begins with the name. */
 const row = (table, name) => table.find(([first]) => first === name).slice(1);
+
+const nameOf = ({ tables }, stage) => row(tables.stages, stage)[0];
+
+const splitOf = ({ tables }, stage) => row(tables.stages, stage)[1];
+
+const cardOf = ({ tables, card }) => row(tables.cards, card)[0];
 
 const countOf = ({ model, tables }) =>
   typeof model === "number" ? model : row(tables.models, model)[0];
@@ -49,9 +62,12 @@ const countOf = ({ model, tables }) =>
 const waits = ({ synchronise_last, accumulation_steps }) =>
   synchronise_last && accumulation_steps > 1;
 
+const sum = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
+
 /* What a rank holds; to divide by a power of two is exact. */
-function held(state, split, ranks) {
+function held(state, stage, ranks) {
   const [, each] = row(state.tables.recipes, state.recipe);
+  const split = splitOf(state, stage);
   const [parameters, gradients, optimizer] = each.map((size, i) =>
     Math.ceil((countOf(state) * size) / (split[i] ? ranks : 1)),
   );
@@ -59,497 +75,585 @@ function held(state, split, ranks) {
   return { parameters, gradients, waiting: whole - gradients, optimizer };
 }
 
-const sum = (split) => Object.values(split).reduce((a, b) => a + b, 0);
-
-function fewestRanks(state, split, card) {
-  const fits = (ranks) => sum(held(state, split, ranks)) <= card;
-  if (!card || !fits(2 ** 50)) return null; // of what is split, a byte is left
-  let ranks = 1;
-  while (!fits(ranks)) ranks *= 2;
-  return ranks;
-}
-
 /* Bytes that are sent for each parameter, without (N - 1)/N. */
-function sizes({ tables, recipe }, { gathered, reduced }) {
-  const [, [parameters, gradients]] = row(tables.recipes, recipe);
-  return [gathered * parameters, reduced * gradients];
+function moved({ tables, recipe, ...state }, stage) {
+  const place = tables.stages.findIndex(([name]) => name === stage);
+  const [once, gather, reduction] = row(tables.recipes, recipe)[2][place];
+  const { synchronise_last: last, accumulation_steps: steps } = state;
+  const parameters = once + gather * steps;
+  return { parameters, gradients: reduction * (last ? 1 : steps) };
 }
 
-function describeStage(state, [, , , split, gathers]) {
-  const { tables, ranks, accumulation_steps: steps, card } = state;
-  const [limit] = row(tables.cards, card);
-  const reductions = state.synchronise_last ? 1 : steps;
-  const traffic = {
-    gathered: split[2] && !split[0] ? 1 : gathers * steps,
-    reduced: (split[2] ? 1 : 2) * reductions,
-  };
-  const parts = held(state, split, ranks);
-  const bytes = sum(parts);
-  const size = countOf(state) * sum(sizes(state, traffic));
+function describeStage(state, stage) {
+  const parts = held(state, stage, state.ranks);
+  const each = moved(state, stage);
+  const whole = countOf(state) * sum(each);
+  const card = cardOf(state);
+  const fits = (ranks) => sum(held(state, stage, ranks)) <= card;
   return {
-    split: parts,
-    bytes,
-    sent: size - Math.ceil(size / ranks),
-    ...traffic,
-    fits: limit ? bytes <= limit : null,
-    fewest: fewestRanks(state, split, limit),
+    ...{ parts, bytes: sum(parts), each },
+    sent: whole - Math.ceil(whole / state.ranks),
+    fits: card ? fits(state.ranks) : null,
+    fewest: (card && RANKS.find(fits)) || null,
   };
 }
 
-/** What the widget shows. */
-export const describe = (state) => ({
-  parameters: countOf(state),
-  stages: Object.fromEntries(
-    state.tables.stages.map((stage) => [stage[0], describeStage(state, stage)]),
-  ),
-});
+/** What each stage makes of the settings. */
+export const describe = (state) =>
+  Object.fromEntries(
+    state.tables.stages.map(([stage]) => [stage, describeStage(state, stage)]),
+  );
 
-const nameOf = ({ tables }, stage) => row(tables.stages, stage)[0];
+// ---- a training step -----------------------------------------------------
 
-const plural = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
+/* Of each phase: its colour, its name, long and short, and what happens. */
+const PHASES = {
+  rest: ["", "between two steps",
+    "Play a step, or drag along it, to see what the ranks send."],
+  gather: ["parameters", "all-gather", "gather",
+    "Each passes a slice of a block’s parameters on, until all have it."],
+  forward: ["phase-forward", "forward", "F",
+    "Each rank runs this on its own samples."],
+  free: ["phase-optimizer", "free", "",
+    "Each keeps its own slice alone. So it goes block by block."],
+  backward: ["phase-backward", "backward", "B",
+    "Each rank has whole gradients, of its own samples alone."],
+  reduce: ["gradients", "reduce-scatter", "reduce",
+    "Each passes a slice on, and the next adds its own to it."],
+  spread: ["gradients", "all-gather", "gather",
+    "Second half of an all-reduce: each passes a sum on, until all have all."],
+  optimizer: ["phase-optimizer", "optimizer", "O",
+    "Each rank updates what it has the optimizer states of."],
+  renew: ["parameters", "all-gather", "gather",
+    "Each passes a slice of new parameters on, until all have all."],
+};
 
-/* "851 496", with a narrow no-break space. */
-const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+/** The ranks that are drawn: their numbers, and null for those between. */
+export const drawnOf = (ranks) =>
+  ranks > 4 ? [0, 1, 2, null, ranks - 1] : [...Array(ranks).keys()];
+
+/* What each drawn rank has of each slice: its "own", "lent" for a while,
+   a "part" of a sum that is not done, or nothing. */
+function slices({ ranks }, split, have = "own") {
+  const all = drawnOf(ranks).map((_, i) => i);
+  return all.map((s) => all.map((j) => (!split || s === j ? have : "")));
+}
+
+/** What is held between two steps. */
+export function atRest(state) {
+  const [parameters, gradients, optimizer] = splitOf(state, state.stage);
+  const cells = {
+    parameters: slices(state, parameters),
+    gradients: waits(state)
+      ? slices(state, false, "part")
+      : slices(state, gradients),
+    optimizer: slices(state, optimizer),
+  };
+  return { phase: "rest", batch: "", moves: [], cells };
+}
+
+/** The moments of a step. In each round of a ring every rank sends a slice to
+    the next (`moves`), and in the moment after it the slice is there. */
+export function step(state) {
+  const [parameters, gradients, optimizer] = splitOf(state, state.stage);
+  const steps = state.accumulation_steps;
+  const { cells } = atRest(state);
+  cells.gradients = slices(state, false, "");
+  const count = cells.gradients.length;
+  const moments = [];
+  let batch = "";
+  const add = (phase, moves = []) =>
+    moments.push({ phase, batch, moves, cells: structuredClone(cells) });
+  const ring = (phase, part, first, arrive) => {
+    for (let round = 1; round < count; round += 1) {
+      const moves = cells[part].map((_, from) => {
+        const slice = (from - round - first + 2 * count) % count;
+        return { part, from, to: (from + 1) % count, slice };
+      });
+      add(phase, moves);
+      for (const move of moves) arrive(cells[part], move, round === count - 1);
+    }
+  };
+  const gather = (phase, part, have) =>
+    ring(phase, part, -1, (of, { to, slice }) => (of[to][slice] = have));
+  const reduce = () =>
+    ring("reduce", "gradients", 0, (of, { from, to, slice }, last) => {
+      of[from][slice] = gradients ? "" : "part";
+      of[to][slice] = last ? "own" : "part";
+    });
+  const free = () => (cells.parameters = slices(state, parameters));
+  for (const number of new Set([1, steps])) {
+    if (steps > 1) batch = `micro-batch ${number}`;
+    if (parameters) gather("gather", "parameters", "lent");
+    add("forward");
+    free();
+    if (parameters) add("free");
+    if (parameters) gather("gather", "parameters", "lent");
+    cells.gradients = slices(state, false, "part");
+    add("backward");
+    free();
+    if (waits(state) && number < steps) continue;
+    reduce();
+    if (!optimizer) gather("spread", "gradients", "own");
+  }
+  batch = "";
+  add("optimizer");
+  if (optimizer && !parameters) {
+    cells.parameters = slices(state, true);
+    gather("renew", "parameters", "own");
+  }
+  return moments;
+}
+
+// ---- words ---------------------------------------------------------------
 
 function times(ratio, than) {
   const text = formatNumber(ratio);
   return text === "1" ? "as much as DDP" : `${text} times ${than} DDP`;
 }
 
-/* Why the same Ψ are other bytes than DDP's. */
-function unequal({ tables, recipe }) {
-  const [, [parameter, gradient]] = row(tables.recipes, recipe);
-  return parameter === gradient
-    ? ""
-    : ` (a parameter has ${parameter} bytes, a gradient ${gradient})`;
-}
-
 function fitting({ stage, ranks, card }, { fits, fewest }) {
   if (fits === null) return "";
-  const text = ` The states ${fits ? "fit" : "do not fit"} a card of ${card}`;
-  if (fewest === ranks) return `${text}.`;
-  if (fewest) {
-    const of = fewest > 2 ? "of the powers of two, " : "";
-    return `${text}; ${of}${plural(fewest, "rank")} would be enough.`;
+  if (!fewest) {
+    const why = stage === "ddp" ? "nothing is split" : "too little is split";
+    return ` No number of ranks makes them fit: ${why}.`;
   }
-  const why = stage === "ddp" ? "nothing is" : "too little is";
-  return `${text}; no number of ranks helps, as ${why} split.`;
+  if (fewest === 1) return ` They fit one ${card} without sharding.`;
+  if (fewest === ranks) return " Half as many ranks would be too few.";
+  return ` ${grouped(fewest)} ranks would be enough.`;
 }
 
 /** The chosen stage in words. */
-export function sentence(state, n = describe(state)) {
+export function sentence(state, all = describe(state)) {
   const { stage, ranks } = state;
-  const of = n.stages[stage];
-  const { ddp } = n.stages;
-  const { waiting } = of.split;
+  const [{ ddp }, n] = [all, all[stage]];
   const than = (words) => (stage === "ddp" ? "" : `, ${words}`);
-  const more = sum(sizes(state, of)) / sum(sizes(state, ddp));
+  const wait = n.parts.waiting;
+  const more = times(sum(n.each) / sum(ddp.each), "as much as");
+  const sends = `Each sends ${formatBytes(n.sent)} per step${than(more)}.`;
   return (
-    `${nameOf(state, stage)} on ${plural(ranks, "rank")}: ` +
-    `${formatBytes(of.bytes)} of model states per rank` +
-    (waiting
-      ? ` (${formatBytes(waiting)} of them wait to be reduced)`
-      : "") +
-    than(times(ddp.bytes / of.bytes, "less than")) +
-    (ranks === 1
-      ? "; nothing is sent."
-      : `; each rank sends ${formatBytes(of.sent)} per step` +
-        `${than(times(more, "as much as") + unequal(state))}.`) +
-    fitting(state, of) +
-    ` Activations${stage === "zero-3" ? ", gathered parameters" : ""} ` +
-    "and buffers come on top."
+    `${nameOf(state, stage)} on ${plural(ranks, "rank")}: each holds ` +
+    `${formatBytes(n.bytes)} of model states` +
+    (wait ? ` (${formatBytes(wait)} wait to be reduced)` : "") +
+    `${than(times(ddp.bytes / n.bytes, "less than"))}. ` +
+    (ranks === 1 ? "Nothing is sent." : sends) +
+    fitting(state, n)
   );
 }
 
-/** Of both pictures. */
-export function titles(state) {
-  const { model, recipe, ranks, accumulation_steps: steps } = state;
+function titleOf({ model, recipe }) {
   const own = typeof model === "number";
-  const what =
-    (own ? grouped(model) : model) +
-    (own || model.endsWith(" B") ? ` parameter${model === 1 ? "" : "s"}` : "");
-  return [
-    `Model states per rank: ${what}, ${recipe}, ${plural(ranks, "rank")}`,
-    "Sent by each rank per optimizer step: " +
-      (steps === 1 ? "one micro-batch" : `${steps} micro-batches`) +
-      (waits(state) ? ", reduced once" : ""),
-  ];
+  const what = own ? grouped(model) : model;
+  const parameters = own || what.endsWith(" B") ? " parameters" : "";
+  return `Model states of ${what}${parameters}, recipe ${recipe}`;
 }
 
-/* What is said of a number of parameters that cannot be. */
-const refusal = (state) =>
-  "The number of parameters has to be whole, from 1 to " +
-  `${grouped(MOST_PARAMETERS)} (2⁴⁰); it stays at ${grouped(countOf(state))}.`;
-
-/** How to read both pictures, and what several micro-batches change. */
-export function notes(state) {
-  const { tables, recipe, ranks, card, accumulation_steps: steps } = state;
-  const [words, each] = row(tables.recipes, recipe);
-  const [bytes] = row(tables.cards, card);
-  const size = `${bytes / 1e9} · 10⁹ bytes, ${formatBytes(bytes)}`;
-  const part = ranks > 1 ? `${ranks - 1}/${ranks}` : 0;
-  const more = "(K\u00a0+\u00a01)";
-  const [ours, fsdp] = waits(state) ? ["2", more] : [more, "2K"];
-  return [
-    `Recipe ${recipe} (${words}), with Adam: ${each.join(" + ")} bytes per ` +
-      "parameter for parameters, gradients and optimizer states. The chosen " +
-      "stage is framed; where a bar is too short to be seen, the number " +
-      `tells.${bytes ? ` The card's ${card} are ${size}.` : ""}`,
-    `Parameters (${each[0]} bytes each) are sent to gather them, gradients ` +
-      `(${each[1]} bytes each) to reduce them. Ψ: one number for each ` +
-      `parameter, times (N − 1)/N = ${part}.`,
-    steps === 1
-      ? ""
-      : "ZeRO-2 here is the paper's: its ranks keep whole parameters and " +
-        "gather new ones once per step, so K micro-batches send " +
-        `${ours}\u00a0Ψ; FSDP2's zero-2 gathers for every micro-batch: ` +
-        `${fsdp}\u00a0Ψ.`,
-  ];
+/* What everybody sees, and what it comes from. */
+function verdict(state, { bytes, fits }) {
+  const [size, card] = [formatBytes(bytes), cardOf(state)];
+  if (fits === null) return [`${size} per rank`, "No card is chosen."];
+  const words = `${size} of ${formatBytes(card)} on ${state.card}`;
+  const over = formatBytes(Math.abs(card - bytes));
+  return [fits ? `fits, ${over} free` : `${over} too much`, words];
 }
 
-const texts = (state) => [sentence(state), ...titles(state), ...notes(state)];
-
-/** For each text, all that the sliders and the box can make it say; in the
-    first note the card, too. */
-export function sayings(state) {
-  const found = texts(state).map(() => new Set());
-  for (const synchronise_last of [false, true]) {
-    for (let ranks = 1; ranks <= MOST_RANKS; ranks *= 2) {
-      for (let steps = 1; steps <= MOST_STEPS; steps *= 2) {
-        const moved = { ranks, accumulation_steps: steps, synchronise_last };
-        const said = texts({ ...state, ...moved });
-        said.forEach((text, i) => found[i].add(text));
-      }
-    }
+/** Words in lines of so many pixels. */
+export function lines(words, width) {
+  const found = [""];
+  for (const word of words.split(" ")) {
+    const longer = `${found.at(-1)} ${word}`.trim();
+    if (LETTER * longer.length <= width) found[found.length - 1] = longer;
+    else found.push(word);
   }
-  for (const [card] of state.tables.cards) {
-    found[3].add(notes({ ...state, card })[0]);
-  }
-  return found.map((all) => [...all]);
+  return found;
 }
 
-// ---- geometry -----------------------------------------------------------
+const NOTE =
+  "Each box is a rank’s card, as high as what a step can have of it. Of the " +
+  "cells below, a column is a slice: a filled one is on this rank, a pale " +
+  "one for a while, a hatched pale one is not yet reduced. Ranks send in a " +
+  "ring, each to the next; of many, a few stand for all. Activations, " +
+  "gathered blocks and buffers come on top and are not counted. ZeRO-1 and " +
+  "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
+  "FSDP2’s zero-2 for every micro-batch.";
 
-const LETTER = 7.1; // pixels, on average, in a wide font
+// ---- geometry ------------------------------------------------------------
 
-/* A bar for each stage, to one scale: [stage, its words, its parts]. */
-function bars(rows, { width, card = 0, start, gap, height }) {
-  const totals = rows.map(([, , parts]) => sum(parts));
-  const most = Math.max(...totals);
-  const near = most < card && card <= 2.5 * most;
-  const top = 1.04 * (near ? card : most) || 1;
-  const [left, right] = [8, width - 40];
-  const x = (bytes) => left + ((right - left) * bytes) / top;
-  const placed = rows.map(([stage, words, parts], i) => {
-    let before = 0;
-    const boxes = Object.entries(parts).map(([part, size]) => {
-      const from = x(before);
-      before += size;
-      return { part, x: from, width: x(before) - from };
-    });
-    const shown = boxes.filter((box) => box.width);
-    const end = x(before);
-    return { stage, words, boxes: shown, end, y: start + 18 + gap * i };
+/* Parts on each other: where each begins and ends, in bytes. */
+function pile(parts) {
+  let end = 0;
+  return Object.entries(parts)
+    .filter(([, size]) => size)
+    .map(([part, size]) => ({ part, from: end, to: (end += size) }));
+}
+
+/* The drawn ranks, their bars and their cells. */
+function stations(state, { left, right, bottom, tall }) {
+  const drawn = drawnOf(state.ranks);
+  const slot = (right - left) / drawn.length;
+  const cell = Math.min(tall, (slot - 20) / drawn.length);
+  const wide = Math.min(0.66 * slot, 70);
+  return drawn.map((rank, i) => {
+    const middle = left + (i + 0.5) * slot;
+    const half = (cell * drawn.length) / 2;
+    return {
+      ...{ rank, cell, middle, room: slot - 2 * half },
+      bar: { x: middle - wide / 2, width: wide },
+      ...{ from: middle - half, to: middle + half },
+      rows: ROWS.map((_, row) => bottom + 28 + (tall + 3) * row),
+    };
   });
-  const bottom = placed.at(-1).y + height + 8;
-  const places = Math.max(2, Math.floor(width / 90));
-  const { unit, marks } = byteTicks(top, places);
-  const ticks = most ? marks : marks.slice(0, 1);
+}
+
+/* A bar for each stage: [stage, what is at its end, its parts]. */
+function chart(title, rows, top, { x, y, width, pitch }) {
+  const at = (bytes) => x + 54 + ((width - 134) * bytes) / top;
+  const bars = rows.map(([stage, value, parts], i) => ({
+    ...{ stage, value, y: y + 10 + pitch * i, end: at(sum(parts)) },
+    boxes: pile(parts).map(({ part, from, to }) => ({
+      part,
+      x: at(from),
+      width: at(to) - at(from),
+    })),
+  }));
+  return { title, x, y, width, bars };
+}
+
+/* What each stage holds, and what it sends. */
+function charts(state, all, place) {
+  const rows = Object.entries(all);
+  const sign = ({ fits }) => (fits === null ? "" : fits ? " ✓" : " ✗");
+  const size = (n) => formatBytes(n.bytes) + sign(n);
+  const holds = rows.map(([stage, n]) => [stage, size(n), n.parts]);
+  const sends = rows.map(([stage, { sent, each }]) => {
+    const gradients = (sent * each.gradients) / sum(each);
+    const parts = { parameters: sent - gradients, gradients };
+    return [stage, formatBytes(sent), parts];
+  });
+  const most = Math.max(...rows.map(([, { each }]) => sum(each)));
+  const below = { ...place, y: place.y + 4 * place.pitch + 36 };
+  return [
+    chart("held by each rank", holds, all.ddp.bytes, place),
+    chart("sent by each rank per step", sends, countOf(state) * most, below),
+  ];
+}
+
+/* The phases of a step, one after the other. */
+function runs(moments, { left, right }) {
+  const wide = (right - left) / moments.length;
+  const found = [];
+  moments.forEach(({ phase }, i) => {
+    if (phase !== found.at(-1)?.phase) {
+      const [part, ...words] = PHASES[phase].slice(0, -1);
+      found.push({ phase, part, words, x: left + i * wide, width: 0 });
+    }
+    found.at(-1).width += wide;
+  });
+  return found;
+}
+
+/** Where everything stands; `moment` is null between two steps. */
+export function layout(state, width, moment = null, before = null) {
+  const [all, moments] = [describe(state), step(state)];
+  const { bytes, parts, fits } = all[state.stage];
+  const wide = width >= 560;
+  const right = wide ? Math.round(0.57 * width) : width - 4;
+  const size = wide ? { bottom: 214, tall: 17 } : { bottom: 180, tall: 12 };
+  const plot = { left: 34, right, top: 70, ...size };
+  const card = cardOf(state);
+  const axis = heights(plot, card ? 1.2 * card : 1.05 * all.ddp.bytes);
+  const y = (bytes) => Math.max(axis.y(bytes), plot.top);
+  const old = before ? describe(before)[before.stage].bytes : bytes;
+  const ghost = old !== bytes && axis.y(old) >= plot.top;
+  const track = plot.bottom + 58 + 3 * plot.tall;
+  const under = track + (wide ? 82 : 99);
+  const pair = charts(state, all, {
+    ...(wide ? { x: right + 24, y: 18 } : { x: 0, y: under + 12 }),
+    width: wide ? width - right - 24 : width,
+    pitch: wide ? 28 : 19,
+  });
+  const place = ((moment ?? 0) + 0.5) / moments.length;
   return {
-    ...{ left, right, top: start, bottom, height, width, unit, bars: placed },
-    ticks: ticks.map(({ value, label }) => ({ label, x: x(value) })),
-    card: card && { x: x(Math.min(card, top)), beyond: card > top },
+    ...{ plot, axis, moments, moment, track, charts: pair },
+    ranks: state.ranks,
+    verdict: [...verdict(state, all[state.stage]), fits === false],
+    card: card && y(card),
+    boxes: pile(parts).map(({ part, from, to }) => ({
+      ...{ part, y: y(to), height: y(from) - y(to) },
+    })),
+    beyond: axis.y(bytes) < plot.top ? formatBytes(bytes) : null,
+    ghost: ghost ? axis.y(old) : null,
+    stations: stations(state, plot),
+    now: moment === null ? atRest(state) : moments[moment],
+    runs: runs(moments, plot),
+    cursor: { x: plot.left + place * (right - plot.left), y: track + 3.5 },
+    height: wide ? under : pair[1].bars.at(-1).y + 17,
   };
 }
 
-/** Both pictures. */
-export function layout(state, n, width) {
-  const [card] = row(state.tables.cards, state.card);
-  const all = Object.entries(n.stages);
-  const sign = ({ fits }) => (fits === null ? "" : fits ? " ✓" : " ✗");
-  const states = all.map(([stage, of]) => {
-    const { waiting } = of.split;
-    const more = waiting ? `, ${formatBytes(waiting)} waiting` : "";
-    const words = `${formatBytes(of.bytes)}${sign(of)}`;
-    return [stage, [words, more], of.split];
-  });
-  const traffic = all.map(([stage, of]) => {
-    const [gathered, reduced] = sizes(state, of);
-    const parameters = (of.sent * gathered) / (gathered + reduced);
-    const more = of.sent ? `, ${of.gathered + of.reduced} Ψ` : "";
-    const parts = { parameters, gradients: of.sent - parameters };
-    return [stage, [formatBytes(of.sent), more], parts];
-  });
-  const high = { gap: 48, height: 22, start: 24 }; // room for the card's name
-  const low = { gap: 38, height: 14, start: 6 };
-  return [
-    bars(states, { width, card, ...high }),
-    bars(traffic, { width, ...low }),
-  ];
+/** The moment at a place on the track. */
+export function momentAt({ plot, moments }, x) {
+  const share = (x - plot.left) / (plot.right - plot.left);
+  const at = Math.floor(share * moments.length);
+  return Math.min(Math.max(at, 0), moments.length - 1);
 }
 
-// ---- drawing ------------------------------------------------------------
+/** The stage whose bar is at a place, or null. */
+export const stageAt = ({ charts }, { x, y }) =>
+  charts
+    .flatMap((chart) => (x >= chart.x ? chart.bars : []))
+    .find((bar) => y >= bar.y - 2 && y < bar.y + 17)?.stage ?? null;
+
+// ---- drawing -------------------------------------------------------------
 
 const MIDDLE = { "text-anchor": "middle" };
-const END = { "text-anchor": "end" };
 
-const text = (x, y, content, attributes) =>
-  svg("text", { x, y, ...attributes }, content);
+function* drawCards(id, { plot, card, ghost, beyond, ...plan }) {
+  const { top, bottom } = plot;
+  const [big, small, over] = plan.verdict;
+  const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
+  const rect = (box, name) => svg("rect", { ...box, class: name });
+  yield* axes(plot, plan.axis);
+  yield text(0, 21, big, { class: look });
+  yield text(0, 41, small);
+  for (const { rank, bar, middle } of plan.stations) {
+    const name = rank === null ? `${plan.ranks - 4} more` : rank || "rank 0";
+    yield text(middle, bottom + 18, name, MIDDLE);
+    if (rank === null) {
+      yield text(middle, (top + bottom) / 2, "…", MIDDLE);
+      continue;
+    }
+    const from = (y) => ({ ...bar, y, height: bottom - y });
+    if (card) yield rect(from(card), "mb-card");
+    for (const { part, ...box } of plan.boxes) {
+      yield* filled(id, part, "rect", { ...bar, ...box });
+    }
+    if (ghost !== null) yield rect(from(ghost), "mb-ghost");
+    const d = `M${middle - 7} ${top + 12}l7 -9l7 9z`;
+    if (beyond) yield svg("path", { d, class: "mb-head mb-up" });
+  }
+  if (card) yield* budgetLine(id, plot, card, over);
+  if (beyond) yield text(plot.left + 18, top - 10, `↑ ${beyond}`);
+}
 
-const line = (x1, y1, x2, y2, name) =>
-  svg("line", { x1, y1, x2, y2, class: name });
+/* The slices on each rank. */
+function* drawSlices(id, { plot, stations, now }) {
+  for (const [i, part] of ROWS.entries()) {
+    const [y, height] = [stations[0].rows[i], plot.tall];
+    const look = { "text-anchor": "end" };
+    yield text(plot.left - 6, y + height - 3, part[0].toUpperCase(), look);
+    for (const [s, { from, cell }] of stations.entries()) {
+      for (const [j, have] of now.cells[part][s].entries()) {
+        const box = { x: from + j * cell, y, width: cell - 1, height };
+        const lent = `mb-fill-${part} mb-lent`;
+        if (have === "lent") yield svg("rect", { ...box, class: lent });
+        else if (have) {
+          const name = have === "part" ? "waiting" : part;
+          yield* filled(id, name, "rect", box);
+        }
+        yield svg("rect", { ...box, class: "mb-cell" });
+      }
+    }
+  }
+}
 
-/* A box in a part's colour, and again in its pattern. */
-const filled = (id, part, box) => [
-  svg("rect", { ...box, class: `mb-${part}` }),
-  svg("rect", { ...box, fill: `url(#${id}-${part})` }),
+/* The slices on their way: from each rank to the next, and from the last,
+   below all of them, to the first. */
+function* drawMoves(id, { plot, stations, now }) {
+  for (const { part, from, to } of now.moves) {
+    const [a, b] = [stations[from], stations[to]];
+    const y = a.rows[ROWS.indexOf(part)] + plot.tall / 2;
+    const low = a.rows[2] + plot.tall + 12;
+    const back = to < from;
+    const around = `h5V${low}H${b.from - 6}V${y}`;
+    const way = `M${a.to} ${y}${back ? around : `H${b.from - 4}`}`;
+    yield svg("path", { d: way, class: "mb-way" });
+    const head = `M${b.from - 6} ${y - 4}l5 4l-5 4z`;
+    yield svg("path", { d: head, class: "mb-head" });
+    const width = Math.min(plot.tall - 3, a.room - 11);
+    const x = (a.to + b.from - width) / 2 - (back ? 0 : 3);
+    const box = { x, y: (back ? low : y) - width / 2, width, height: width };
+    yield* filled(id, part, "rect", box);
+  }
+}
+
+/* The step, where it is, and what happens. */
+function* drawTrack(id, { plot, track, cursor, now, moment, ...plan }) {
+  const [, head, ...rest] = PHASES[now.phase];
+  const many = plan.moments.length;
+  const place = moment === null ? "" : `${moment + 1} of ${many}`;
+  const words = [place, now.batch, head].filter((word) => word).join(", ");
+  yield* strip(id, track, plan.runs);
+  if (place) yield dot(cursor, "mb-handle", 6);
+  yield text(0, track + 41, words, { class: "mb-value" });
+  for (const [i, line] of lines(rest.at(-1), plot.right).entries()) {
+    yield text(0, track + 58 + 17 * i, line);
+  }
+}
+
+function* drawCharts(id, { charts }, state) {
+  for (const { title, x, y, width, bars } of charts) {
+    yield text(x, y, title, { class: "mb-value" });
+    for (const { stage, value, boxes, end, y } of bars) {
+      const box = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
+      if (stage === state.stage) yield svg("rect", box);
+      yield text(x + 4, y + 11, nameOf(state, stage));
+      for (const { part, ...box } of boxes) {
+        yield* filled(id, part, "rect", { ...box, y, height: 14 });
+      }
+      yield text(end + 6, y + 11, value);
+    }
+  }
+}
+
+function numbers(id, state, all) {
+  const head = ["stage", "parameters", "gradients", "optimizer states", "sent"];
+  const rows = Object.entries(all).map(([stage, { parts, sent }]) => {
+    const gradients = parts.gradients + parts.waiting;
+    const cells = ROWS.concat("sent").map((key) => {
+      const size = { ...parts, gradients, sent }[key];
+      return [`${stage}.${key}`, size, formatBytes(size)];
+    });
+    return { label: nameOf(state, stage), sum: stage === state.stage, cells };
+  });
+  return [table(id, head, rows)];
+}
+
+// ---- the widget ----------------------------------------------------------
+
+const keys = [
+  ...["model", "ranks", "stage", "recipe", "accumulation_steps"],
+  ...["synchronise_last", "card", "tables"],
 ];
 
-const patterns = (id) =>
-  svg(
-    "defs",
-    {},
-    hatching(`${id}-gradients`, 6, "M0 3H6", 45),
-    hatching(`${id}-waiting`, 6, "M0 3H6", -45, "mb-waiting-lines"),
-    hatching(`${id}-optimizer`, 8, "M0 4H8"),
-  );
-
-function* drawing(plan, state, id) {
-  const { left, right, top, bottom, height, width, card } = plan;
-  for (const { x, label } of plan.ticks) {
-    yield line(x, top, x, bottom, "mb-grid");
-    yield text(x, bottom + 17, label, MIDDLE);
-  }
-  yield text(width, bottom + 17, plan.unit, END);
-  yield line(left, bottom, right, bottom, "mb-axis");
-  for (const { stage, y, boxes, end } of plan.bars) {
-    for (const { part, ...place } of boxes) {
-      yield* filled(id, part, { ...place, y, height });
-    }
-    if (stage === state.stage) {
-      const frame = { x: left, y, width: end - left, height };
-      yield svg("rect", { ...frame, class: "mb-frame" });
-    }
-  }
-  if (card) {
-    const { x, beyond } = card;
-    const [bytes] = row(state.tables.cards, state.card);
-    const size = `card ${state.card} = ${formatBytes(bytes)}`;
-    const label = `${size}${beyond ? " →" : ""}`;
-    const half = (LETTER * label.length) / 2;
-    const at = Math.min(Math.max(x, half), beyond ? right : width - half);
-    // beside the bars, not through their words
-    const d = plan.bars.map(({ y }) => `M${x} ${y}v${height + 4}`).join("");
-    if (!beyond) yield svg("path", { d, class: "mb-limit" });
-    yield text(at, 12, label, beyond ? END : MIDDLE);
-  }
-  for (const { stage, y, words: [size, more] } of plan.bars) {
-    const chosen = stage === state.stage;
-    const mark = chosen ? "mb-halo mb-chosen" : "mb-halo";
-    const name = `${nameOf(state, stage)}: `;
-    const words = text(left, y - 6, name, { class: mark });
-    words.append(svg("tspan", { class: "mb-value" }, size), more);
-    yield words;
-  }
-}
-
-// ---- the widget ---------------------------------------------------------
-
-/* What the pictures show, in numbers. */
-function table(state, n) {
-  const column = (label) => html("th", { scope: "col" }, label);
-  const head = ["stage", "parameters", "gradients", "optimizer states", "sent"];
-  const rows = Object.entries(n.stages).map(([stage, of]) => {
-    const { parameters, gradients, waiting, optimizer } = of.split;
-    const cell = (key, value) => {
-      const data = { "data-number": `${stage}.${key}`, "data-value": value };
-      return html("td", data, formatBytes(value));
-    };
-    return html(
-      "tr",
-      { class: stage === state.stage && "mb-chosen" },
-      html("th", { scope: "row" }, nameOf(state, stage)),
-      cell("parameters", parameters),
-      cell("gradients", gradients + waiting),
-      cell("optimizer", optimizer),
-      cell("sent", of.sent),
-    );
-  });
-  return [
-    html("thead", {}, html("tr", {}, ...head.map(column))),
-    html("tbody", {}, ...rows),
-  ];
-}
-
-/* What is not always drawn comes last, so that no gap stands for it. */
-const legend = (id) =>
-  html(
-    "div",
-    { class: "mb-legend" },
-    ...["parameters", "gradients", "optimizer", "waiting"].map((part) => {
-      const box = { viewBox: "0 0 14 14", class: "mb-swatch" };
-      const shape = filled(id, part, { width: 14, height: 14 });
-      const swatch = svg("svg", { ...box, "aria-hidden": "true" }, ...shape);
-      return html("span", { "data-part": part }, swatch, PARTS[part]);
-    }),
-  );
-
-/* A text with room for the longest of several: what is below does not jump. */
-function roomy(shown) {
-  const room = html("span", { class: "mb-room", "aria-hidden": "true" });
-  const root = html("span", { class: "mb-roomy" }, shown, room);
-  const hold = (all) =>
-    room.replaceChildren(...all.map((text) => html("span", {}, text)));
-  return { root, hold };
-}
-
-function render({ model, el }) {
-  const read = () =>
-    Object.fromEntries(KEYS.map((key) => [key, model.get(key)]));
-  const set = (key) => (value) => save(model, { [key]: value });
-  const { models, stages, recipes, cards } = model.get("tables");
-  const entries = (rows, words) =>
+function build({ id, get, set }) {
+  const { models, stages, recipes, cards } = get().tables;
+  const names = stages.map(([, name]) => name);
+  const from = (rows, words) =>
     Object.fromEntries(rows.map((one) => [one[0], words(one)]));
+  const change = (key) => (value) => set({ [key]: value });
+  const power = (label, key) =>
+    slider({ label, key, min: 0, onInput: (i) => set({ [key]: 2 ** i }) });
+  const place = (value, most, thing) => ({
+    ...{ value: Math.log2(value), max: Math.log2(most) },
+    ...{ text: grouped(value), spoken: plural(value, thing) },
+  });
 
-  const preset = choice({
+  const stage = radios({
+    label: "Stage",
+    key: "stage",
+    onChange: (name) => set({ stage: stages[names.indexOf(name)][0] }),
+  });
+  const ranks = power("Ranks N", "ranks");
+  const model = choice({
     label: "Model",
     key: "model",
-    options: { ...entries(models, ([name]) => name), own: "own number" },
-    onChange: (name) => set("model")(name === "own" ? countOf(read()) : name),
+    options: { ...from(models, ([name]) => name), own: "own number" },
+    onChange: (name) => set({ model: name === "own" ? countOf(get()) : name }),
   });
   const count = numberField({
     label: "Parameters Ψ",
     key: "parameters",
     max: MOST_PARAMETERS,
-    onChange: set("model"),
-  });
-  const check = ({ type, target: { value, validity } }) => {
-    if (type === "input") speakSoon(sentence(read()));
-    else if (!value || !validity.valid) speakSoon(refusal(read()), 0);
-  };
-  count.root.addEventListener("input", check);
-  count.root.addEventListener("change", check, true); // before the field does
-  const ranks = slider({
-    label: "Ranks N",
-    key: "ranks",
-    min: 0,
-    onInput: (i) => set("ranks")(2 ** i),
-  });
-  const steps = slider({
-    label: "Accumulation steps",
-    key: "accumulation_steps",
-    min: 0,
-    onInput: (i) => {
-      box.disabled = i === 0;
-      set("accumulation_steps")(2 ** i);
-    },
-  });
-  const stage = choice({
-    label: "Stage",
-    key: "stage",
-    options: entries(stages, ([, name, words]) => `${name}: ${words}`),
-    onChange: set("stage"),
-  });
-  const recipe = choice({
-    label: "Recipe (bytes per parameter)",
-    key: "recipe",
-    options: entries(recipes, ([name, , e]) => `${name}: ${e.join(" + ")}`),
-    onChange: set("recipe"),
+    onChange: (model) => model !== countOf(get()) && set({ model }),
   });
   const card = choice({
-    label: "Card",
+    label: "Card, usable memory",
     key: "card",
-    options: entries(cards, ([, , words]) => words),
-    onChange: set("card"),
+    options: from(cards, ([name, size]) =>
+      size ? `${name}: ${formatBytes(size)}` : name),
+    onChange: change("card"),
   });
+  const recipe = choice({
+    label: "Recipe, bytes per parameter",
+    key: "recipe",
+    options: from(recipes, ([name, , each]) => `${name}: ${each.join(" + ")}`),
+    onChange: change("recipe"),
+  });
+  const steps = power("Accumulation steps", "accumulation_steps");
   const last = checkBox({
     label: "Reduce gradients with the last micro-batch only",
     key: "synchronise_last",
-    onChange: set("synchronise_last"),
+    onChange: change("synchronise_last"),
   });
-  const box = last.root.querySelector("input");
 
-  const id = makeId();
-  const pictures = [0, 1].map(() =>
-    svg("svg", { role: "img", class: "mb-picture" }),
-  );
-  const said = html("span", { "aria-live": "polite", class: "mb-live" });
-  const say = (words) => {
-    if (said.textContent !== words) said.textContent = words;
+  let moment = null; // null: between two steps
+  let plan;
+  let paint = () => {};
+  const see = (at) => {
+    moment = at;
+    paint();
   };
-  const speakSoon = (words, wait = 150) => {
-    clearTimeout(speaking);
-    speaking = setTimeout(() => say(words), wait);
-  };
-  const captions = [1, 2, 3, 4, 5].map(() => html("span"));
-  const places = [said, ...captions].map(roomy);
-  const [live, ...heads] = places.map(({ root }) => root);
-  const numbers = html("table", { class: "mb-table" });
-  let speaking, held;
+  const play = player({
+    key: "play",
+    every: 450,
+    step: () => {
+      const end = plan.moments.length - 1;
+      see(moment === null || moment >= end ? 0 : moment + 1);
+      return moment < end;
+    },
+  });
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  drag(picture, {
+    grab(at) {
+      const [chosen, far] = [stageAt(plan, at), at.y - plan.track];
+      const near = far > -12 && far < 26 && at.x < plan.plot.right + 9;
+      return chosen || near ? { chosen } : null;
+    },
+    move({ x }, { chosen }) {
+      play.stop();
+      if (chosen) set({ stage: chosen });
+      else see(momentAt(plan, x));
+    },
+  });
+  const note = html("p", { class: "mb-note" });
 
-  el.classList.add("mb-root", "mb-sharding");
-  el.append(
-    svg("svg", { class: "mb-patterns", "aria-hidden": "true" }, patterns(id)),
-    html(
-      "div",
-      { class: "mb-controls" },
-      ...[preset, count, ranks, stage, recipe, card, steps, last].map(
-        ({ root }) => root,
-      ),
-    ),
-    html("p", { class: "mb-said" }, live),
-    figure(heads[0], heads[2], pictures[0]),
-    legend(id),
-    figure(heads[1], heads[3], pictures[1]),
-    numbers,
-    html("p", { class: "mb-note" }, heads[4]),
-  );
-
-  const end = redraw(model, pictures[0], (width) => {
-    const state = read();
-    const n = describe(state);
-    const { ranks: many, accumulation_steps: micro } = state;
-    const own = typeof state.model === "number";
-    preset.update({ value: own ? "own" : state.model });
-    count.update({ value: n.parameters });
-    const place = (value, most, thing) => ({
-      value: Math.log2(value),
-      max: Math.log2(most),
-      text: value,
-      spoken: plural(value, thing),
-    });
-    ranks.update(place(many, MOST_RANKS, "rank"));
-    steps.update(place(micro, MOST_STEPS, "accumulation step"));
-    stage.update({ value: state.stage });
-    recipe.update({ value: state.recipe });
-    card.update({ value: state.card });
-    last.update({ value: state.synchronise_last });
-    box.disabled = micro === 1;
-
-    el.classList.toggle("mb-narrow", width < 480);
-    el.classList.toggle("mb-waits", n.stages["zero-2"].split.waiting > 0);
-    const chosen = [state.model, state.stage, state.recipe, state.card].join();
-    if (chosen !== held) {
-      sayings(state).forEach((all, i) => places[i].hold(all));
+  const draw = (state, width, before) => {
+    const all = describe(state);
+    paint = () => {
+      plan = layout(state, width, moment, before);
+      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+      picture.replaceChildren(
+        patterns(id),
+        ...drawCards(id, plan),
+        ...drawSlices(id, plan),
+        ...drawMoves(id, plan),
+        ...drawTrack(id, plan),
+        ...drawCharts(id, plan, state),
+      );
+    };
+    if (step(state).length !== plan?.moments.length) {
+      play.stop();
+      moment = null; // it was of another step
     }
-    held = chosen;
-    const [words, ...around] = texts(state);
-    captions.forEach((caption, i) => (caption.textContent = around[i]));
-    layout(state, n, width).forEach((plan, i) => {
-      const picture = pictures[i];
-      picture.setAttribute("viewBox", `0 0 ${width} ${plan.bottom + 24}`);
-      picture.setAttribute("aria-label", i ? `${around[1]}.` : words);
-      picture.replaceChildren(...drawing(plan, state, id));
-    });
-    numbers.replaceChildren(...table(state, n));
-    if (said.textContent) speakSoon(words);
-    else say(words);
-  });
-  return () => {
-    end();
-    clearTimeout(speaking);
-    el.replaceChildren();
+    paint();
+    const said = sentence(state, all);
+    picture.setAttribute("aria-label", said);
+    const own = typeof state.model === "number";
+    const micro = state.accumulation_steps;
+    const alone = micro === 1 ? "there is one micro-batch" : "";
+    stage.update({ value: nameOf(state, state.stage), options: names });
+    ranks.update(place(state.ranks, RANKS.at(-1), "rank"));
+    model.update({ value: own ? "own" : state.model });
+    count.update({ value: countOf(state) });
+    card.update({ value: state.card });
+    recipe.update({ value: state.recipe });
+    steps.update(place(micro, MOST_STEPS, "accumulation step"));
+    last.update({ value: state.synchronise_last, disabled: alone });
+    note.textContent =
+      `The recipe: ${row(recipes, state.recipe)[0]}, with Adam. ${NOTE}`;
+    return {
+      title: titleOf(state),
+      sentence: said,
+      numbers: numbers(id, state, all),
+    };
+  };
+  return {
+    ...{ picture, note, draw, stop: play.stop },
+    controls: [stage, ranks, play],
+    legend: legend(id, PARTS),
+    more: [card, model, count, recipe, steps, last],
   };
 }
 
-export default { render };
+export default widget({ name: "sharding", keys, build });
