@@ -6,26 +6,27 @@ import sharding_cases
 from kind import Kind
 
 from membudget import widgets
+from membudget.widgets import format_bytes
 from membudget.widgets.sharding import CARDS, MODELS, STAGE_NAMES
 
 LONG = {
     "model": 2**40 - 1,
     "ranks": 1024,
     "stage": "zero-3",
-    "recipe": "master-fp32-gradients",
+    "recipe": "mixed-precision policy",
     "accumulation_steps": 16,
     "synchronise_last": True,
-    "card": "141 GB",
+    "card": "A100 80 GB",
 }
-"""A long sentence of the sharding widget."""
+"""Long words of the sharding widget."""
 
 
-def sharding_controls(widget):
+def controls(widget):
     return {
         "model": widget.model if widget.model in MODELS else "own",
         "parameters": widget.parameters,
         "ranks": widget.ranks.bit_length() - 1,
-        "stage": widget.stage,
+        "stage": STAGE_NAMES[widget.stage],
         "recipe": widget.recipe,
         "card": widget.card,
         "accumulation_steps": widget.accumulation_steps.bit_length() - 1,
@@ -33,19 +34,24 @@ def sharding_controls(widget):
     }
 
 
-def sharding_printed(widget):
+def printed(widget):
     found = {}
-    for stage, of in widget.numbers()["stages"].items():
-        split = of["split"]
-        found[f"{stage}.parameters"] = split["parameters"]
-        found[f"{stage}.gradients"] = split["gradients"] + split["waiting"]
-        found[f"{stage}.optimizer"] = split["optimizer"]
-        found[f"{stage}.sent"] = of["sent"]
+    for stage, of in sharding_cases.numbers(widget).items():
+        of["gradients"] += of.pop("waiting")
+        found |= {f"{stage}.{key}": size for key, size in of.items()}
     return found
 
 
-def sharding_states():
-    for state in list(sharding_cases.settings(sharding_cases.GRID))[::1889]:
+def said(widget):
+    total = format_bytes(widget.states().total)
+    found = [f"{STAGE_NAMES[widget.stage]} on ", f"each holds {total} of"]
+    if widget.ranks > 1:
+        found.append(f"sends {format_bytes(widget.sent())} per step")
+    return found
+
+
+def states():
+    for state in sharding_cases.settings(2801):
         if state["accumulation_steps"] == 1:  # the box cannot be changed
             del state["synchronise_last"]
         yield state
@@ -54,20 +60,18 @@ def sharding_states():
 KIND = Kind(
     "sharding",
     widgets.Sharding,
-    "Model states per rank: 7.5 B parameters, master, 64 ranks",
-    sharding_controls,
-    sharding_printed,
-    lambda widget: [],
+    "Model states of 7.5 B parameters, recipe master",
+    controls,
+    printed,
+    said,
     states=[
-        *sharding_states(),
+        *states(),
         *({"card": card, "model": m} for m, card in product(MODELS, CARDS)),
         *({"stage": stage} for stage in STAGE_NAMES),
+        *({"ranks": ranks} for ranks in (1, 2, 4, 8)),
     ],
-    given=[LONG, {"ranks": 1, "card": "24 GB"}],
-    tabs=(
-        *("model", "parameters", "ranks", "stage", "recipe", "card"),
-        "accumulation_steps",
-    ),
+    given=[LONG, {"ranks": 1, "card": "RTX 4090"}],
+    tabs=("stage", "ranks", "play"),
     rest=("ranks", {"ranks": 1024}),
     spoken={"ranks": "64 ranks", "accumulation_steps": "1 accumulation step"},
     columns=("stage", "parameters", "gradients", "optimizer states", "sent"),
@@ -77,15 +81,12 @@ KIND = Kind(
             chosen,
             [
                 {"ranks": ranks, "accumulation_steps": steps}
-                | ({"synchronise_last": last} if steps > 1 else {})
-                for ranks, steps, last in product(
-                    (1, 4, 64, 1024), (1, 2, 16), (False, True)
-                )
+                for ranks, steps in product((1, 4, 64, 1024), (1, 2, 16))
             ],
         )
         for chosen in (
-            {"stage": "zero-2", "card": "24 GB"},
-            {"stage": "ddp", "card": "80 GB", "model": "Llama 3 8B"},
+            {"stage": "zero-2", "card": "RTX 4090"},
+            {"stage": "ddp", "card": "A100 80 GB", "model": "Llama 3 8B"},
             LONG,
         )
     ],

@@ -1,86 +1,78 @@
-"""Settings for the tests of the sharding widget."""
+"""What the package's functions say of settings of the sharding widget."""
 
 from itertools import islice, product
 
-from membudget.ledger import RECIPES
+from membudget.sharding import zero_states, zero_traffic
 from membudget.widgets import Sharding
-from membudget.widgets.sharding import CARDS, MODELS, STAGE_NAMES
+from membudget.widgets.sharding import CARDS, HOW, MODELS, STAGE_NAMES
 from tests.soak import SOAK
 
 RANKS = tuple(2**i for i in range(11))
-STEPS = (1, 2, 4, 8, 16)
-OWN = (1, 7, 1001, 2**40 - 1)
-"""Numbers of parameters that few ranks divide."""
 
 GRID = {
-    "model": tuple(MODELS),
+    # the last ones are numbers that few ranks divide
+    "model": (*MODELS, 1, 7, 1001, 2**40 - 1),
     "ranks": RANKS,
-    "recipe": tuple(RECIPES),
-    "accumulation_steps": STEPS,
+    "recipe": tuple(HOW),
+    "accumulation_steps": (1, 2, 4, 8, 16),
     "synchronise_last": (False, True),
     "card": tuple(CARDS),
-    "stage": tuple(STAGE_NAMES),
 }
-"""Every place of every control, in the order of ``grid``."""
 
 
-def settings(grid):
-    """Every state of the grid; the last control changes fastest."""
-    for values in product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+def settings(every):
+    """Each so-manieth state of the grid, and the stages in turn."""
+    stages = list(STAGE_NAMES)
+    chosen = islice(product(*GRID.values()), 0, None, every)
+    for place, values in enumerate(chosen):
+        stage = {"stage": stages[place % 4]}
+        yield dict(zip(GRID, values, strict=True)) | stage
 
 
-def values(widget):
-    """The widget's numbers, in the order of the module's."""
-    return [
-        [*of.pop("split").values(), *of.values()]
-        for of in widget.numbers()["stages"].values()
-    ]
+def fewest(widget, stage):
+    """The fewest ranks whose states fit the card, or None."""
+    kept, card = HOW[widget.recipe][0], CARDS[widget.card]
+    for ranks in RANKS:
+        of = widget.parameters, ranks, stage, kept
+        if zero_states(*of, waiting=widget.waiting).total <= card:
+            return ranks
+    return None
 
 
-def set_to(widget, traits):
-    for name, value in traits.items():
-        if getattr(widget, name) != value:
-            setattr(widget, name, value)
-
-
-def answers_on(grid, every, of):
-    """What ``of`` says of each so-manieth state of a grid."""
-    widget, found = Sharding(), []
-    for traits in islice(settings(grid), 0, None, every):
-        set_to(widget, traits)
-        found.append(of(widget))
-    return {"grid": grid, "every": every, "answers": found}
-
-
-def numbers(grid):
-    """Python's numbers of each seventh state of a grid."""
-    return answers_on(grid, 1 if SOAK else 7, values)
-
-
-def sentences(grid, every):
-    """Sentence and titles of each so-manieth state of a grid."""
-    return answers_on(grid, every, lambda w: [w.sentence(), *w.titles()])
+def numbers(widget):
+    """Bytes of each stage: of its parts, and sent."""
+    kept, gathered, _ = HOW[widget.recipe]
+    found = {}
+    for stage in STAGE_NAMES:
+        of = widget.parameters, widget.ranks, stage, kept
+        shard, held = (
+            zero_states(*of),
+            zero_states(*of, waiting=widget.waiting),
+        )
+        found[stage] = {
+            "parameters": held.parameters,
+            "gradients": shard.gradients,
+            "waiting": held.gradients - shard.gradients,
+            "optimizer": held.optimizer,
+            "sent": zero_traffic(
+                *(widget.parameters, stage, kept),
+                ranks=widget.ranks,
+                gathered=gathered,
+                accumulation_steps=widget.accumulation_steps,
+                synchronise_last=widget.synchronise_last,
+            ),
+        }
+    return found
 
 
 def answers():
-    """What the JavaScript test compares with.
-
-    The numbers are of all stages, and a card is compared with the states,
-    which know of accumulation only whether gradients wait: so every place of
-    every control is in the two grids.
-    """
-    all_stages = GRID | {"stage": ("ddp",)}
-    own = {"model": OWN, "ranks": (1, 2, 64, 1024), "card": ("24 GB",)}
-    return {
-        "tables": Sharding().tables,
-        "numbers": [
-            numbers(all_stages | {"card": ("none",)}),
-            numbers(all_stages | {"accumulation_steps": (2,)}),
-            numbers(all_stages | own),
-        ],
-        "sentences": [
-            sentences(GRID, 31),  # in turn every place of every control
-            sentences(GRID | own, 3),
-        ],
-    }
+    """States of the grid, each with the numbers that Python gives."""
+    cases = []
+    for state in settings(17 if SOAK else 53):
+        widget = Sharding(**state)
+        least = {stage: fewest(widget, stage) for stage in STAGE_NAMES}
+        cases.append(
+            {"state": state, "numbers": numbers(widget), "fewest": least}
+        )
+        widget.close()
+    return {"tables": Sharding().tables, "cases": cases}

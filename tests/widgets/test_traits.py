@@ -91,7 +91,7 @@ BAD = {
         ("stage", "zero-4", "zero-3"),
         ("recipe", "fp16", "autocast"),
         ("accumulation_steps", 32, "a power of two, from 1 to 16"),
-        ("card", "32 GB", "141 GB"),
+        ("card", "24 GB", "RTX 4090"),
         ("tables", {}, "read-only|tables"),
     ],
     "timeline": [

@@ -106,9 +106,9 @@ export const describe = (state) =>
 
 // ---- a training step -----------------------------------------------------
 
-/* Of each phase: its colour, its name, long and short, and what happens. */
-const PHASES = {
-  rest: ["", "between two steps",
+/** Of each phase: its colour, its name, long and short, and what happens. */
+export const PHASES = {
+  rest: ["", "Between two steps",
     "Play a step, or drag along it, to see what the ranks send."],
   gather: ["parameters", "all-gather", "gather",
     "Each passes a slice of a block’s parameters on, until all have it."],
@@ -141,14 +141,11 @@ function slices({ ranks }, split, have = "own") {
 
 /** What is held between two steps. */
 export function atRest(state) {
-  const [parameters, gradients, optimizer] = splitOf(state, state.stage);
-  const cells = {
-    parameters: slices(state, parameters),
-    gradients: waits(state)
-      ? slices(state, false, "part")
-      : slices(state, gradients),
-    optimizer: slices(state, optimizer),
-  };
+  const [parameters, gradients, optimizer] =
+    splitOf(state, state.stage).map((split) => slices(state, split));
+  const others = waits(state) ? "part" : "";
+  const all = gradients.map((row) => row.map((have) => have || others));
+  const cells = { parameters, gradients: all, optimizer };
   return { phase: "rest", batch: "", moves: [], cells };
 }
 
@@ -189,7 +186,7 @@ export function step(state) {
     free();
     if (parameters) add("free");
     if (parameters) gather("gather", "parameters", "lent");
-    cells.gradients = slices(state, false, "part");
+    cells.gradients = slices(state, false, count > 1 ? "part" : "own");
     add("backward");
     free();
     if (waits(state) && number < steps) continue;
@@ -220,7 +217,7 @@ function fitting({ stage, ranks, card }, { fits, fewest }) {
   }
   if (fewest === 1) return ` They fit one ${card} without sharding.`;
   if (fewest === ranks) return " Half as many ranks would be too few.";
-  return ` ${grouped(fewest)} ranks would be enough.`;
+  return ` ${fewest} ranks would be enough.`;
 }
 
 /** The chosen stage in words. */
@@ -414,8 +411,8 @@ function* drawCards(id, { plot, card, ghost, beyond, ...plan }) {
   const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
   const rect = (box, name) => svg("rect", { ...box, class: name });
   yield* axes(plot, plan.axis);
-  yield text(0, 21, big, { class: look });
-  yield text(0, 41, small);
+  yield text(2, 21, big, { class: look });
+  yield text(2, 41, small);
   for (const { rank, bar, middle } of plan.stations) {
     const name = rank === null ? `${plan.ranks - 4} more` : rank || "rank 0";
     yield text(middle, bottom + 18, name, MIDDLE);
@@ -485,15 +482,15 @@ function* drawTrack(id, { plot, track, cursor, now, moment, ...plan }) {
   const words = [place, now.batch, head].filter((word) => word).join(", ");
   yield* strip(id, track, plan.runs);
   if (place) yield dot(cursor, "mb-handle", 6);
-  yield text(0, track + 41, words, { class: "mb-value" });
+  yield text(2, track + 41, words, { class: "mb-value mb-moment" });
   for (const [i, line] of lines(rest.at(-1), plot.right).entries()) {
-    yield text(0, track + 58 + 17 * i, line);
+    yield text(2, track + 58 + 17 * i, line);
   }
 }
 
 function* drawCharts(id, { charts }, state) {
   for (const { title, x, y, width, bars } of charts) {
-    yield text(x, y, title, { class: "mb-value" });
+    yield text(x + 2, y, title, { class: "mb-value" });
     for (const { stage, value, boxes, end, y } of bars) {
       const box = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
       if (stage === state.stage) yield svg("rect", box);
@@ -536,7 +533,7 @@ function build({ id, get, set }) {
     slider({ label, key, min: 0, onInput: (i) => set({ [key]: 2 ** i }) });
   const place = (value, most, thing) => ({
     ...{ value: Math.log2(value), max: Math.log2(most) },
-    ...{ text: grouped(value), spoken: plural(value, thing) },
+    ...{ text: value, spoken: plural(value, thing) },
   });
 
   const stage = radios({
