@@ -542,31 +542,26 @@ function build({ id, get, set }) {
     onChange: (name) => set({ stage: stages[names.indexOf(name)][0] }),
   });
   const ranks = power("Ranks N", "ranks");
-  const model = choice({
-    label: "Model",
-    key: "model",
-    options: { ...from(models, ([name]) => name), own: "own number" },
-    onChange: (name) => set({ model: name === "own" ? countOf(get()) : name }),
-  });
+  const pick = (label, key, options, onChange = change(key)) =>
+    choice({ label, key, options, onChange });
+  const model = pick(
+    "Model",
+    "model",
+    { ...from(models, ([name]) => name), own: "own number" },
+    (name) => set({ model: name === "own" ? countOf(get()) : name }),
+  );
   const count = numberField({
     label: "Parameters Ψ",
     key: "parameters",
     max: MOST_PARAMETERS,
     onChange: (model) => model !== countOf(get()) && set({ model }),
   });
-  const card = choice({
-    label: "Card, usable memory",
-    key: "card",
-    options: from(cards, ([name, size]) =>
-      size ? `${name}: ${formatBytes(size)}` : name),
-    onChange: change("card"),
-  });
-  const recipe = choice({
-    label: "Recipe, bytes per parameter",
-    key: "recipe",
-    options: from(recipes, ([name, , each]) => `${name}: ${each.join(" + ")}`),
-    onChange: change("recipe"),
-  });
+  const sized = ([name, size]) =>
+    size ? `${name}: ${formatBytes(size)}` : name;
+  const card = pick("Card, usable memory", "card", from(cards, sized));
+  const bytes = ([name, , each]) => `${name}: ${each.join(" + ")}`;
+  const kept = from(recipes, bytes);
+  const recipe = pick("Recipe, bytes per parameter", "recipe", kept);
   const steps = power("Accumulation steps", "accumulation_steps");
   const last = checkBox({
     label: "Reduce gradients with the last micro-batch only",
