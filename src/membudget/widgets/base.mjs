@@ -255,6 +255,35 @@ export const strip = (id, y, runs) =>
     ];
   });
 
+/* Words for a phase of a step, the longest first. */
+export const PHASE_WORDS = {
+  forward: ["forward pass", "forward", "F"],
+  recomputation: ["recomputation", "R"],
+  backward: ["backward pass", "backward", "B"],
+  optimizer: ["optimizer step", "step", "S"],
+};
+
+/** What runs where, from the phase of each moment and where moments begin. */
+export function phaseRuns(phases, edges) {
+  const runs = [];
+  phases.forEach((phase, i) => {
+    if (phase !== phases[i - 1]) runs.push({ phase, x: edges[i] });
+    runs.at(-1).width = edges[i + 1] - runs.at(-1).x;
+  });
+  return runs;
+}
+
+/** The strip of phases below a picture. */
+export const phaseStrip = (id, plot, runs) =>
+  strip(
+    id,
+    plot.bottom + 5,
+    runs.map(({ phase, x, width }) => ({
+      ...{ x, width, words: PHASE_WORDS[phase] },
+      part: phase === "recomputation" ? phase : `phase-${phase}`,
+    })),
+  );
+
 // ---- numbers beside a picture --------------------------------------------
 
 /** A number that tests can read. */

@@ -14,13 +14,14 @@ import {
   numberList,
   patterns,
   percent,
+  phaseRuns,
+  phaseStrip,
   player,
   plural,
   radios,
   slider,
   stacked,
   stairs,
-  strip,
   svg,
   table,
   text,
@@ -45,12 +46,6 @@ const PARTS = {
 const SPLITS = {
   balanced: "balanced, longer first",
   pytorch: "PyTorch’s checkpoint_sequential",
-};
-
-const PHASES = {
-  forward: ["forward pass", "forward", "F"],
-  recomputation: ["recomputation", "R"],
-  backward: ["backward pass", "backward", "B"],
 };
 
 const UNIT = 100; // a layer's tape, so that sizes are whole numbers
@@ -410,19 +405,13 @@ function stepLayout(moments, n, plot, unit, y) {
   const wide = (plot.right - plot.left) / moments.length;
   const edges = [...moments, 0].map((_, i) => plot.left + i * wide);
   const shown = shownOf(moments);
-  const phases = [];
-  moments.forEach((moment, i) => {
-    const phase = phaseOf(moment);
-    if (phase !== phases.at(-1)?.phase) phases.push({ phase, x: edges[i] });
-    phases.at(-1).width = edges[i + 1] - phases.at(-1).x;
-  });
   const size = (bytes) => y(bytes / unit);
   const middle = (i) => (edges[i] + edges[i + 1]) / 2;
   return {
     edges,
     bands: stacked(shown, Object.keys(PARTS), size),
     tops: moments.map((moment) => size(live(moment))),
-    phases,
+    phases: phaseRuns(moments.map(phaseOf), edges),
     middle,
     peak: { x: middle(n.peak_moment), y: y(n.peak) },
     plain: { x: plot.left, y: y(n.plain_peak) },
@@ -510,11 +499,7 @@ function* drawStep(id, { step, before, cursor }, marks) {
       class: "mb-ghost",
     });
   }
-  const runs = phases.map(({ phase, x, width }) => ({
-    ...{ x, width, words: PHASES[phase] },
-    part: phase === "recomputation" ? phase : `phase-${phase}`,
-  }));
-  yield* strip(id, plot.bottom + 5, runs);
+  yield* phaseStrip(id, plot, phases);
   const x = step.middle(cursor.at);
   yield line(x, plot.top - 6, x, plot.bottom + 12, "mb-cursor");
   yield* names(plot, marks);
