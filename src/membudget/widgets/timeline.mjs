@@ -1,26 +1,37 @@
 import {
+  axes,
   band,
   button,
-  byteTicks,
-  figure,
+  dot,
+  drag,
+  filled,
   formatBytes,
-  hatching,
+  heights,
   html,
-  makeId,
+  legend,
+  LETTER,
+  line,
+  names,
+  patterns,
+  PHASE_WORDS,
+  phaseRuns,
+  phaseStrip,
+  player,
   radios,
-  redraw,
-  save,
   slider,
-  spread,
+  stacked,
   stairs,
   svg,
+  table,
+  text,
+  widget,
 } from "./base.mjs";
 
 /* One training step, operator by operator; moment −1 is before the first.
 
-   describe(state): the numbers; Python's Timeline.numbers() is the same.
-   layout(state, width): where everything stands in the picture.
-   render({ model, el }): controls, picture and tables. */
+   describe(state): the numbers of a moment.
+   layout(state, width, other): where everything stands in the picture, with
+   the outline of another step. */
 
 const SHOWN = {
   optimizer: "optimizer states",
@@ -32,22 +43,25 @@ const SHOWN = {
   temporaries: "temporaries",
 };
 
-const PHASES = {
-  forward: ["forward pass", "forward", "F"],
-  backward: ["backward pass", "backward", "B"],
-  recomputation: ["recomputation", "R"],
-  optimizer: ["optimizer step", "step", "S"],
-};
+const PARTS = Object.keys(SHOWN);
+const FLOOR = PARTS.slice(0, 3); // no module made them
 
 const NOTE =
-  "Bytes alive after each operator, in the order in which they ran; those of " +
-  "the optimizer step are drawn narrower. Temporaries include the gradients " +
-  "on their way back through the layers. The thin lines are the other steps, " +
-  "over the same width. F forward, B backward, R recomputation.";
+  "At the top is the network, a box for each module. In it are the tensors " +
+  "that the module made and that are still alive, as high as they are " +
+  "large. The framed box runs now. A tensor with an outline is new, a " +
+  "dashed one was freed just now. The bar below holds what is there all " +
+  "the time. The curve counts the bytes alive after each operator; the " +
+  "optimizer step always has a fifth of the width. Drag in the curve, or " +
+  "press Play. The dashed curve is the step that you chose before. " +
+  "Temporaries include the gradients on their way back through the layers. " +
+  "F forward, B backward, R recomputation.";
 
-const LARGEST_STEP_SHARE = 0.22; // of the width
+const STEP_SHARE = 0.2; // of the width, for the optimizer step
+const OUTSIDE = { optimizer: "step" }; // else "loss"
+const MOST_BOXES = 24;
+const TICKS = 160; // of a step that is played
 const ROWS = 7; // of the largest things alive
-const LETTER = 7.1; // pixels, on average, in a wide font
 
 // ---- numbers -------------------------------------------------------------
 
@@ -56,63 +70,83 @@ const unpacked = new WeakMap();
 /* The steps, from the tables and integers that Python sends. */
 function unpack(data) {
   if (!unpacked.has(data)) {
-    const phases = Object.keys(PHASES);
-    const kinds = [];
-    for (let i = 0; i < data.kinds.length; i += 3) {
-      const [name, module, phase] = data.kinds.slice(i, i + 3);
-      kinds.push({
-        name: data.names[name],
-        module: data.modules[module],
-        phase: phases[phase],
-      });
-    }
+    const kinds = rows(data.kinds, 3).map(([name, module, phase]) => ({
+      operator: data.names[name],
+      module: data.modules[module],
+      phase: data.phases[phase],
+    }));
     const all = data.steps.map((step) => unpackStep(step, kinds, data.sizes));
     unpacked.set(data, all);
   }
   return unpacked.get(data);
 }
 
+const rows = (numbers, length) =>
+  Array.from({ length: numbers.length / length }, (_, i) =>
+    numbers.slice(i * length, (i + 1) * length),
+  );
+
 function unpackStep(step, kinds, sizes) {
   const operators = step.operators.map((kind) => kinds[kind]);
-  const before = { name: "", module: "", phase: "" };
+  const before = { operator: "", module: "", phase: "" };
   const operator = (moment) => operators[moment] ?? before;
-  const allocations = [];
-  const changes = [-1, ...operators].map(() => ({}));
-  const change = (slot, category, bytes) => {
-    if (slot < changes.length) {
-      changes[slot][category] = (changes[slot][category] ?? 0) + bytes;
-    }
-  };
-  for (let i = 0; i < step.allocations.length; i += 4) {
-    const [birth, life, size, kind] = step.allocations.slice(i, i + 4);
-    const category = Object.keys(SHOWN)[kind];
-    const bytes = sizes[size];
-    allocations.push({ birth, death: birth + life, bytes, category });
-    change(birth + 1, category, bytes);
-    change(birth + life + 1, category, -bytes);
-  }
-  const memory = [];
-  const sums = [...Object.keys(SHOWN), "total"];
-  let now = Object.fromEntries(sums.map((sum) => [sum, 0]));
-  for (const slot of changes) {
-    now = { ...now };
-    for (const [category, bytes] of Object.entries(slot)) {
-      now[category] += bytes;
-      now.total += bytes;
-    }
-    memory.push(now);
-  }
+  const boxes = boxesOf(operators);
+  const allocations = rows(step.allocations, 4).map(
+    ([birth, life, size, kind]) => {
+      const floor = birth < 0 || kind < FLOOR.length;
+      const box = floor ? null : boxes.of(operator(birth));
+      const what = { category: PARTS[kind], bytes: sizes[size], box };
+      return { birth, death: birth + life, ...what };
+    },
+  );
+  const memory = [-1, ...operators.keys()].map((moment) => {
+    const live = allocations.filter((one) => alive(one, moment));
+    const of = (part) => live.filter(({ category }) => category === part);
+    const parts = PARTS.map((part) => [part, sum(of(part))]);
+    return { ...Object.fromEntries(parts), total: sum(live) };
+  });
   const peak = memory.reduce((a, b) => (b.total > a.total ? b : a));
   return {
     label: step.label,
-    operators,
-    operator,
-    allocations,
-    memory,
+    ...{ operators, operator, boxes, allocations, memory },
     forwardEnd: step.forward_end,
     peakMoment: memory.indexOf(peak) - 1,
     peak: peak.total,
+    fullest: fullest(allocations),
   };
+}
+
+const alive = ({ birth, death }, moment) => birth <= moment && moment < death;
+const sum = (all) => all.reduce((bytes, one) => bytes + one.bytes, 0);
+
+/* The modules as boxes, in the order in which they first run; long paths are
+   cut until there are few. Last, what runs outside of the model. */
+function boxesOf(operators) {
+  const modules = [...new Set(operators.map(({ module }) => module))];
+  const paths = modules.filter(Boolean).map((path) => path.split("."));
+  const cut = (path, deep) => path.slice(0, deep).join(".");
+  const many = (deep) => new Set(paths.map((path) => cut(path, deep))).size;
+  let deep = Math.max(1, ...paths.map((path) => path.length));
+  while (deep > 1 && many(deep) > MOST_BOXES) deep -= 1;
+  const name = ({ module, phase }) =>
+    module ? cut(module.split("."), deep) : (OUTSIDE[phase] ?? "loss");
+  const last = operators.filter(({ module }) => !module);
+  const inside = operators.filter(({ module }) => module);
+  const labels = [...new Set([...inside, ...last].map(name))];
+  const outside = new Set(last.map(name));
+  return {
+    labels,
+    of: (one) => labels.indexOf(name(one)),
+    wide: (i) => outside.has(labels[i]),
+  };
+}
+
+/* The most bytes that a box holds, with what is freed there just then. */
+function fullest(allocations) {
+  const made = allocations.filter(({ box }) => box !== null);
+  const beside = ({ box, birth: at }) =>
+    made.filter((one) => one.box === box && one.birth <= at && at <= one.death);
+  return Math.max(1, ...made.map((one) => sum(beside(one))));
 }
 
 const at = (step, moment) => step.memory[moment + 1];
@@ -125,36 +159,34 @@ function chosen({ steps, step, moment }) {
 }
 
 export function describe(state) {
-  const { all, now, moment } = chosen(state);
-  const { name, module, phase } = now.operator(moment);
+  const { now, moment } = chosen(state);
   return {
+    ...now.operator(moment),
     step: now.label,
     moment,
     operators: now.operators.length,
-    operator: name,
-    module,
-    phase,
     forward_end_moment: now.forwardEnd,
     peak_moment: now.peakMoment,
     now: at(now, moment),
     forward_end: at(now, now.forwardEnd),
     peak: at(now, now.peakMoment),
-    peaks: Object.fromEntries(all.map(({ label, peak }) => [label, peak])),
     largest: largest(now, moment),
   };
 }
 
-/* What is alive, grouped by category and by what made it. */
+/* What is alive, the most bytes first; together stands what the same operator
+   made in modules whose paths differ in numbers alone. */
 function largest({ allocations, operator }, moment) {
   const groups = new Map();
-  for (const { birth, death, bytes, category } of allocations) {
-    if (birth > moment || death <= moment) continue;
-    const { name, module, phase } = operator(birth);
+  for (const one of allocations) {
+    if (!alive(one, moment)) continue;
+    const { birth, bytes, category } = one;
+    const { module, ...made } = operator(birth);
     const like = module.replace(/[0-9]+/g, "#");
-    const key = [category, name, phase, like].join();
+    const key = [category, made.operator, made.phase, like].join();
     if (!groups.has(key)) {
-      const made = { category, operator: name, phase, modules: [] };
-      groups.set(key, { ...made, count: 0, size: bytes, bytes: 0 });
+      const none = { modules: [], count: 0, size: bytes, bytes: 0 };
+      groups.set(key, { category, ...made, ...none });
     }
     const group = groups.get(key);
     group.count += 1;
@@ -165,43 +197,42 @@ function largest({ allocations, operator }, moment) {
   return [...groups.values()].sort((a, b) => b.bytes - a.bytes);
 }
 
-/** The moment in words; Python's Timeline.sentence() says the same. */
+// ---- words ---------------------------------------------------------------
+
+/** The moment, and the peak against the end of the forward pass. */
 export function sentence(state) {
   const n = describe(state);
-  const [now, end, peak] = [n.now.total, n.forward_end.total, n.peak.total];
-  let rank = "the peak";
-  if (now !== peak) {
-    const below = formatBytes(peak - now);
-    rank = `${below} below the peak of ${formatBytes(peak)}`;
+  const [now, end, peak] = [n.now, n.forward_end, n.peak].map(
+    ({ total }) => formatBytes(total),
+  );
+  const alive = `${place(n)}: ${now} alive`;
+  if (n.peak_moment <= n.forward_end_moment) {
+    return `${alive}. The peak, ${peak}, is in the forward pass.`;
   }
-  let against = "This is the end of the forward pass";
-  if (n.moment !== n.forward_end_moment) {
-    const more = now > end ? "more" : "less";
-    const by = formatBytes(Math.abs(now - end));
-    const much = now === end ? "As much as" : `That is ${by} ${more} than`;
-    const changes = Object.keys(SHOWN)
-      .map((c) => [c, n.now[c] - n.forward_end[c]])
-      .filter(([, change]) => change)
-      .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
-      .map(([c, change]) => {
-        const sign = change > 0 ? "+" : "−";
-        return `${SHOWN[c]} ${sign}${formatBytes(Math.abs(change))}`;
-      });
-    against =
-      `${much} at the end of the forward pass` +
-      (changes.length ? `: ${changes.join(", ")}` : "");
-  }
+  const more = formatBytes(n.peak.total - n.forward_end.total);
   return (
-    `Step ${n.step}, ${place(n)}. ${formatBytes(now)} are alive, ${rank}. ` +
-    `${against}.`
+    `${alive}. The forward pass ends with ${end}, the peak is ${peak}. ` +
+    `That is ${more} more: ${changes(n).join(", ")}.`
   );
 }
 
+/* From the end of the forward pass to the peak, the largest first. */
+function changes({ peak, forward_end: end }) {
+  return PARTS
+    .map((category) => [category, peak[category] - end[category]])
+    .filter(([, change]) => change)
+    .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
+    .map(([category, change]) => {
+      const sign = change > 0 ? "+" : "−";
+      return `${SHOWN[category]} ${sign}${formatBytes(Math.abs(change))}`;
+    });
+}
+
 function place(n) {
-  if (n.moment < 0) return "before the first operator";
-  const words = `operator ${n.moment + 1} of ${n.operators}: ${whatRuns(n)}`;
+  if (n.moment < 0) return "Before the first operator";
+  const words = `Operator ${n.moment + 1} of ${n.operators}, ${whatRuns(n)}`;
   if (!n.module && n.phase === "optimizer") return words;
-  return `${words}, in the ${PHASES[n.phase][0]}`;
+  return `${words}, ${PHASE_WORDS[n.phase][0]}`;
 }
 
 const shortName = ({ operator }) => operator.replace(/^aten\./, "");
@@ -215,102 +246,124 @@ function whatRuns({ operator, phase, module, modules = [module] }) {
 }
 
 function modulesInWords(modules) {
-  const few = modules.length <= 4;
-  const names = few ? modules.join(", ") : `${modules[0]} … ${modules.at(-1)}`;
+  const ends = `${modules[0]} … ${modules.at(-1)}`;
+  const names = modules.length > 4 ? ends : modules.join(", ");
   if (!/^[0-9]/.test(names)) return names;
   return `module${modules.length > 1 ? "s" : ""} ${names}`;
 }
 
+/* The first of the texts that has room. */
+const fitting = (texts, width) =>
+  texts.find((one) => LETTER * one.length <= width) ?? "";
+
 // ---- geometry ------------------------------------------------------------
 
+const BOX = { top: 24, bottom: 92 };
+
 /** Geometry of the picture, in pixels, for a given width. */
-export function layout(state, width) {
+export function layout(state, width, other = null) {
   const { all, now, moment } = chosen(state);
-  const longest = Math.max(8, ...all.map(({ label }) => label.length));
-  const margin = 16 + LETTER * Math.min(longest, 14);
-  const plot = { left: 30, right: width - margin, top: 40, bottom: 268 };
-  const top = 1.04 * Math.max(1, ...all.map(({ peak }) => peak));
-  const perByte = (plot.bottom - plot.top) / top;
-  const y = (bytes) => plot.bottom - bytes * perByte;
-  const share = stepShare(all);
-  const outlines = all.map((step) => {
-    const edges = edgesOf(step, share, plot);
+  const margin = width < 480 ? 78 : 115;
+  const plot = { left: 30, right: width - margin, top: 168, bottom: 350 };
+  const axis = heights(plot, 1.04 * Math.max(1, ...all.map((s) => s.peak)));
+  const place = (step) => {
+    const edges = edgesOf(step, plot);
     const mark = (moment) => ({
       x: (edges[moment + 1] + edges[moment + 2]) / 2,
-      y: y(at(step, moment).total),
+      y: axis.y(at(step, moment).total),
     });
-    return {
-      label: step.label,
-      bytes: step.peak,
-      edges,
-      heights: step.memory.map(({ total }) => y(total)),
-      peak: mark(step.peakMoment),
-      mark,
-    };
-  });
-  const ours = outlines[all.indexOf(now)];
-  const ticks = byteTicks(top);
+    const tops = step.memory.map(({ total }) => axis.y(total));
+    const peak = mark(step.peakMoment);
+    const name = short(step.label, Math.floor((margin - 12) / LETTER));
+    return { name, bytes: step.peak, edges, tops, mark, peak };
+  };
+  const ours = place(now);
+  const most = Math.max(...all.map((step) => step.fullest));
+  const ghost = all.find((step) => step.label === other && step !== now);
   return {
     width,
+    height: 380,
+    network: network(now, moment, width, most),
     plot,
-    perByte,
-    edges: ours.edges,
-    ours,
-    outlines,
-    bands: bandsOf(now, y),
+    axis,
+    ...ours,
+    bands: stacked(now.memory, PARTS, axis.y),
     forwardEnd: ours.mark(now.forwardEnd),
     cursor: ours.mark(moment),
-    phases: phaseRuns(now, ours.edges),
-    unit: ticks.unit,
-    ticks: ticks.marks.map(({ value, label }) => ({ label, y: y(value) })),
+    phases: phaseRuns(
+      now.operators.map(({ phase }) => phase),
+      ours.edges.slice(1),
+    ),
+    ghost: ghost ? place(ghost) : null,
   };
 }
 
-const runsIn = ({ operators }, name) =>
-  operators.filter(({ phase }) => phase === name).length;
+/* The boxes of the modules with the tensors that are alive in them, at a
+   moment; `most` bytes fill a box. */
+function network({ boxes, allocations, operator }, moment, width, most) {
+  const units = boxes.labels.map((_, i) => (boxes.wide(i) ? 1.7 : 1));
+  const unit = width / Math.max(units.reduce((a, b) => a + b, 0), 3);
+  const running = moment < 0 ? -1 : boxes.of(operator(moment));
+  const seen = allocations
+    .filter(({ birth, death }) => birth <= moment && moment <= death)
+    .map((one) => ({ ...one, freed: one.death === moment }));
+  const order = ({ category, freed }) =>
+    PARTS.indexOf(category) + (freed ? PARTS.length : 0);
+  const floor = seen.filter(({ box, freed }) => box === null && !freed);
+  let x = 0;
+  return {
+    floor: floorOf(floor, width),
+    boxes: boxes.labels.map((label, i) => {
+      const box = { label, x, width: units[i] * unit, runs: i === running };
+      x += box.width;
+      const tensors = seen.filter((one) => one.box === i);
+      tensors.sort((a, b) => order(a) - order(b));
+      return { ...box, tensors: pile(tensors, moment, most) };
+    }),
+  };
+}
 
-/* The share of the width for the optimizer step, the same for all, so that
-   the passes of all steps have the same width. */
-function stepShare(all) {
-  const shares = all
-    .map((step) => runsIn(step, "optimizer") / step.memory.length)
-    .filter((share) => share > 0);
-  return Math.min(LARGEST_STEP_SHARE, ...shares);
+/* Tensors above each other, as far as there is room. */
+function pile(tensors, moment, most) {
+  const perByte = (BOX.bottom - BOX.top - 10) / most;
+  let y = BOX.bottom - 1;
+  const placed = [];
+  for (const { category, bytes, birth, freed } of tensors) {
+    const height = Math.max(bytes * perByte - 1, 1);
+    if (y - height < BOX.top + 1) continue;
+    y -= height;
+    placed.push({ category, y, height, freed, born: birth === moment });
+    y -= 1;
+  }
+  return placed;
+}
+
+/* What was there before the step, and what it leaves there. */
+function floorOf(seen, width) {
+  const total = sum(seen);
+  let x = 0;
+  const parts = PARTS.map((part) => {
+    const bytes = sum(seen.filter(({ category }) => category === part));
+    const place = { part, x, width: total ? (width * bytes) / total : 0 };
+    x += place.width;
+    return place;
+  });
+  return { total, parts: parts.filter(({ width }) => width) };
 }
 
 /* Where each moment begins, and the last one ends. */
-function edgesOf(step, share, { left, right }) {
-  const many = runsIn(step, "optimizer");
-  const rest = step.memory.length - many;
-  const narrow = many ? (share * rest) / ((1 - share) * many) : 1;
-  const unit = (right - left) / (rest + many * narrow);
+function edgesOf({ operators }, { left, right }) {
+  const inStep = ({ phase }) => phase === "optimizer";
+  const many = operators.filter(inStep).length;
+  const rest = operators.length + 1 - many;
+  const share = many ? STEP_SHARE : 0;
+  const unit = ((right - left) * (1 - share)) / rest;
+  const narrow = ((right - left) * share) / many;
   const edges = [left, left + unit];
-  for (const { phase } of step.operators) {
-    edges.push(edges.at(-1) + unit * (phase === "optimizer" ? narrow : 1));
+  for (const one of operators) {
+    edges.push(edges.at(-1) + (inStep(one) ? narrow : unit));
   }
   return edges;
-}
-
-/* One band for each category that is ever there, stacked from the bottom. */
-function bandsOf({ memory }, y) {
-  const floor = memory.map(() => 0);
-  return Object.keys(SHOWN)
-    .filter((category) => memory.some((now) => now[category]))
-    .map((category) => {
-      const lower = floor.map(y);
-      memory.forEach((now, i) => (floor[i] += now[category]));
-      return { category, lower, upper: floor.map(y) };
-    });
-}
-
-function phaseRuns({ operators }, edges) {
-  const runs = [];
-  operators.forEach(({ phase }, i) => {
-    const begins = phase !== operators[i - 1]?.phase;
-    if (begins) runs.push({ phase, x: edges[i + 1] });
-    runs.at(-1).width = edges[i + 2] - runs.at(-1).x;
-  });
-  return runs;
 }
 
 /** The moment at a place in the picture. */
@@ -319,27 +372,23 @@ export function momentAt({ edges }, x) {
   return Math.min(Math.max(slot, 0), edges.length - 2) - 1;
 }
 
-// ---- drawing -------------------------------------------------------------
-
-const text = (x, y, content, attributes = {}) =>
-  svg("text", { x, y, ...attributes }, content);
-
-const line = (x1, y1, x2, y2, name) =>
-  svg("line", { x1, y1, x2, y2, class: name });
-
-const dot = ({ x, y }, name, r = 4) =>
-  svg("circle", { cx: x, cy: y, r, class: name });
-
-const short = (label, most) =>
-  label.length > most ? `${label.slice(0, most - 1)}…` : label;
+/** The moment to play after this one: as far on in the picture at each tick,
+    but never past the end of the forward pass or the peak. */
+export function following(plan, n) {
+  const stride = (plan.plot.right - plan.plot.left) / TICKS;
+  const next = momentAt(plan, plan.cursor.x + stride);
+  const marks = [n.forward_end_moment, n.peak_moment];
+  const ahead = [Math.max(next, n.moment + 1), ...marks];
+  return Math.min(...ahead.filter((moment) => moment > n.moment));
+}
 
 /** Stairs with no more than one step in six pixels, the highest there. */
-export function envelope({ edges, heights }) {
+export function envelope({ edges, tops }) {
   const [few, highest] = [[edges[0]], []];
   let top = Infinity;
-  heights.forEach((height, i) => {
+  tops.forEach((height, i) => {
     top = Math.min(top, height);
-    if (edges[i + 1] - few.at(-1) < 6 && i + 1 < heights.length) return;
+    if (edges[i + 1] - few.at(-1) < 6 && i + 1 < tops.length) return;
     few.push(edges[i + 1]);
     highest.push(top);
     top = Infinity;
@@ -347,225 +396,167 @@ export function envelope({ edges, heights }) {
   return [few, highest];
 }
 
-const patterns = (id) =>
-  svg(
-    "defs",
-    {},
-    hatching(`${id}-optimizer`, 8, "M0 4H8"),
-    hatching(`${id}-inputs`, 6, "M3 0V6"),
-    hatching(`${id}-gradients`, 6, "M0 3H6", 45),
-    hatching(`${id}-recomputation`, 7, "M0 3.5H7M3.5 0V7", 45),
-    hatching(`${id}-temporaries`, 5, "M1 2.5H2.5"),
-  );
+// ---- drawing -------------------------------------------------------------
 
-/* A shape in a category's colour, and again in its pattern. */
-const filled = (id, category, tag, shape) => [
-  svg(tag, { ...shape, class: `mb-${category}` }),
-  svg(tag, { ...shape, fill: `url(#${id}-${category})` }),
-];
+const END = { "text-anchor": "end" };
+const MIDDLE = { "text-anchor": "middle" };
 
-/* All but the cursor. */
-function drawStep(root, id, plan) {
-  const { plot, ours, outlines, edges } = plan;
-  const parts = [patterns(id)];
-  for (const { y, label } of plan.ticks) {
-    parts.push(
-      line(plot.left, y, plot.right, y, "mb-grid"),
-      text(plot.left - 6, y + 4, label, { "text-anchor": "end" }),
-    );
+function* drawNetwork(id, { network, width }, n) {
+  const alive = `${formatBytes(n.now.total)} alive`;
+  const room = width - 11 * alive.length;
+  const words = [whatRuns(n), shortName(n)];
+  const now = n.moment < 0 ? "before the step" : fitting(words, room);
+  yield text(0, 14, now, { class: "mb-value" });
+  yield text(width, 15, alive, { ...END, class: "mb-value mb-now" });
+  const tall = BOX.bottom - BOX.top;
+  for (const { label, x, width, runs, tensors } of network.boxes) {
+    const place = { x: x + 1.5, width: width - 3 };
+    const look = runs ? "mb-box mb-runs" : "mb-box";
+    yield svg("rect", { ...place, y: BOX.top, height: tall, class: look });
+    for (const { category, y, height, freed, born } of tensors) {
+      const box = { x: x + 4, width: width - 8, y, height };
+      if (!freed) yield* filled(id, category, "rect", box);
+      if (freed || born) {
+        yield svg("rect", { ...box, class: freed ? "mb-ghost" : "mb-born" });
+      }
+    }
+    const names = [label, label.split(".").at(-1)];
+    const name = fitting(names, width - 2);
+    yield text(x + width / 2, BOX.bottom + 14, name, MIDDLE);
   }
-  const unit = { "text-anchor": "end" };
-  parts.push(text(plot.left - 6, plot.top - 10, plan.unit, unit));
-  for (const { category, lower, upper } of plan.bands) {
-    const shape = { d: band(edges, lower, upper) };
-    parts.push(...filled(id, category, "path", shape));
+  const y = BOX.bottom + 20;
+  for (const { part, ...place } of network.floor.parts) {
+    yield* filled(id, part, "rect", { ...place, y, height: 9 });
   }
-  parts.push(line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis"));
-  let others = 0;
-  for (const outline of outlines) {
-    if (outline === ours) continue;
-    const d = stairs(...envelope(outline));
-    others += 1;
-    parts.push(
-      svg("path", { d, class: "mb-under" }),
-      svg("path", { d, class: `mb-other mb-other-${Math.min(others, 3)}` }),
-    );
-  }
-  parts.push(...phaseStrip(id, plan), ...peaks(plan));
-  const { forwardEnd, ours: { peak } } = plan;
-  if (forwardEnd.x < peak.x) {
-    parts.push(dot(forwardEnd, "mb-open"));
-    const room = forwardEnd.x - plot.left;
-    const label = ["end of forward pass", "end of forward"].find(
-      (label) => LETTER * label.length + 10 < room,
-    );
-    const end = { "text-anchor": "end", class: "mb-halo" };
-    if (label) parts.push(text(forwardEnd.x - 8, forwardEnd.y - 6, label, end));
-  }
-  root.replaceChildren(...parts);
+  const bytes = formatBytes(network.floor.total);
+  const floor = [
+    `all the time: parameters, optimizer states and inputs, ${bytes}`,
+    `all the time: ${bytes}`,
+  ];
+  yield text(width, y + 23, fitting(floor, width), END);
 }
 
-/* Under the picture: which phase is where. */
-function phaseStrip(id, { phases, plot }) {
-  return phases.flatMap(({ phase, x, width }) => {
-    const box = {
-      x: x + 0.5,
-      y: plot.bottom + 5,
-      width: Math.max(width - 1, 0.5),
-      height: 7,
+function* drawCurve(id, plan, n) {
+  const { plot, edges, tops, peak, forwardEnd, ghost, cursor, width } = plan;
+  yield* axes(plot, plan.axis);
+  for (const { key, lower, upper } of plan.bands) {
+    yield* filled(id, key, "path", { d: band(edges, lower, upper) });
+  }
+  if (ghost) {
+    const d = stairs(...envelope(ghost));
+    yield svg("path", { d, class: "mb-under" });
+    yield svg("path", { d, class: "mb-ghost" });
+  }
+  yield* phaseStrip(id, plot, plan.phases);
+  yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
+  yield text(plot.right + 12, plot.bottom + 26, "operators");
+  yield* drawRise(plan, n);
+  const later = peak.x > forwardEnd.x;
+  const end = width < 480 ? "forward" : "end of forward";
+  yield* names(plot, [
+    [peak, "peak", formatBytes(n.peak.total)],
+    ...(later ? [[forwardEnd, end, formatBytes(n.forward_end.total)]] : []),
+    ...(ghost ? [[ghost.peak, ghost.name, formatBytes(ghost.bytes)]] : []),
+  ]);
+  if (later) yield dot(forwardEnd, "mb-open", 4.5);
+  yield dot(peak, "mb-peak", 4.5);
+  yield line(cursor.x, plot.top - 6, cursor.x, plot.bottom + 4, "mb-cursor");
+  yield dot(cursor, "mb-open", 3);
+  yield svg("path", {
+    d: `M${cursor.x} ${plot.bottom - 4}l7 10v7h-14v-7Z`,
+    class: "mb-grip",
+  });
+}
+
+/* By how much the peak is above the end of the forward pass. */
+function* drawRise({ plot, peak, forwardEnd }, n) {
+  const more = n.peak.total - n.forward_end.total;
+  if (more <= 0 || peak.x <= forwardEnd.x) return;
+  yield line(peak.x, forwardEnd.y, peak.x, peak.y, "mb-rise");
+  const words = `+${formatBytes(more)}`;
+  const right = peak.x + 12 + LETTER * words.length < plot.right;
+  const look = { class: "mb-value mb-halo", ...(right ? {} : END) };
+  yield text(peak.x + (right ? 8 : -8), peak.y - 6, words, look);
+}
+
+const short = (label, most) =>
+  label.length > most ? `${label.slice(0, most - 1)}…` : label;
+
+function memoryTable(id, n, bands) {
+  const row = (category) => ({
+    label: SHOWN[category] ?? category,
+    part: SHOWN[category] ? category : null,
+    sum: category === "total",
+    cells: ["now", "forward_end", "peak"].map((moment) => {
+      const bytes = n[moment][category];
+      const shown = bytes ? formatBytes(bytes) : "–";
+      return [`${moment}.${category}`, bytes, shown];
+    }),
+  });
+  const rows = [...bands.map(({ key }) => row(key)).reverse(), row("total")];
+  return table(id, ["bytes alive", "now", "end of forward", "peak"], rows);
+}
+
+function largestTable(id, n) {
+  const rows = n.largest.slice(0, ROWS).map((group, i) => {
+    const { category, operator, count, size, bytes } = group;
+    const made = operator ? whatRuns(group) : "from before the step";
+    const each = size ? `${count} × ${formatBytes(size)}` : count;
+    return {
+      part: category,
+      label: `${SHOWN[category]}: ${made}`,
+      cells: [
+        [`largest.${i}.count`, count, each],
+        [`largest.${i}.bytes`, bytes, formatBytes(bytes)],
+      ],
     };
-    const label = PHASES[phase].find((word) => LETTER * word.length < width);
-    const middle = { "text-anchor": "middle" };
-    return [
-      ...(phase === "recomputation"
-        ? filled(id, phase, "rect", box)
-        : [svg("rect", { ...box, class: `mb-phase-${phase}` })]),
-      ...(label ? [text(x + width / 2, plot.bottom + 26, label, middle)] : []),
-    ];
   });
-}
-
-/* The peaks of all steps, beside the picture. */
-function peaks({ plot, ours, outlines }) {
-  const heights = outlines.map(({ peak }) => peak.y);
-  const places = spread(heights, 33, plot.top, plot.bottom - 16);
-  const parts = outlines.flatMap((outline, i) => {
-    const { x, y } = outline.peak;
-    const own = outline === ours;
-    return [
-      line(x, y, plot.right, y, "mb-leader"),
-      line(plot.right, y, plot.right + 9, places[i] + 4, "mb-leader"),
-      dot(outline.peak, own ? "mb-peak" : "mb-open", own ? 4.5 : 3),
-      text(plot.right + 12, places[i], short(outline.label, 14)),
-      text(plot.right + 12, places[i] + 14, formatBytes(outline.bytes), {
-        class: "mb-value",
-      }),
-    ];
-  });
-  const { x, y } = ours.peak;
-  const left = x + 40 < plot.right;
-  const anchor = left ? "start" : "end";
-  const look = { class: "mb-value mb-halo", "text-anchor": anchor };
-  return [...parts, text(left ? x + 8 : x - 8, y - 6, "peak", look)];
-}
-
-/* The line at the moment, and above it what ran, as far as there is room. */
-function drawCursor(root, { cursor, plot, width }, n) {
-  const { x, y } = cursor;
-  const bytes = formatBytes(n.now.total);
-  const label = text(x, 13, "", { class: "mb-value" });
-  root.replaceChildren(
-    line(x, plot.top - 22, x, plot.bottom + 12, "mb-cursor"),
-    dot({ x, y }, "mb-cursor-dot", 3),
-    label,
-  );
-  const words =
-    n.moment < 0 ? ["before the step"] : [whatRuns(n), shortName(n)];
-  let wide = 0;
-  for (const word of [...words.map((word) => `${word}: ${bytes}`), bytes]) {
-    label.textContent = word;
-    wide = label.getComputedTextLength();
-    if (wide <= width) break;
-  }
-  const left = Math.min(Math.max(x - wide / 2, 0), width - wide);
-  label.setAttribute("x", left);
+  return table(id, ["the largest alive now", "tensors", "bytes"], rows);
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const swatch = (id, category) =>
-  svg(
-    "svg",
-    { viewBox: "0 0 14 14", class: "mb-swatch", "aria-hidden": "true" },
-    ...filled(id, category, "rect", { width: 14, height: 14 }),
-  );
-
-const heading = (...children) => html("th", { scope: "row" }, ...children);
-
-function columns(...labels) {
-  const cells = labels.map((label) => html("th", { scope: "col" }, label));
-  return html("thead", {}, html("tr", {}, ...cells));
-}
-
-function memoryTable(id, n, bands) {
-  const cell = (key, bytes) =>
-    html(
-      "td",
-      { "data-number": key, "data-value": bytes },
-      bytes ? formatBytes(bytes) : "–",
-    );
-  const row = (attributes, category, ...label) =>
-    html(
-      "tr",
-      attributes,
-      heading(...label),
-      ...["now", "forward_end", "peak"].map((moment) =>
-        cell(`${moment}.${category}`, n[moment][category]),
-      ),
-    );
-  const rows = [...bands].reverse().map(({ category }) =>
-    row({}, category, swatch(id, category), SHOWN[category]),
-  );
-  return [
-    columns("bytes alive", "now", "end of forward", "peak"),
-    html("tbody", {}, ...rows, row({ class: "mb-sum" }, "total", "total")),
-  ];
-}
-
-function largestTable(id, n) {
-  const row = (group) => {
-    const { category, operator, count, size, bytes } = group;
-    const made = operator ? whatRuns(group) : "from before the step";
-    const each = `${count} ${size ? `× ${formatBytes(size)}` : "storages"}`;
-    return html(
-      "tr",
-      {},
-      heading(swatch(id, category), `${SHOWN[category]}: ${made}`),
-      html("td", {}, count > 1 ? each : ""),
-      html("td", {}, formatBytes(bytes)),
-    );
-  };
-  const rest = n.largest.slice(ROWS);
-  const bytes = rest.reduce((sum, group) => sum + group.bytes, 0);
-  const last = html(
-    "tr",
-    {},
-    heading(rest.length ? `and ${rest.length} smaller` : "nothing else"),
-    html("td"),
-    html("td", {}, rest.length ? formatBytes(bytes) : ""),
-  );
-  return [
-    columns("the largest alive now", "", "bytes"),
-    html("tbody", {}, ...n.largest.slice(0, ROWS).map(row), last),
-  ];
-}
-
-function render({ model, el }) {
-  const read = () =>
-    Object.fromEntries(
-      ["steps", "step", "moment", "label"].map((key) => [key, model.get(key)]),
-    );
+function build({ id, get, set }) {
+  let plan;
+  let other = null; // the step that was chosen before
+  let arrived = true; // the moment is the step's first; to play starts anew
   const go = (moment) => {
-    if (moment !== model.get("moment")) save(model, { moment });
+    arrived = false;
+    set({ moment });
   };
-  const now = () => chosen(read()).now;
+  const now = () => describe(get());
 
   const step = radios({
     label: "Step",
     key: "step",
-    onChange: (step) =>
-      save(model, { step, moment: chosen({ ...read(), step }).now.peakMoment }),
+    onChange(step) {
+      arrived = true;
+      set({ step, moment: describe({ ...get(), step }).peak_moment });
+    },
   });
-  const end = button({
-    label: "End of forward",
-    key: "forward_end",
-    onClick: () => go(now().forwardEnd),
+  const play = player({
+    key: "play",
+    step() {
+      const n = now();
+      const last = n.operators - 1;
+      const next = arrived || n.moment >= last ? -1 : following(plan, n);
+      go(next);
+      return next < last;
+    },
   });
-  const peak = button({
-    label: "Peak",
-    key: "peak",
-    onClick: () => go(now().peakMoment),
-  });
+  const jump = (label, key) =>
+    button({
+      label,
+      key,
+      onClick() {
+        play.stop();
+        go(now()[`${key}_moment`]);
+      },
+    });
+  const end = jump("End of forward", "forward_end");
+  const peak = jump("Peak", "peak");
+  const buttons = [play, end, peak].map(({ root }) => root);
+  const look = { class: "mb-buttons" };
   const moment = slider({
     label: "Operator",
     key: "moment",
@@ -573,73 +564,54 @@ function render({ model, el }) {
     onInput: (value) => go(value - 1),
   });
 
-  const id = makeId();
-  const still = svg("g");
-  const cursor = svg("g");
-  const look = { role: "img", class: "mb-picture" };
-  const picture = svg("svg", look, still, cursor);
-  const live = html("p", { "aria-live": "polite", class: "mb-live" });
-  const memory = html("table", { class: "mb-table mb-indent" });
-  const list = html("table", { class: "mb-table mb-indent" });
-  const title = html("span");
-  let drawn = {};
-  let speaking;
-
-  el.classList.add("mb-root", "mb-timeline");
-  const buttons = html("div", { class: "mb-buttons" }, end.root, peak.root);
-  const controls = html("div", { class: "mb-row" }, step.root, buttons);
-  el.append(
-    figure(title, NOTE, html("div", {}, controls, moment.root, picture)),
-    live,
-    html("div", { class: "mb-tables" }, memory, html("div", {}, list)),
-  );
-
-  const seek = (event) => {
-    const box = picture.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * drawn.plan.width;
-    go(momentAt(drawn.plan, x));
-  };
-  picture.addEventListener("pointerdown", (event) => {
-    picture.setPointerCapture(event.pointerId);
-    seek(event);
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  drag(picture, {
+    grab: ({ y }) => (y > plan.plot.top - 12 ? true : null),
+    move({ x }) {
+      play.stop();
+      go(momentAt(plan, x));
+    },
+    drop: () => moment.focus(),
   });
-  picture.addEventListener("pointermove", (event) => {
-    if (event.buttons) seek(event);
-  });
-  picture.addEventListener("pointerup", () => moment.focus());
 
-  const stop = redraw(model, picture, (width) => {
-    const state = read();
+  const draw = (state, width, before) => {
+    if (!before) other = null;
+    else if (before.step !== state.step) other = before.step;
     const n = describe(state);
-    const plan = layout(state, width);
-    const same = ["steps", "step"].every((key) => drawn[key] === state[key]);
-    if (!same || drawn.width !== width) drawStep(still, id, plan);
-    drawn = { ...state, width, plan };
-    el.classList.toggle("mb-narrow", width < 480);
-    drawCursor(cursor, plan, n);
-    picture.setAttribute("viewBox", `0 0 ${width} 300`);
-    picture.setAttribute("aria-label", sentence(state));
-    step.update({ value: n.step, options: Object.keys(n.peaks) });
+    plan = layout(state, width, other);
+    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+    picture.replaceChildren(
+      patterns(id),
+      ...drawNetwork(id, plan, n),
+      ...drawCurve(id, plan, n),
+    );
+    const said = sentence(state);
+    picture.setAttribute("aria-label", said);
+    const options = state.steps.steps.map(({ label }) => label);
+    step.update({ value: n.step, options });
     moment.update({
       value: n.moment + 1,
       max: n.operators,
       text: `${n.moment + 1} of ${n.operators}`,
       spoken: `${place(n)}: ${formatBytes(n.now.total)}`,
     });
-    title.textContent = "Memory during one training step";
-    if (state.label) title.append(": ", state.label);
-    memory.replaceChildren(...memoryTable(id, n, plan.bands));
-    list.replaceChildren(...largestTable(id, n));
-    clearTimeout(speaking);
-    const speak = () => (live.textContent = sentence(state));
-    if (live.textContent) speaking = setTimeout(speak, 150);
-    else speak();
-  });
-  return () => {
-    stop();
-    clearTimeout(speaking);
-    el.replaceChildren();
+    const of = state.label && `: ${state.label}`;
+    return {
+      title: `Memory during one training step${of}`,
+      sentence: said,
+      numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
+    };
+  };
+  return {
+    controls: [step, { root: html("div", look, ...buttons) }, moment],
+    picture,
+    legend: legend(id, SHOWN),
+    note: html("p", { class: "mb-note" }, NOTE),
+    draw,
+    stop: play.stop,
   };
 }
 
-export default { render };
+const keys = ["steps", "step", "moment", "label"];
+
+export default widget({ name: "timeline", keys, build });
