@@ -2,23 +2,23 @@
 
 import timeline_cases
 from kind import Kind
+from timeline_cases import said, three
 
 from membudget import widgets
-from membudget.widgets.timeline import SHOWN, Step, example_steps
+from membudget.widgets.timeline import Step, example_steps
 
 
-def timeline_printed(widget):
-    n = widget.numbers()
-    memory = Step(widget.steps[widget.step]).memory
-    drawn = [c for c in SHOWN if any(held[c] for held in memory)]
+def printed(widget):
+    step = Step(widget.steps[widget.step])
+    drawn = sorted({step.category(a) for a in step.allocations})
     return {
-        f"{moment}.{category}": n[moment][category]
-        for moment in ("now", "forward_end", "peak")
+        f"{moment}.{category}": bytes_[category]
+        for moment, bytes_ in three(widget).items()
         for category in ("total", *drawn)
     }
 
 
-def timeline_states():
+def states():
     for step, tracker in example_steps().items():
         last = len(tracker.operators)
         for slot in sorted({0, 1, last, *range(5, last, 67)}):
@@ -30,22 +30,23 @@ KIND = Kind(
     widgets.Timeline,
     "Memory during one training step: an MLP on handwritten digits",
     lambda widget: {"step": widget.step, "moment": widget.moment + 1},
-    timeline_printed,
-    lambda widget: [],
-    states=list(timeline_states()),
+    printed,
+    said,
+    states=list(states()),
     given=[
         {"step": "accumulated", "moment": 500, "label": "mine <&>"},
         {"step": "checkpointed"},
         {"steps": timeline_cases.odd_steps(), "step": "two steps"},
+        {"steps": timeline_cases.odd_steps(), "step": "a GPT with SGD"},
     ],
-    tabs=("step", "forward_end", "peak", "moment"),
+    tabs=("step", "play", "forward_end", "peak", "moment"),
     rest=("moment", {"moment": 53}),
     spoken={
-        "moment": "operator 49 of 275: threshold_backward of module 13, in "
-        "the backward pass: 14.0 MiB"
+        "moment": "Operator 49 of 275, threshold_backward of module 13, "
+        "backward pass: 14.0 MiB"
     },
     columns=("bytes alive", "now", "end of forward", "peak"),
-    parts=6,
+    parts=7,
     moves=[
         (
             {"step": step},

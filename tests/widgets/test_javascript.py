@@ -18,10 +18,8 @@ import timeline_cases
 from project import PATIENCE
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
-from membudget.widgets import Accumulation, Timeline, bundle
+from membudget.widgets import Accumulation, bundle
 from membudget.widgets.accumulation import digits_footprint
-from membudget.widgets.timeline import Step, _edges, _step_share
-from tests.soak import SOAK
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = sorted(ROOT.glob("tests/js/*.test.mjs"))
@@ -56,36 +54,6 @@ def cases():
                 }
 
 
-def moments():
-    """Timelines, each with the numbers of moments of every step.
-
-    Every fifth, the end of the forward pass, the one before, and the peak;
-    in a soak all.
-    """
-    for steps in timeline_cases.timelines():
-        widget = Timeline(steps)
-        share = _step_share(steps)
-        group = {
-            "state": widget.state(),
-            "moments": [],
-            "edges": {n: _edges(Step(t), share) for n, t in steps.items()},
-        }
-        for widget.step, tracker in steps.items():
-            every = range(-1, len(tracker.operators), 1 if SOAK else 5)
-            end = Step(tracker).forward_end
-            marks = {end, max(end - 1, -1), tracker.peak_moment}
-            for widget.moment in sorted({*every, *marks}):
-                group["moments"].append(
-                    {
-                        "step": widget.step,
-                        "moment": widget.moment,
-                        "numbers": widget.numbers(),
-                        "sentence": widget.sentence(),
-                    }
-                )
-        yield group
-
-
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
     """The folder with the grid and the composed modules."""
@@ -100,7 +68,7 @@ def grid(tmp_path_factory):
         },
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),
-        "timeline": list(moments()),
+        "timeline": list(timeline_cases.cases()),
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))
     for name in bundle.names():

@@ -1,8 +1,6 @@
-"""The timeline widget's traits, numbers and static picture."""
+"""The timeline widget's traits, and what it sends."""
 
-import re
 from collections import Counter
-from xml.etree import ElementTree
 
 import pytest
 import timeline_cases as cases
@@ -11,13 +9,14 @@ import torch
 from membudget import models
 from membudget.measuring import (
     CATEGORIES,
+    PHASES,
     Allocation,
     Operator,
     PeakTracker,
     trace_step,
 )
 from membudget.plotting import palette
-from membudget.widgets import Timeline, format_bytes
+from membudget.widgets import Timeline
 from membudget.widgets.timeline import SHOWN, Step, example_steps
 
 WEIGHTS = 64 * 256 + 256 + 6 * (256 * 256 + 256) + 256 * 10 + 10
@@ -84,23 +83,27 @@ def test_the_example_is_made_once_and_leaves_the_random_numbers():
 
 
 @pytest.mark.parametrize("tracker", EVERY)
-def test_numbers_are_the_trackers(tracker):
-    widget = Timeline({"it": tracker})
-    for moment in moments(tracker):
-        widget.moment = moment
-        n = widget.numbers()
-        memory = dict(n["now"])
-        live = tracker.timeline[moment] if moment >= 0 else tracker.start
-        assert memory.pop("total") == sum(memory.values()) == live
-        memory["activations"] += memory.pop("recomputation")
-        assert memory == tracker.split(moment)
-        assert sum(row["bytes"] for row in n["largest"]) == live
-        if moment >= 0:
-            operator = tracker.operators[moment]
-            assert (n["operator"], n["module"]) == operator[:2]
-    assert n["peak"]["total"] == n["peaks"]["it"] == tracker.peak
-    assert n["peak_moment"] == tracker.peak_moment
-    assert n["operators"] == len(tracker.operators)
+def test_all_that_is_alive_is_sent(tracker):
+    """The rows that the module reads say what the tracker says."""
+    data = Timeline({"it": tracker}).state()["steps"]
+    (step,) = data["steps"]
+    numbers = iter(step["allocations"])
+    rows = list(zip(*[numbers] * 4, strict=True))
+    for moment in moments(tracker)[::7]:
+        found = dict.fromkeys(CATEGORIES, 0)
+        for birth, life, size, kind in rows:
+            name = SHOWN[kind].replace("recomputation", "activations")
+            if birth <= moment < birth + life:
+                found[name] += data["sizes"][size]
+        assert found == tracker.split(moment)
+    kinds = data["kinds"]
+    for number, operator in zip(
+        step["operators"], tracker.operators, strict=True
+    ):
+        name, module, phase = kinds[3 * number : 3 * number + 3]
+        assert data["names"][name] == operator.name
+        assert data["modules"][module] == operator.module
+        assert data["phases"][phase] in PHASES
 
 
 # Phases --------------------------------------------------------------------
@@ -207,7 +210,7 @@ def test_recomputed_activations_stand_for_themselves():
     for tracker in (plain, accumulated):
         step = Step(tracker)
         assert not any(
-            step.at(m)["recomputation"] for m in moments(tracker)[::5]
+            step.category(a) == "recomputation" for a in step.allocations
         )
     step = Step(checkpointed)
     recomputed = [
@@ -221,7 +224,10 @@ def test_recomputed_activations_stand_for_themselves():
     assert all(a.operator.phase == "recomputation" for a in recomputed)
     backward = mark(checkpointed, "backward")
     assert all(a.birth > backward for a in recomputed)
-    most = max(step.at(m)["recomputation"] for m in moments(checkpointed))
+    most = max(
+        cases.held(step, moment)["recomputation"]
+        for moment in moments(checkpointed)
+    )
     assert most == 2 * UNIT
 
 
@@ -287,7 +293,6 @@ def test_storages_without_bytes_are_left_out():
     assert any(a.bytes == 0 for a in steps["a"].allocations)
     widget = Timeline(steps)
     assert 0 not in widget.state()["steps"]["sizes"]
-    assert all(row["bytes"] for row in widget.numbers()["largest"])
 
 
 def test_a_step_that_was_refused_ends_before_it():
@@ -302,85 +307,14 @@ def test_a_step_that_was_refused_ends_before_it():
         model(x).sum().backward()
     assert tracker.allocations[-1].birth == len(tracker.operators)
     widget = Timeline({"refused": tracker})
-    end = len(tracker.operators) - 1
-    widget.moment = end
-    assert widget.numbers()["now"]["total"] == tracker.timeline[end]
-    assert len(widget.state()["steps"]["steps"][0]["operators"]) == end + 1
-    widget.picture()
-
-
-def test_a_tracker_may_go_on():
-    (tracker,) = tiny().values()
-    widget = Timeline({"it": tracker})
-    before = widget.numbers()["operators"]
-    with tracker:
-        kept = torch.ones(1000)
-    widget.moment = before
-    assert widget.numbers()["now"]["total"] >= kept.nbytes
-    assert widget.numbers()["operators"] == before + 1
+    (step,) = widget.state()["steps"]["steps"]
+    assert len(step["operators"]) == len(tracker.operators)
+    births = step["allocations"][::4]
+    assert max(births) < len(tracker.operators)
 
 
 def test_repr():
     assert repr(Timeline()) == "Timeline(step='plain', moment=48)"
-
-
-# The static picture --------------------------------------------------------
-
-
-def corners(path):
-    """The corners of a path of M, H, V and Z."""
-    x = y = 0.0
-    for command, first, second in re.findall(
-        r"([MHV])([\d.]+)(?: ([\d.]+))?", path
-    ):
-        if command == "M":
-            x, y = float(first), float(second)
-        elif command == "H":
-            x = float(first)
-        else:
-            y = float(first)
-        yield x, y
-
-
-@pytest.mark.parametrize("step", list(example_steps()))
-def test_picture_is_drawn_to_scale(step):
-    widget = Timeline(step=step)
-    svg = ElementTree.fromstring(widget.picture())
-    colours = {colour: name for name, colour in palette().items()}
-    tracker = widget.steps[step]
-    shown = Step(tracker)
-    memory = shown.memory
-    scale = 150 / example_steps()["plain"].peak
-    paths = {
-        colours[path.get("fill")]: list(corners(path.get("d")))
-        for path in svg.iter("path")
-        if path.get("fill")
-    }
-    drawn = [c for c in SHOWN if any(held[c] for held in memory)]
-    assert list(paths) == drawn[::-1]  # the lowest is drawn last
-    for i, category in enumerate(drawn):
-        heights = [sum(held[c] for c in drawn[: i + 1]) for held in memory]
-        top = 180 - max(heights) * scale
-        ys = [y for _, y in paths[category]]
-        assert min(ys) == pytest.approx(top, abs=0.06)
-        assert ys[0] == ys[-1] == 180
-        xs = [x for x, _ in paths[category]]
-        assert xs == sorted(xs) and (xs[0], xs[-1]) == (2, 398)
-    texts = [text.text for text in svg.iter("text")]
-    assert f"peak {format_bytes(tracker.peak)}" in texts
-    assert {SHOWN[category] for category in drawn} <= set(texts)
-    # Every colour has its letter as well, in the legend and where it fits.
-    letters = Counter(t for t in texts if len(t) == 1 and t not in "FBRS")
-    initials = {category[0].upper() for category in drawn}
-    assert initials - {"R"} == set(letters)
-    assert letters["A"] == letters["O"] == 2
-    assert len(widget.picture()) < 8_000
-
-
-def test_names_are_escaped():
-    widget = Timeline(tiny("</svg><b>&"), label="a <b>")
-    svg = ElementTree.fromstring(widget.picture())
-    assert svg.get("aria-label").startswith("Step </svg><b>&, operator")
 
 
 def test_every_category_is_shown():

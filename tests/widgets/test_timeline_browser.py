@@ -7,9 +7,10 @@ import kind_timeline
 import pytest
 import timeline_cases as cases
 import widget_pages as pages
+from widget_pages import control
 
 from membudget.widgets import Timeline, format_bytes
-from membudget.widgets.timeline import example_steps
+from membudget.widgets.timeline import Step, example_steps
 
 STEPS = list(example_steps())
 
@@ -23,126 +24,107 @@ def agree(page, **state):
     kind.agree(kind_timeline.KIND, page, Timeline(**state))
 
 
-def slider(page):
-    return page.get_by_role("slider", name="Operator")
-
-
 def radio(page, name):
     return page.get_by_role("radio", name=name, exact=True)
 
 
-def button(page, name):
-    return page.get_by_role("button", name=name, exact=True)
+def texts(page):
+    return page.locator(".mb-picture text").all_text_contents()
 
 
-def picture(page):
-    return page.get_by_role("img").first
-
-
-def drag(page, *shares):
-    """Press the mouse at a share of the picture's width, move, release."""
-    box = picture(page).bounding_box()
-    y = box["y"] + box["height"] / 2
-    for i, share in enumerate(shares):
-        page.mouse.move(box["x"] + share * box["width"], y)
-        if i == 0:
-            page.mouse.down()
-    page.mouse.up()
+def spot(page, share, y=280):
+    """A place in the curve, at a share of its width."""
+    box = page.locator(".mb-picture").bounding_box()
+    left, right = 30, box["width"] - (78 if box["width"] < 480 else 115)
+    return box["x"] + left + share * (right - left), box["y"] + y
 
 
 # What it shows -------------------------------------------------------------
 
 
-def test_numbers_in_words(page):
-    n = Timeline().numbers()
-    found = page.eval_on_selector_all(
-        "[data-number]", "all => all.map(e => [e.dataset.number, e.innerText])"
+@pytest.mark.parametrize("width", [1000, 390])
+@pytest.mark.parametrize("step", STEPS)
+def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
+    """Two marked points with their numbers, and by how much they differ."""
+    page = show(Timeline(step=step), width=width)
+    n = cases.three(Timeline(step=step))
+    end, peak = n["forward_end"]["total"], n["peak"]["total"]
+    found = texts(page)
+    name = "end of forward" if width > 480 else "forward"
+    assert found[found.index("peak") + 1] == format_bytes(peak)
+    assert found[found.index(name) + 1] == format_bytes(end)
+    assert f"+{format_bytes(peak - end)}" in found
+    rise = page.locator(".mb-rise")
+    height = 182 / 1.04 / example_steps()["plain"].peak * (peak - end)
+    ends = rise.evaluate("e => [e.y1, e.y2].map((y) => y.baseVal.value)")
+    assert ends[0] - ends[1] == pytest.approx(height, abs=0.1)
+
+
+def test_the_picture_says_what_is_where(page):
+    found = texts(page)
+    assert {"threshold_backward of module 13", "14.0 MiB alive"} <= set(found)
+    assert {"operators", "◂ drag ▸", "backward pass", "13"} <= set(found)
+    frame, *others = page.locator(".mb-runs").all()
+    label = page.get_by_text("13", exact=True)
+    middle = [e.bounding_box() for e in (frame, label)]
+    assert others == [] and middle[0]["x"] == pytest.approx(
+        middle[1]["x"] + middle[1]["width"] / 2 - middle[0]["width"] / 2, abs=2
     )
-    for key, text in found:
-        moment, category = key.split(".")
-        count = n[moment][category]
-        assert text == (format_bytes(count) if count else "–")
-    assert page.locator("output").inner_text() == "49 of 275"
-    sizes = page.locator("table").nth(1).locator("td:last-child")
-    shown, rest = n["largest"][:7], n["largest"][7:]
-    sizes = sizes.all_inner_texts()
-    assert sizes[:-1] == [format_bytes(row["bytes"]) for row in shown]
-    assert sizes[-1] == format_bytes(sum(row["bytes"] for row in rest))
+    assert page.locator(".mb-born").count() == 1
+    assert page.locator(".mb-ghost").count() == 0
+    control(page, "moment").press("ArrowRight")
+    assert page.locator(".mb-born").count() == 0
 
 
 def test_the_largest_things_alive(page):
     """Equal storages of like modules stand in one row."""
-    rows = page.locator("table").nth(1).locator("tbody tr").all_inner_texts()
-    rows = [re.split(r"\t+", row) for row in rows]
+    pages.unfold(page)
+    table = page.locator("table").nth(1).locator("tbody tr")
+    rows = [re.split(r"\t+", row) for row in table.all_inner_texts()]
     assert rows[0] == [
         "activations: relu of modules 1 … 13",
         "7 × 1.00 MiB",
         "7.00 MiB",
     ]
-    assert rows[2][:2] == ["parameters: from before the step", "16 storages"]
+    assert rows[2][:2] == ["parameters: from before the step", "16"]
     assert rows[4][0] == "temporaries: threshold_backward of module 13"
-    assert rows[7][0] == "and 3 smaller"
-    radio(page, "checkpointed").check()
-    names = page.locator("table").nth(1).locator("tbody th")
-    assert names.all_inner_texts()[1:3] == [
-        "activations: relu of modules 3, 7",
-        "recomputed activations: relu of modules 9, 11",
-    ]
     radio(page, "accumulated").check()  # what the chapter names is there
+    names = page.locator("table").nth(1).locator("tbody th")
     assert names.all_inner_texts()[4:7:2] == [
         "temporaries: mm of module 12",
         "temporaries: threshold_backward of module 13",
     ]
-    slider(page).press("Home")
-    assert page.get_by_text("nothing else").is_visible()
 
 
-def test_the_picture_says_what_is_where(page):
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert "threshold_backward of module 13: 14.0 MiB" in texts
-    assert {"peak", "end of forward pass", "MiB", "backward pass"} <= set(
-        texts
-    )
-    for name, tracker in example_steps().items():
-        at = texts.index(name)
-        assert texts[at + 1] == format_bytes(tracker.peak)
-    assert page.locator(".mb-picture .mb-recomputation").count() == 0
-    radio(page, "checkpointed").check()
-    band, *strip = page.locator(".mb-picture .mb-recomputation").all()
-    assert len(strip) == 4
-    purple = "rgb(204, 121, 167)"
-    assert band.evaluate("e => getComputedStyle(e).fill") == purple
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_the_other_steps_reach_their_peaks(show, step):
-    page = show(Timeline(step=step), width=390)
-    tops = page.eval_on_selector_all(
-        ".mb-picture .mb-other",
-        "all => all.map((path) => path.getBBox().y)",
-    )
-    others = [tracker for name, tracker in example_steps().items()]
-    others.remove(example_steps()[step])
-    most = max(tracker.peak for tracker in example_steps().values())
-    heights = [228 / 1.04 * tracker.peak / most for tracker in others]
-    assert [268 - top for top in tops] == pytest.approx(heights, abs=0.06)
-    looks = page.eval_on_selector_all(
-        ".mb-picture .mb-other",
-        "all => all.map((path) => getComputedStyle(path).strokeDasharray)",
-    )
-    assert len(set(looks)) == 2
+def test_the_ghost_is_the_step_chosen_before(page):
+    ghost = page.locator("path.mb-ghost")
+    assert ghost.count() == 0
+    ticks = page.locator(".mb-grid").evaluate_all("all => all.map(e => e.y1)")
+    for before, step in [("plain", "accumulated"), ("accumulated", STEPS[2])]:
+        radio(page, step).check()
+        control(page, "moment").press("ArrowLeft")
+        assert ghost.count() == 1
+        found = texts(page)
+        bytes_ = format_bytes(example_steps()[before].peak)
+        assert found[found.index(before) + 1] == bytes_
+        high = 182 / 1.04 / example_steps()["plain"].peak
+        top = ghost.evaluate("path => path.getBBox().y")
+        wanted = 350 - high * example_steps()[before].peak
+        assert top == pytest.approx(wanted, abs=0.1)
+    grid = page.locator(".mb-grid").evaluate_all("all => all.map(e => e.y1)")
+    assert grid == ticks  # the axis stands still
 
 
 @pytest.mark.parametrize("name", list(cases.odd_steps()))
 def test_odd_steps(show, name):
     page = show(Timeline(cases.odd_steps(), step=name), width=390)
-    widget = Timeline(cases.odd_steps(), step=name)
-    assert picture(page).get_attribute("aria-label") == widget.sentence()
-    slider(page).press("End")
-    slider(page).press("ArrowLeft")
-    for key in ("End of forward", "Peak"):
-        button(page, key).click()
-    assert slider(page).input_value() == str(widget.moment + 1)
+    control(page, "moment").press("End")
+    control(page, "moment").press("ArrowLeft")
+    for key in ("forward_end", "peak"):
+        control(page, key).click()
+    moment = Timeline(cases.odd_steps(), step=name).moment
+    assert control(page, "moment").input_value() == str(moment + 1)
+    control(page, "play").click()
     assert page.evaluate(pages.OUTSIDE) == []
     assert page.evaluate(pages.OVERLAPPING) == []
 
@@ -153,42 +135,74 @@ def test_odd_steps(show, name):
 def test_another_step_goes_to_its_peak(page):
     radio(page, "accumulated").click()
     agree(page, step="accumulated")
-    slider(page).press("End")
-    agree(page, step="accumulated", moment=677)
-    page.get_by_text("checkpointed", exact=True).first.click()
-    agree(page, step="checkpointed")
-
-
-def test_buttons(show):
-    state = {"step": "accumulated"}
-    page = show(Timeline(**state, moment=3))
-    end = Timeline(**state).numbers()["forward_end_moment"]
-    button(page, "End of forward").press("Enter")
-    agree(page, **state, moment=end)
-    button(page, "Peak").click()
-    agree(page, **state)
+    control(page, "forward_end").press("Enter")
+    end = Step(example_steps()["accumulated"]).forward_end
+    agree(page, step="accumulated", moment=end)
+    control(page, "peak").click()
+    agree(page, step="accumulated")
 
 
 def test_the_picture_can_be_dragged(page):
-    drag(page, 0.5)
-    moment = int(slider(page).input_value()) - 1
+    page.mouse.move(*spot(page, 0.5))
+    page.mouse.down()
+    moment = int(control(page, "moment").input_value()) - 1
     assert 60 < moment < 100
-    agree(page, moment=moment)
+    page.mouse.up()
     page.keyboard.press("ArrowRight")  # the keys go on from there
     agree(page, moment=moment + 1)
-    drag(page, 0.5, 0.3, 0.001)
+    page.mouse.move(*spot(page, 0.5))
+    page.mouse.down()
+    page.mouse.move(*spot(page, -0.03))
+    page.mouse.up()
     agree(page, moment=-1)
-    drag(page, 0.1, 0.999)
-    agree(page, moment=274)
     page.mouse.move(300, 300)  # without a button nothing moves
-    agree(page, moment=274)
+    page.mouse.click(*spot(page, 0.5, y=60))  # nor does the network
+    agree(page, moment=-1)
 
 
-# How it looks --------------------------------------------------------------
+def test_a_finger_moves_it_sideways_alone(show):
+    """A swipe up or down scrolls the page."""
+    page = show(Timeline(), width=390, has_touch=True)
+    page.evaluate("document.body.style.height = '3000px'")
+    touch = page.context.new_cdp_session(page)
+
+    def send(what, *points):
+        points = [{"x": x, "y": y} for x, y in points]
+        event = {"type": what, "touchPoints": points}
+        touch.send("Input.dispatchTouchEvent", event)
+
+    def swipe(start, to):
+        send("touchStart", start)
+        for i in range(1, 11):
+            pairs = zip(start, to, strict=True)
+            send("touchMove", [a + (b - a) * i / 10 for a, b in pairs])
+        send("touchEnd")
+
+    swipe(spot(page, 0.5, 300), spot(page, 0.5, 190))
+    page.wait_for_function("scrollY > 50")
+    agree(page)
+    swipe(spot(page, 0.3), spot(page, 0.9))
+    assert int(control(page, "moment").input_value()) > 180
 
 
-def test_a_cut_label_keeps_the_bytes(show):
-    """Where the operator's name has no room, the number has."""
-    page = show(Timeline(moment=36), width=320)
-    label = page.locator(".mb-picture g").nth(1).locator("text")
-    assert label.text_content() == "_log_softmax_backward_data: 12.1 MiB"
+def test_play_goes_through_the_step(show):
+    page = show(Timeline(), width=390)
+    page.evaluate(
+        "() => { const go = window.setInterval;"
+        " window.setInterval = (act) => go(act, 1); }"
+    )
+    control(page, "play").click()
+    page.wait_for_function(
+        "document.querySelector('[data-key=moment]').value === '275'"
+    )
+    page.wait_for_function(
+        "document.querySelector('[data-key=play]').innerText === 'Play'"
+    )
+
+
+def test_who_wants_less_motion_gets_single_steps(show):
+    page = show(Timeline(), reduced_motion="reduce")
+    for moment in (-1, 0):  # it begins anew
+        control(page, "play").click()
+        assert control(page, "play").inner_text() == "Next"
+        agree(page, moment=moment)

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 
 from membudget import models
 from membudget.measuring import PeakTracker, trace_step
-from membudget.widgets.timeline import example_steps
+from membudget.widgets import Timeline, format_bytes
+from membudget.widgets.timeline import SHOWN, Step, example_steps
+from tests.soak import SOAK
 
 
 def next_byte(model, tokens):
@@ -73,3 +75,57 @@ def timelines() -> list[dict[str, PeakTracker]]:
         {"alone": alone},
         {"0": empty},
     ]
+
+
+def held(step, moment):
+    """Bytes of each category that are alive, and their total."""
+    found = dict.fromkeys(SHOWN, 0)
+    for a in step.allocations:
+        if a.alive(moment):
+            found[step.category(a)] += a.bytes
+    return found | {"total": sum(found.values())}
+
+
+def three(widget):
+    """What is held now, at the end of the forward pass and at the peak."""
+    step = Step(widget.steps[widget.step])
+    moments = {
+        "now": widget.moment,
+        "forward_end": step.forward_end,
+        "peak": step.tracker.peak_moment,
+    }
+    return {name: held(step, moment) for name, moment in moments.items()}
+
+
+def said(widget):
+    tracker = widget.steps[widget.step]
+    n = {name: bytes_["total"] for name, bytes_ in three(widget).items()}
+    found = [f"{format_bytes(n['now'])} alive", format_bytes(n["peak"])]
+    if tracker.peak_moment > Step(tracker).forward_end:
+        more = format_bytes(n["peak"] - n["forward_end"])
+        end = format_bytes(n["forward_end"])
+        found += [f"The forward pass ends with {end},", f"{more} more"]
+    return found
+
+
+def cases():
+    """Timelines, each with what is alive at moments of every step.
+
+    Every eleventh, the end of the forward pass, and the peak; in a soak all.
+    """
+    for steps in timelines():
+        group = {"state": Timeline(steps).state(), "moments": []}
+        for name, tracker in steps.items():
+            end, peak = Step(tracker).forward_end, tracker.peak_moment
+            every = range(-1, len(tracker.operators), 1 if SOAK else 11)
+            for moment in sorted({*every, end, peak}):
+                widget = Timeline(steps, step=name, moment=moment)
+                numbers = {
+                    **three(widget),
+                    "operators": len(tracker.operators),
+                    "forward_end_moment": end,
+                    "peak_moment": peak,
+                }
+                where = {"step": name, "moment": moment}
+                group["moments"].append([where, numbers, said(widget)])
+        yield group

@@ -252,11 +252,13 @@ function modulesInWords(modules) {
   return `module${modules.length > 1 ? "s" : ""} ${names}`;
 }
 
-/* The first of the texts that has room. */
-const fitting = (texts, width) =>
-  texts.find((one) => LETTER * one.length <= width) ?? "";
-
 // ---- geometry ------------------------------------------------------------
+
+/* Cut to what has room. */
+function shortened(label, width) {
+  const most = Math.floor(width / LETTER);
+  return label.length > most ? `${label.slice(0, most - 1)}…` : label;
+}
 
 const BOX = { top: 24, bottom: 92 };
 
@@ -274,7 +276,7 @@ export function layout(state, width, other = null) {
     });
     const tops = step.memory.map(({ total }) => axis.y(total));
     const peak = mark(step.peakMoment);
-    const name = short(step.label, Math.floor((margin - 12) / LETTER));
+    const name = shortened(step.label, margin - 12);
     return { name, bytes: step.peak, edges, tops, mark, peak };
   };
   const ours = place(now);
@@ -401,12 +403,20 @@ export function envelope({ edges, tops }) {
 const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 
+/* The first of the texts that has room, or none. */
+const fitting = (x, y, texts, width, look) =>
+  texts
+    .filter((one) => LETTER * one.length <= width)
+    .slice(0, 1)
+    .map((one) => text(x, y, one, look));
+
 function* drawNetwork(id, { network, width }, n) {
   const alive = `${formatBytes(n.now.total)} alive`;
   const room = width - 11 * alive.length;
-  const words = [whatRuns(n), shortName(n)];
-  const now = n.moment < 0 ? "before the step" : fitting(words, room);
-  yield text(0, 14, now, { class: "mb-value" });
+  const name = shortName(n);
+  const short = shortened(name, room);
+  const words = n.moment < 0 ? ["before the step"] : [whatRuns(n), name, short];
+  yield* fitting(0, 14, words, room, { class: "mb-value" });
   yield text(width, 15, alive, { ...END, class: "mb-value mb-now" });
   const tall = BOX.bottom - BOX.top;
   for (const { label, x, width, runs, tensors } of network.boxes) {
@@ -421,8 +431,7 @@ function* drawNetwork(id, { network, width }, n) {
       }
     }
     const names = [label, label.split(".").at(-1)];
-    const name = fitting(names, width - 2);
-    yield text(x + width / 2, BOX.bottom + 14, name, MIDDLE);
+    yield* fitting(x + width / 2, BOX.bottom + 14, names, width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
   for (const { part, ...place } of network.floor.parts) {
@@ -433,7 +442,7 @@ function* drawNetwork(id, { network, width }, n) {
     `all the time: parameters, optimizer states and inputs, ${bytes}`,
     `all the time: ${bytes}`,
   ];
-  yield text(width, y + 23, fitting(floor, width), END);
+  yield* fitting(width, y + 23, floor, width, END);
 }
 
 function* drawCurve(id, plan, n) {
@@ -478,9 +487,6 @@ function* drawRise({ plot, peak, forwardEnd }, n) {
   const look = { class: "mb-value mb-halo", ...(right ? {} : END) };
   yield text(peak.x + (right ? 8 : -8), peak.y - 6, words, look);
 }
-
-const short = (label, most) =>
-  label.length > most ? `${label.slice(0, most - 1)}…` : label;
 
 function memoryTable(id, n, bands) {
   const row = (category) => ({
