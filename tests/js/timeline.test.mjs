@@ -76,9 +76,10 @@ test("everything is inside the picture, at every width", () => {
       all.phases.forEach(({ x, width }) => inside({ x: x + width }));
       [all.cursor, all.forwardEnd, ...all.axis.ticks].forEach(inside);
       const { boxes, floor } = all.network;
-      for (const { x, width: wide } of [...boxes, ...floor.parts]) {
+      for (const { x, width: wide } of boxes) {
         assert.ok(x >= 0 && x + wide <= width + 1e-6);
       }
+      if (floor.length) near(floor.at(-1).upper[0], width);
       for (const { tensors } of boxes) {
         tensors.forEach(({ y, height }, i) => {
           const under = tensors[i - 1]?.y ?? 92;
@@ -104,9 +105,10 @@ test("the axis stands still, and heights are proportional to bytes", () => {
 test("a band is as thick as its category has bytes", () => {
   for (const { state, numbers } of some) {
     const { bands, axis, tops } = layout(state, 640);
-    const slot = numbers.now ? describe(state).moment + 1 : 0;
+    const slot = describe(state).moment + 1;
     for (const { key, lower, upper } of bands) {
-      near(lower[slot] - upper[slot], axis.y(0) - axis.y(numbers.now[key]), key);
+      const thick = axis.y(0) - axis.y(numbers.now[key]);
+      near(lower[slot] - upper[slot], thick, key);
     }
     if (bands.length) near(bands.at(-1).upper[slot], tops[slot]);
   }
@@ -119,7 +121,7 @@ test("boxes and floor hold all that is alive", () => {
       const { largest, now } = describe(example(step, moment));
       const count = largest.reduce((all, group) => all + group.count, 0);
       const { optimizer, parameters, inputs } = now;
-      assert.equal(network.floor.total, optimizer + parameters + inputs);
+      assert.equal(network.always, optimizer + parameters + inputs);
       const stand = network.boxes.flatMap(({ tensors }) => tensors);
       const floor = largest
         .filter(({ operator }) => !operator)
@@ -167,7 +169,7 @@ test("moments stand in order, and each can be found by its place", () => {
   }
 });
 
-test("to play goes to the end, by the end of the forward pass and the peak", () => {
+test("to play goes to the end, by the two marks", () => {
   for (const state of steps) {
     const last = describe(state).operators - 1;
     const seen = [-1];

@@ -144,8 +144,10 @@ function boxesOf(operators) {
 /* The most bytes that a box holds, with what is freed there just then. */
 function fullest(allocations) {
   const made = allocations.filter(({ box }) => box !== null);
-  const beside = ({ box, birth: at }) =>
-    made.filter((one) => one.box === box && one.birth <= at && at <= one.death);
+  const beside = ({ box, birth: then }) =>
+    made
+      .filter((one) => one.box === box)
+      .filter(({ birth, death }) => birth <= then && then <= death);
   return Math.max(1, ...made.map((one) => sum(beside(one))));
 }
 
@@ -302,7 +304,8 @@ export function layout(state, width, other = null) {
 
 /* The boxes of the modules with the tensors that are alive in them, at a
    moment; `most` bytes fill a box. */
-function network({ boxes, allocations, operator }, moment, width, most) {
+function network(step, moment, width, most) {
+  const { boxes, allocations, operator } = step;
   const units = boxes.labels.map((_, i) => (boxes.wide(i) ? 1.7 : 1));
   const unit = width / Math.max(units.reduce((a, b) => a + b, 0), 3);
   const running = moment < 0 ? -1 : boxes.of(operator(moment));
@@ -311,10 +314,12 @@ function network({ boxes, allocations, operator }, moment, width, most) {
     .map((one) => ({ ...one, freed: one.death === moment }));
   const order = ({ category, freed }) =>
     PARTS.indexOf(category) + (freed ? PARTS.length : 0);
-  const floor = seen.filter(({ box, freed }) => box === null && !freed);
+  const now = at(step, moment);
+  const all = FLOOR.reduce((bytes, part) => bytes + now[part], 0);
   let x = 0;
   return {
-    floor: floorOf(floor, width),
+    floor: stacked([now], FLOOR, (bytes) => (bytes * width) / all),
+    always: all,
     boxes: boxes.labels.map((label, i) => {
       const box = { label, x, width: units[i] * unit, runs: i === running };
       x += box.width;
@@ -338,19 +343,6 @@ function pile(tensors, moment, most) {
     y -= 1;
   }
   return placed;
-}
-
-/* What was there before the step, and what it leaves there. */
-function floorOf(seen, width) {
-  const total = sum(seen);
-  let x = 0;
-  const parts = PARTS.map((part) => {
-    const bytes = sum(seen.filter(({ category }) => category === part));
-    const place = { part, x, width: total ? (width * bytes) / total : 0 };
-    x += place.width;
-    return place;
-  });
-  return { total, parts: parts.filter(({ width }) => width) };
 }
 
 /* Where each moment begins, and the last one ends. */
@@ -415,7 +407,8 @@ function* drawNetwork(id, { network, width }, n) {
   const room = width - 11 * alive.length;
   const name = shortName(n);
   const short = shortened(name, room);
-  const words = n.moment < 0 ? ["before the step"] : [whatRuns(n), name, short];
+  const words = [whatRuns(n), name, short];
+  if (n.moment < 0) words.unshift("before the step");
   yield* fitting(0, 14, words, room, { class: "mb-value" });
   yield text(width, 15, alive, { ...END, class: "mb-value mb-now" });
   const tall = BOX.bottom - BOX.top;
@@ -434,10 +427,11 @@ function* drawNetwork(id, { network, width }, n) {
     yield* fitting(x + width / 2, BOX.bottom + 14, names, width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
-  for (const { part, ...place } of network.floor.parts) {
-    yield* filled(id, part, "rect", { ...place, y, height: 9 });
+  for (const { key, lower: [x], upper: [right] } of network.floor) {
+    const box = { x, width: right - x, y, height: 9 };
+    yield* filled(id, key, "rect", box);
   }
-  const bytes = formatBytes(network.floor.total);
+  const bytes = formatBytes(network.always);
   const floor = [
     `all the time: parameters, optimizer states and inputs, ${bytes}`,
     `all the time: ${bytes}`,
@@ -459,8 +453,8 @@ function* drawCurve(id, plan, n) {
   yield* phaseStrip(id, plot, plan.phases);
   yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
   yield text(plot.right + 12, plot.bottom + 26, "operators");
-  yield* drawRise(plan, n);
   const later = peak.x > forwardEnd.x;
+  if (later) yield* drawRise(plan, n);
   const end = width < 480 ? "forward" : "end of forward";
   yield* names(plot, [
     [peak, "peak", formatBytes(n.peak.total)],
@@ -479,10 +473,8 @@ function* drawCurve(id, plan, n) {
 
 /* By how much the peak is above the end of the forward pass. */
 function* drawRise({ plot, peak, forwardEnd }, n) {
-  const more = n.peak.total - n.forward_end.total;
-  if (more <= 0 || peak.x <= forwardEnd.x) return;
   yield line(peak.x, forwardEnd.y, peak.x, peak.y, "mb-rise");
-  const words = `+${formatBytes(more)}`;
+  const words = `+${formatBytes(n.peak.total - n.forward_end.total)}`;
   const right = peak.x + 12 + LETTER * words.length < plot.right;
   const look = { class: "mb-value mb-halo", ...(right ? {} : END) };
   yield text(peak.x + (right ? 8 : -8), peak.y - 6, words, look);
