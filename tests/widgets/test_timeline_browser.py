@@ -1,6 +1,7 @@
 """The timeline widget in a browser, without a kernel."""
 
 import re
+from itertools import pairwise
 
 import kind
 import kind_timeline
@@ -13,6 +14,7 @@ from membudget.widgets import Timeline, format_bytes
 from membudget.widgets.timeline import Step, example_steps
 
 STEPS = list(example_steps())
+PER_BYTE = 182 / 1.04 / example_steps()["plain"].peak  # pixels
 
 
 @pytest.fixture
@@ -54,22 +56,15 @@ def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
     assert found[found.index("peak") + 1] == format_bytes(peak)
     assert found[found.index(name) + 1] == format_bytes(end)
     assert f"+{format_bytes(peak - end)}" in found
-    rise = page.locator(".mb-rise")
-    height = 182 / 1.04 / example_steps()["plain"].peak * (peak - end)
-    ends = rise.evaluate("e => [e.y1, e.y2].map((y) => y.baseVal.value)")
-    assert ends[0] - ends[1] == pytest.approx(height, abs=0.1)
+    ends = page.locator(".mb-rise").evaluate("e => e.getBBox().height")
+    assert ends == pytest.approx(PER_BYTE * (peak - end), abs=0.1)
 
 
 def test_the_picture_says_what_is_where(page):
     found = texts(page)
     assert {"threshold_backward of module 13", "14.0 MiB alive"} <= set(found)
     assert {"operators", "◂ drag ▸", "backward pass", "13"} <= set(found)
-    frame, *others = page.locator(".mb-runs").all()
-    label = page.get_by_text("13", exact=True)
-    middle = [e.bounding_box() for e in (frame, label)]
-    assert others == [] and middle[0]["x"] == pytest.approx(
-        middle[1]["x"] + middle[1]["width"] / 2 - middle[0]["width"] / 2, abs=2
-    )
+    assert page.locator(".mb-runs").count() == 1
     assert page.locator(".mb-born").count() == 1
     assert page.locator(".mb-ghost").count() == 0
     control(page, "moment").press("ArrowRight")
@@ -81,38 +76,26 @@ def test_the_largest_things_alive(page):
     pages.unfold(page)
     table = page.locator("table").nth(1).locator("tbody tr")
     rows = [re.split(r"\t+", row) for row in table.all_inner_texts()]
-    assert rows[0] == [
-        "activations: relu of modules 1 … 13",
-        "7 × 1.00 MiB",
-        "7.00 MiB",
-    ]
+    relus = "activations: relu of modules 1 … 13"
+    assert rows[0] == [relus, "7 × 1.00 MiB", "7.00 MiB"]
     assert rows[2][:2] == ["parameters: from before the step", "16"]
     assert rows[4][0] == "temporaries: threshold_backward of module 13"
-    radio(page, "accumulated").check()  # what the chapter names is there
-    names = page.locator("table").nth(1).locator("tbody th")
-    assert names.all_inner_texts()[4:7:2] == [
-        "temporaries: mm of module 12",
-        "temporaries: threshold_backward of module 13",
-    ]
 
 
 def test_the_ghost_is_the_step_chosen_before(page):
     ghost = page.locator("path.mb-ghost")
+    heights = "all => all.map((e) => e.getBBox().y)"
+    grid = page.eval_on_selector_all(".mb-grid", heights)
     assert ghost.count() == 0
-    ticks = page.locator(".mb-grid").evaluate_all("all => all.map(e => e.y1)")
-    for before, step in [("plain", "accumulated"), ("accumulated", STEPS[2])]:
+    for before, step in pairwise(STEPS):
         radio(page, step).check()
         control(page, "moment").press("ArrowLeft")
-        assert ghost.count() == 1
-        found = texts(page)
-        bytes_ = format_bytes(example_steps()[before].peak)
-        assert found[found.index(before) + 1] == bytes_
-        high = 182 / 1.04 / example_steps()["plain"].peak
-        top = ghost.evaluate("path => path.getBBox().y")
-        wanted = 350 - high * example_steps()[before].peak
-        assert top == pytest.approx(wanted, abs=0.1)
-    grid = page.locator(".mb-grid").evaluate_all("all => all.map(e => e.y1)")
-    assert grid == ticks  # the axis stands still
+        found, peak = texts(page), example_steps()[before].peak
+        assert found[found.index(before) + 1] == format_bytes(peak)
+        (top,) = ghost.evaluate_all(heights)
+        assert 350 - top == pytest.approx(PER_BYTE * peak, abs=0.1)
+    # the axis stands still
+    assert page.eval_on_selector_all(".mb-grid", heights) == grid
 
 
 @pytest.mark.parametrize("name", list(cases.odd_steps()))

@@ -377,7 +377,7 @@ export function following(plan, n) {
 }
 
 /** Stairs with no more than one step in six pixels, the highest there. */
-export function envelope({ edges, tops }) {
+function envelope({ edges, tops }) {
   const [few, highest] = [[edges[0]], []];
   let top = Infinity;
   tops.forEach((height, i) => {
@@ -518,9 +518,13 @@ function build({ id, get, set }) {
   let plan;
   let other = null; // the step that was chosen before
   let arrived = true; // the moment is the step's first; to play starts anew
-  const go = (moment) => {
-    arrived = false;
-    set({ moment });
+  const go = (traits, first = false) => {
+    arrived = first;
+    set(traits);
+  };
+  const jump = (moment) => {
+    play.stop();
+    go({ moment });
   };
   const now = () => describe(get());
 
@@ -528,8 +532,9 @@ function build({ id, get, set }) {
     label: "Step",
     key: "step",
     onChange(step) {
-      arrived = true;
-      set({ step, moment: describe({ ...get(), step }).peak_moment });
+      play.stop();
+      const { peak_moment: moment } = describe({ ...get(), step });
+      go({ step, moment }, true);
     },
   });
   const play = player({
@@ -538,37 +543,29 @@ function build({ id, get, set }) {
       const n = now();
       const last = n.operators - 1;
       const next = arrived || n.moment >= last ? -1 : following(plan, n);
-      go(next);
+      go({ moment: next });
       return next < last;
     },
   });
-  const jump = (label, key) =>
-    button({
-      label,
-      key,
-      onClick() {
-        play.stop();
-        go(now()[`${key}_moment`]);
-      },
-    });
-  const end = jump("End of forward", "forward_end");
-  const peak = jump("Peak", "peak");
+  const to = (label, key) => {
+    const onClick = () => jump(now()[`${key}_moment`]);
+    return button({ label, key, onClick });
+  };
+  const end = to("End of forward", "forward_end");
+  const peak = to("Peak", "peak");
   const buttons = [play, end, peak].map(({ root }) => root);
   const look = { class: "mb-buttons" };
   const moment = slider({
     label: "Operator",
     key: "moment",
     min: 0,
-    onInput: (value) => go(value - 1),
+    onInput: (value) => jump(value - 1),
   });
 
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
     grab: ({ y }) => (y > plan.plot.top - 12 ? true : null),
-    move({ x }) {
-      play.stop();
-      go(momentAt(plan, x));
-    },
+    move: ({ x }) => jump(momentAt(plan, x)),
     drop: () => moment.focus(),
   });
 
