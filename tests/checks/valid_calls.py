@@ -478,6 +478,7 @@ ROWS = {
         self=widgets.Precision(TENSORS, PAPER, 2), gradients=TENSORS
     ),
     "widgets.Segments": lambda: dict(layers=4, segments=2),
+    "widgets.Segments.run": lambda: dict(self=widgets.Segments()),
     "widgets.Sharding": lambda: dict(ranks=4),
     "widgets.Timeline": lambda: dict(
         steps={"a": tracker()}, step="a", moment=1
