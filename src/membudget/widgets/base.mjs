@@ -122,6 +122,10 @@ export const percent = (part, whole) =>
 export const grouped = (count) =>
   String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
+/** "2⁻²⁴" */
+export const powerOfTwo = (e) =>
+  `2${String(e).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)])}`;
+
 /** "a, b and c" */
 export const listed = (things) =>
   things.length > 1
@@ -152,6 +156,7 @@ const HATCHES = {
   checkpoints: [7, "M0 3.5H7", -45],
   waiting: [6, "M0 3H6", -45],
   over: [9, "M0 4.5H9", -45],
+  subnormal: [4, "M0 2H4", 45],
 };
 
 /** The patterns of a picture; `id` is the widget's. */
@@ -363,7 +368,7 @@ function labelled(label, input, ...parts) {
   return { root, disable };
 }
 
-const whole = (text) => (/^\d+$/.test(text) ? Number(text) : NaN);
+const whole = (text) => (/^-?\d+$/.test(text) ? Number(text) : NaN);
 
 /** A labelled range input; `text` stands beside it, `spoken` is read out. */
 export function slider({ label, key, unit = "", min = 1, onInput }) {
