@@ -2,16 +2,20 @@
 
 from membudget.widgets.accumulation import Accumulation
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
+from membudget.widgets.bits import Bits
 from membudget.widgets.ledger import Ledger
-from membudget.widgets.precision import Precision
+from membudget.widgets.lossscale import LossScale
+from membudget.widgets.recipes import Recipes
 from membudget.widgets.segments import Segments
 from membudget.widgets.sharding import Sharding
 from membudget.widgets.timeline import Timeline
 
 __all__ = [
     "Accumulation",
+    "Bits",
     "Ledger",
-    "Precision",
+    "LossScale",
+    "Recipes",
     "Segments",
     "Sharding",
     "Timeline",

@@ -1,0 +1,74 @@
+"""The bits widget: one number in six formats, bit by bit."""
+
+import math
+from numbers import Real
+from typing import Any
+
+import traitlets
+
+from membudget.precision import FORMATS
+from membudget.widgets.base import Widget
+
+
+class _Number(traitlets.Float):
+    """A trait for any number but NaN."""
+
+    def validate(self, obj: Any, value: Any) -> float:
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        try:
+            number = float(value) if real else math.nan
+        except OverflowError:
+            raise traitlets.TraitError(
+                f"{self.name} is beyond the largest number, 1.8e308: use a "
+                "smaller one, or inf"
+            ) from None
+        if math.isnan(number):
+            raise traitlets.TraitError(
+                f"{self.name} is {value!r}: use a number such as 0.1, 3e-5 "
+                "or inf"
+            )
+        return number
+
+
+class Bits(Widget):
+    """What each of :data:`membudget.precision.FORMATS` keeps of a number.
+
+    The reader types a number, drags it over the ranges of the formats, or
+    flips the bits of one format.
+
+    Args:
+        number: any but NaN.
+        format: the one whose bits can be flipped.
+
+    Raises:
+        traitlets.TraitError: one of them is not as said above (the widget
+            stays as it was).
+
+    Example:
+        >>> Bits(0.1, "fp16")
+    """
+
+    name = "bits"
+
+    number = _Number(0.1).tag(
+        sync=True,
+        to_json=lambda value, widget: repr(value).replace("inf", "Infinity"),
+        from_json=lambda text, widget: float(text),
+    )
+    format = traitlets.Enum(list(FORMATS), "fp16").tag(sync=True)
+
+    def __init__(
+        self, number: float = 0.1, format: str = "fp16", **kwargs: Any
+    ) -> None:
+        super().__init__(number=number, format=format, **kwargs)
+
+    def sentence(self) -> str:
+        """What the chosen format stores of the number."""
+        kind = FORMATS[self.format]
+        return (
+            f"{self.number:.9g} in {self.format} is {kind.text(self.number)}, "
+            f"which is the number {kind.round(self.number):.9g}."
+        )
+
+    def __repr__(self) -> str:
+        return f"Bits({self.number!r}, {self.format!r})"

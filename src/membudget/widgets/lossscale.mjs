@@ -1,0 +1,298 @@
+import {
+  axes,
+  button,
+  byteTicks,
+  choice,
+  drag,
+  filled,
+  formatNumber,
+  grouped,
+  html,
+  legend,
+  line,
+  patterns,
+  powerOfTwo,
+  slider,
+  stairs,
+  strip,
+  svg,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+
+/* Gradients by binade, which the loss scale moves between two walls.
+
+   describe(state): what Python counted, at this scale.
+   layout(state, width): where everything stands. */
+
+const exponentOf = ({ scale }) => Math.log2(scale);
+
+const inside = ({ scales: [least, most] }, e) =>
+  Math.min(Math.max(e, least), most);
+
+/** Shares of the gradients that are lost at this scale, for every format. */
+export function describe({ histogram, scale }) {
+  const { lost, scales, gradients, best } = histogram;
+  const row = Math.log2(scale) - scales[0];
+  return Object.fromEntries(
+    Object.keys(lost).map((name) => {
+      const [below, subnormal, above] = lost[name][row].map(
+        (count) => count / gradients,
+      );
+      return [name, { below, subnormal, above, best: best[name] }];
+    }),
+  );
+}
+
+// ---- words ---------------------------------------------------------------
+
+/** Nothing and everything are said only where they are meant. */
+export function shareText(share) {
+  if (share > 0 && share < 0.0001) return "< 0.01 %";
+  if (share > 0.9999 && share < 1) return "> 99.99 %";
+  return `${formatNumber(share * 100)} %`;
+}
+
+const scaleText = (e) => (e < 0 ? powerOfTwo(e) : grouped(2 ** e));
+
+/* What comes of the largest gradients. */
+function verdict({ histogram, format }, { above }) {
+  if (!above) return "no overflow";
+  return histogram.saturates.includes(format)
+    ? "overflow: cut"
+    : "overflow: step skipped";
+}
+
+/** The key numbers in words. */
+export function sentence(state) {
+  const { histogram, format } = state;
+  const { below, subnormal, above, best } = describe(state)[format];
+  const e = exponentOf(state);
+  const skipped = above && !histogram.saturates.includes(format);
+  return (
+    `At a loss scale of ${scaleText(e)}, ${format} makes zero of ` +
+    `${shareText(below)} of the ${grouped(histogram.gradients)} gradients; ` +
+    `${shareText(subnormal)} are subnormal. ` +
+    `${shareText(above)} overflow` +
+    (skipped ? ", so a scaler would skip the step. " : ". ") +
+    `The largest scale without overflow is ${powerOfTwo(best)}` +
+    (inside(histogram, best) === best ? "." : ", beyond the slider.")
+  );
+}
+
+// ---- geometry ------------------------------------------------------------
+
+/** The histogram between the walls; axis and walls do not move. */
+export function layout({ histogram, format, scale }, width) {
+  const { start, counts, gradients, limits } = histogram;
+  const plot = { left: 34, right: width - 8, top: 102, bottom: 236 };
+  const low = Math.min(start, -40);
+  const high = Math.max(start + counts.length, 24);
+  const each = (plot.right - plot.left) / (high - low);
+  const clamp = (x) => Math.min(Math.max(x, plot.left), plot.right);
+  const x = (e) => plot.left + (e - low) * each;
+  const most = Math.max(...counts) / gradients;
+  const y = (share) =>
+    plot.bottom - ((plot.bottom - plot.top) * share) / (1.04 * most);
+  const e = Math.log2(scale);
+  const edges = [...counts, 0].map((_, i) => clamp(x(start + i + e)));
+  const walls = limits[format].map((limit) => clamp(x(limit)));
+  const by = [4, 8, 16, 32].find((step) => step * each >= 48);
+  const ticks = [];
+  for (let at = Math.ceil(low / by) * by; x(at) <= width - 20; at += by) {
+    ticks.push({ x: x(at), label: powerOfTwo(at) });
+  }
+  return {
+    plot,
+    each,
+    edges,
+    heights: counts.map((count) => y(count / gradients)),
+    zones: [plot.left, ...walls, plot.right],
+    ticks,
+    shares: byteTicks(100 * most, 3).marks.map(({ value, label }) => ({
+      label,
+      y: y(value / 100),
+    })),
+    height: plot.bottom + 42,
+  };
+}
+
+/** The path of those parts of the bars that are between two places. */
+export function bars({ edges, heights, plot }, from, to) {
+  const bar = (y, i) => {
+    const left = Math.max(edges[i], from);
+    const right = Math.min(edges[i + 1], to);
+    if (right - left < 0.05 || y >= plot.bottom) return "";
+    const far = right.toFixed(1);
+    return `M${left.toFixed(1)} ${plot.bottom}V${y.toFixed(1)}H${far}V${plot.bottom}Z`;
+  };
+  return heights.map(bar).join("");
+}
+
+// ---- drawing -------------------------------------------------------------
+
+const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
+
+const ZONES = [
+  { part: "over", words: ["becomes 0", "→ 0"] },
+  { part: "subnormal", words: ["subnormal"] },
+  { part: "phase-forward", words: ["normal numbers", "normal"] },
+  { part: "over", words: ["overflow", "→ ∞"] },
+];
+
+const COLUMNS = [
+  ["below", "lost to underflow", "underflow"],
+  ["subnormal", "subnormal: fewer bits", "subnormal"],
+  ["above", "lost to overflow", "overflow"],
+];
+
+function* drawShares({ plot }, n, words) {
+  const broken = (share) => (share ? " mb-broken" : "");
+  const narrow = plot.right < 440;
+  const middle = (plot.left + plot.right) / 2;
+  const places = [[0, {}], [middle, MIDDLE], [plot.right, END]];
+  yield text(0, 16, words, { class: `mb-value mb-big${broken(n.above)}` });
+  yield text(plot.right, 14, narrow ? "◀ drag ▶" : "◀ drag the bars ▶", END);
+  for (const [i, [key, long, short]] of COLUMNS.entries()) {
+    const [x, look] = places[i];
+    const lost = key === "subnormal" ? "" : broken(n[key]);
+    yield text(x, 37, narrow ? short : long, look);
+    const value = { ...look, class: `mb-value mb-big${lost}` };
+    yield text(x, 57, shareText(n[key]), value);
+  }
+}
+
+function* drawHistogram(id, plan, before) {
+  const { plot, zones, heights, ticks } = plan;
+  const { left, right, top, bottom } = plot;
+  const marks = plan.shares;
+  yield* axes(plot, { ticks: marks, unit: "%" });
+  const runs = ZONES.map((zone, i) => {
+    const width = zones[i + 1] - zones[i];
+    return { ...zone, x: zones[i], width };
+  }).filter(({ width }) => width > 0);
+  yield* strip(id, top - 32, runs);
+  for (const [i, { part }] of ZONES.entries()) {
+    const [from, to] = [zones[i], zones[i + 1]];
+    if (to <= from) continue;
+    const box = { x: from, width: to - from, y: top, height: bottom - top };
+    const wall = part === "over";
+    if (wall) yield svg("rect", { ...box, class: "mb-wall" });
+    if (part === "subnormal") yield* filled(id, part, "rect", box);
+    const d = bars(plan, from, to);
+    yield* filled(id, wall ? "lost" : "gradients", "path", { d });
+    if (wall) yield svg("path", { d, fill: `url(#${id}-over)` });
+  }
+  for (const x of zones.slice(1, -1)) {
+    if (x > left && x < right) yield line(x, top, x, bottom, "mb-limit");
+  }
+  if (before) {
+    const d = stairs(before.edges, heights);
+    yield svg("path", { d, class: "mb-ghost" });
+  }
+  for (const { x, label } of ticks) {
+    yield line(x, bottom, x, bottom + 4, "mb-axis");
+    yield text(x, bottom + 18, label, MIDDLE);
+  }
+  yield text((left + right) / 2, bottom + 36, "size × loss scale", MIDDLE);
+}
+
+function results(id, state) {
+  const rows = Object.entries(describe(state)).map(([name, n]) => ({
+    label: name,
+    cells: [
+      ...COLUMNS.map(([key]) => [`${name}.${key}`, n[key], shareText(n[key])]),
+      [`${name}.best`, n.best, powerOfTwo(n.best)],
+    ],
+  }));
+  const head = ["format", ...COLUMNS.map(([, , word]) => word), "best scale"];
+  return [table(id, head, rows)];
+}
+
+// ---- the widget ----------------------------------------------------------
+
+const NOTE =
+  "A bar for each binade, from a power of two to the next; its height is the " +
+  "share of the gradients there. The loss scale moves all bars, one binade " +
+  "for each factor 2. The hatched walls and the axis stay. Dashed: where the " +
+  "bars were before. The best scale is the largest without overflow. A scale " +
+  "below 1 stands for a larger batch: 2⁻¹⁰ for 1 024 times as many tokens.";
+
+function build({ id, get, set }) {
+  const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
+  const { histogram } = get();
+  const scale = slider({
+    label: "Loss scale",
+    key: "scale",
+    min: histogram.scales[0],
+    onInput: go,
+  });
+  const names = Object.keys(histogram.lost);
+  const format = choice({
+    label: "Format",
+    key: "format",
+    options: Object.fromEntries(names.map((name) => [name, name])),
+    onChange: (value) => set({ format: value }),
+  });
+  const best = button({
+    label: "Largest scale without overflow",
+    key: "best",
+    onClick: () => go(get().histogram.best[get().format]),
+  });
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  const note = html("p", { class: "mb-note" });
+  let plan;
+  drag(picture, {
+    grab: ({ x }) => ({ x, e: exponentOf(get()) }),
+    move: ({ x }, held) => go(held.e + Math.round((x - held.x) / plan.each)),
+    drop: () => scale.focus(),
+  });
+  const draw = (state, width, before) => {
+    const n = describe(state)[state.format];
+    const moved = before && before.scale !== state.scale;
+    plan = layout(state, width);
+    const said = sentence(state);
+    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+    picture.setAttribute("aria-label", said);
+    picture.replaceChildren(
+      patterns(id),
+      ...drawShares(plan, n, verdict(state, n)),
+      ...drawHistogram(id, plan, moved && layout(before, width)),
+    );
+    const e = exponentOf(state);
+    const [, most] = state.histogram.scales;
+    const power = `2 to the power of ${e}`;
+    const words = e < 1 ? scaleText(e) : `${powerOfTwo(e)} = ${scaleText(e)}`;
+    scale.update({ value: e, max: most, text: words, spoken: power });
+    format.update({ value: state.format });
+    const { merged, zeros } = state.histogram;
+    note.textContent =
+      NOTE +
+      (merged ? " The first bar holds what is smaller, too." : "") +
+      (zeros ? ` ${grouped(zeros)} gradients are zero and not counted.` : "");
+    return {
+      title:
+        `Gradients × loss scale in ${state.format}` +
+        (state.label && `: ${state.label}`),
+      sentence: said,
+      numbers: results(id, state),
+    };
+  };
+  return {
+    controls: [scale, format, best],
+    picture,
+    legend: legend(id, {
+      gradients: "gradients",
+      subnormal: "subnormal range",
+      over: "lost",
+    }),
+    note,
+    draw,
+  };
+}
+
+const keys = ["histogram", "format", "scale", "label"];
+
+export default widget({ name: "lossscale", keys, build });

@@ -1,0 +1,266 @@
+import {
+  LETTER,
+  byteTicks,
+  checkBox,
+  choice,
+  filled,
+  formatBytes,
+  html,
+  legend,
+  line,
+  listed,
+  patterns,
+  percent,
+  slider,
+  svg,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+
+/* The peak of a training step by recipe, beside what a card has.
+
+   describe(state): what Python predicted, for this batch.
+   layout(state, width): where everything stands. */
+
+const PARTS = {
+  parameters: "parameters",
+  gradients: "gradients",
+  optimizer: "optimizer states",
+  activations: "activations",
+  inputs: "inputs",
+  temporaries: "temporaries",
+};
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+/** The peak of every recipe; `left` is what the card has beyond it. */
+export function describe({ account, batch, checkpointed, card }) {
+  const place = account.batches.indexOf(batch);
+  const of = (rows) => rows[Number(checkpointed)][place];
+  return account.recipes.map((recipe, i) => {
+    const parts = of(account.peaks)[i];
+    const bytes = sum(parts);
+    const left = card ? account.cards[card].usable - bytes : null;
+    const phase = of(account.phases)[i];
+    return { recipe, parts, bytes, left, phase, states: account.states[i] };
+  });
+}
+
+// ---- words ---------------------------------------------------------------
+
+const fitText = (left) =>
+  left < 0 ? `${formatBytes(-left)} too much` : "fits";
+
+/* Whether a card computes a recipe's 16 bits natively. */
+const emulated = ({ account, card }, recipe) =>
+  Boolean(card) && recipe !== "fp32" && !account.cards[card].bf16;
+
+/** The key numbers in words. */
+export function sentence(state) {
+  const { batch, card, account, checkpointed } = state;
+  const all = describe(state);
+  const [full, low] = all;
+  const fit = all.filter(({ left }) => left >= 0).map(({ recipe }) => recipe);
+  const usable = card && formatBytes(account.cards[card].usable);
+  return (
+    `Batch ${batch}${checkpointed ? ", checkpointed" : ""}: the peak is ` +
+    `${formatBytes(full.bytes)} in fp32 and ${formatBytes(low.bytes)} ` +
+    `under autocast, ${percent(low.bytes, full.bytes)} of it.` +
+    (card
+      ? ` The ${usable} of a ${card} hold ${listed(fit) || "none of them"}.`
+      : "") +
+    (card && !account.cards[card].bf16
+      ? ` A ${card} only emulates bf16: use autocast in fp16 there.`
+      : "")
+  );
+}
+
+// ---- geometry ------------------------------------------------------------
+
+/* The end of the axis: of the card, or of all batches. */
+function topOf({ account, card }) {
+  if (card) return 1.35 * account.cards[card].usable;
+  const peaks = account.peaks.flat(2).map(sum);
+  return 1.04 * Math.max(...peaks);
+}
+
+/** A bar for each recipe, over an axis that the batch does not move. */
+export function layout(state, width) {
+  const top = topOf(state);
+  const narrow = width < 480;
+  const plot = { left: 4, right: width - 14, top: 22 };
+  const per = (plot.right - plot.left) / top;
+  const x = (bytes) => plot.left + Math.min(bytes, top) * per;
+  const step = narrow ? 57 : 42;
+  const bars = describe(state).map((of, i) => {
+    let alive = 0;
+    const parts = of.parts.map((size, k) => {
+      const left = x(alive);
+      alive += size;
+      return { part: Object.keys(PARTS)[k], x: left, width: x(alive) - left };
+    });
+    const y = plot.top + 14 + step * i;
+    const bar = y + (narrow ? 21 : 6);
+    return { ...of, y, bar, parts, beyond: of.bytes > top, end: x(of.bytes) };
+  });
+  plot.bottom = bars.at(-1).bar + 26;
+  const room = Math.max(2, Math.floor(width / 90));
+  const { unit, marks } = byteTicks(top, room);
+  const usable = state.card && state.account.cards[state.card].usable;
+  return {
+    plot,
+    narrow,
+    bars,
+    unit,
+    ticks: marks
+      .map(({ value, label }) => ({ label, x: x(value) }))
+      .filter((tick) => tick.x < plot.right - 28),
+    limit: state.card ? { x: x(usable), usable } : null,
+    height: plot.bottom + 22,
+  };
+}
+
+// ---- drawing -------------------------------------------------------------
+
+const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
+const TALL = 18; // of a bar
+
+/* The card's end, and hatched what is beyond it. */
+function* drawLimit(id, { plot, limit }, card) {
+  const { x } = limit;
+  const height = plot.bottom - plot.top + 6;
+  const beyond = { x, y: plot.top - 6, width: plot.right - x, height };
+  yield* filled(id, "over", "rect", beyond);
+  yield line(x, plot.top - 6, x, plot.bottom, "mb-limit");
+  const label = `${card}: ${formatBytes(limit.usable)} usable`;
+  const half = (LETTER * label.length) / 2;
+  const at = Math.min(x, plot.right - half);
+  yield text(at, 12, label, { ...MIDDLE, class: "mb-value" });
+}
+
+function* drawWords(state, { bars, narrow, plot }) {
+  for (const { recipe, bytes, left, y } of bars) {
+    const slow = emulated(state, recipe) ? " (bf16 emulated)" : "";
+    const label = text(plot.left, y, "", { class: "mb-halo" });
+    const name = `${recipe}${narrow ? "" : `: ${formatBytes(bytes)}`}`;
+    label.append(svg("tspan", { class: "mb-value" }, name), slow);
+    yield label;
+    if (narrow) yield text(plot.left, y + 15, formatBytes(bytes), { class: "mb-halo" });
+    if (left === null) continue;
+    const look = left < 0 ? "mb-broken" : "mb-fits";
+    yield text(plot.right, narrow ? y + 15 : y, fitText(left), {
+      ...END,
+      class: `mb-value mb-halo mb-verdict ${look}`,
+    });
+  }
+}
+
+function* drawBars(id, plan, state, before) {
+  const { plot, bars, ticks, unit, limit } = plan;
+  for (const { x, label } of ticks) {
+    yield line(x, plot.top, x, plot.bottom, "mb-grid");
+    yield text(x, plot.bottom + 17, label, MIDDLE);
+  }
+  yield text(plot.right + 14, plot.bottom + 17, unit, END);
+  yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
+  for (const { bar, parts, beyond } of bars) {
+    for (const { part, x, width } of parts) {
+      if (!width) continue;
+      const box = { x, y: bar, width, height: TALL };
+      yield* filled(id, part, "rect", box);
+    }
+    const d = `M${plot.right + 2} ${bar + 2}l9 7l-9 7z`;
+    if (beyond) yield svg("path", { d, class: "mb-beyond" });
+  }
+  if (limit) yield* drawLimit(id, plan, state.card);
+  yield* drawWords(state, plan);
+  for (const { bar, end } of before?.bars ?? []) {
+    const box = { x: plot.left, y: bar - 2, width: end - plot.left };
+    yield svg("rect", { ...box, height: TALL + 4, class: "mb-ghost" });
+  }
+}
+
+function results(id, state) {
+  const all = describe(state);
+  const rows = all.map(({ recipe, bytes, states, phase }) => ({
+    label: recipe,
+    cells: [
+      [`${recipe}.states`, sum(states), `${states.join(" + ")} = ${sum(states)}`],
+      [`${recipe}.bytes`, bytes, formatBytes(bytes)],
+      [`${recipe}.share`, bytes / all[0].bytes, percent(bytes, all[0].bytes)],
+      [`${recipe}.phase`, phase],
+    ],
+  }));
+  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "moment"];
+  return [table(id, head, rows)];
+}
+
+// ---- the widget ----------------------------------------------------------
+
+const NOTE =
+  "Each bar is what is alive at the peak of a training step with Adam, " +
+  "predicted. The peak is one moment: what is not alive then, as gradients " +
+  "still to come, is not in the bar. Temporaries are mostly gradients on " +
+  "their way back, above all of the logits; in the optimizer’s step, its " +
+  "workspace. Bytes per parameter: parameters + gradients + optimizer states.";
+
+function build({ id, get, set }) {
+  const { account } = get();
+  const batch = slider({
+    label: "Batch",
+    key: "batch",
+    min: 0,
+    onInput: (place) => set({ batch: account.batches[place] }),
+  });
+  const names = Object.keys(account.cards);
+  const card = choice({
+    label: "Card",
+    key: "card",
+    options: { "": "none", ...Object.fromEntries(names.map((n) => [n, n])) },
+    onChange: (value) => set({ card: value }),
+  });
+  const checkpointed = checkBox({
+    label: "Checkpointed",
+    key: "checkpointed",
+    onChange: (value) => set({ checkpointed: value }),
+  });
+  const picture = svg("svg", { role: "img", class: "mb-picture" });
+  const rules = ` Predicted with ${account.rules} rules; not measured on a GPU.`;
+  const draw = (state, width, before) => {
+    const plan = layout(state, width);
+    const same = before && before.card === state.card;
+    const said = sentence(state);
+    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
+    picture.setAttribute("aria-label", said);
+    picture.replaceChildren(
+      patterns(id),
+      ...drawBars(id, plan, state, same && layout(before, width)),
+    );
+    batch.update({
+      value: account.batches.indexOf(state.batch),
+      max: account.batches.length - 1,
+      text: state.batch,
+      spoken: `batch ${state.batch}`,
+    });
+    card.update({ value: state.card });
+    checkpointed.update({ value: state.checkpointed });
+    return {
+      title: `Peak of a training step: ${account.name}`,
+      sentence: said,
+      numbers: results(id, state),
+    };
+  };
+  return {
+    controls: [batch, card, checkpointed],
+    picture,
+    legend: legend(id, PARTS),
+    note: html("p", { class: "mb-note" }, NOTE + rules),
+    draw,
+  };
+}
+
+const keys = ["account", "batch", "card", "checkpointed"];
+
+export default widget({ name: "recipes", keys, build });
