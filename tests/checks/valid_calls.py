@@ -471,11 +471,10 @@ ROWS = {
         label="a",
     ),
     "widgets.Ledger": lambda: dict(shapes="GPT-2 124M"),
-    "widgets.Precision": lambda: dict(
-        gradients=TENSORS, network=PAPER, tokens=2, batches=(1, 2), batch=1
-    ),
-    "widgets.Precision.show": lambda: dict(
-        self=widgets.Precision(TENSORS, PAPER, 2), gradients=TENSORS
+    "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
+    "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
+    "widgets.Recipes": lambda: dict(
+        network=PAPER, tokens=2, batches=(1, 2), batch=1, card="T4"
     ),
     "widgets.Segments": lambda: dict(layers=4, segments=2),
     "widgets.Segments.run": lambda: dict(self=widgets.Segments()),

@@ -32,8 +32,9 @@ class Kind:
     """Arguments of widgets that begin elsewhere."""
     tabs: tuple
     """Keys of the controls at first, in the order of the tabulator."""
-    rest: tuple
-    """A slider's key, and the arguments after five steps of it."""
+    rest: tuple | None
+    """A slider's key, and the arguments after five steps of it; None for a
+    widget without a slider."""
     spoken: dict
     """What is read out for a slider's place, at first."""
     columns: tuple

@@ -1,8 +1,10 @@
 """All widgets, for the tests that are the same for all."""
 
 import kind_accumulation
+import kind_bits
 import kind_ledger
-import kind_precision
+import kind_lossscale
+import kind_recipes
 import kind_segments
 import kind_sharding
 import kind_timeline
@@ -12,8 +14,10 @@ KINDS = tuple(
     module.KIND
     for module in (
         kind_accumulation,
+        kind_bits,
         kind_ledger,
-        kind_precision,
+        kind_lossscale,
+        kind_recipes,
         kind_segments,
         kind_sharding,
         kind_timeline,

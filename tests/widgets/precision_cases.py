@@ -1,18 +1,17 @@
-"""Numbers, gradients and settings for the tests of the precision widget."""
+"""Numbers, gradients and networks for the tests of the precision widgets."""
 
 import random
-from itertools import product
-from math import inf, isfinite, nextafter
+from math import inf, isfinite, log2, nextafter
 
 import torch
 
 from membudget import ledger
 from membudget.precision import FORMATS
-from membudget.widgets import Precision
-from membudget.widgets.precision import SCALED, _number, _stored
+from membudget.widgets import LossScale, Recipes
 from tests.soak import SOAK
 
 SMALL = ledger.Transformer(257, 32, 2, 4, context=64)
+BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32)
 
 
 def text(x):
@@ -49,23 +48,28 @@ def numbers():
     return [*found, *(-x for x in found)]
 
 
-def grid():
-    """Each number with what Python keeps of it, and its texts."""
-    for x in numbers():
-        kept = {name: _stored(x, name) for name in FORMATS}
-        for of in kept.values():
-            of["text"] = _number(of["value"], 9)
-            of["value"] = text(of["value"])
-        yield {
-            "number": text(x),
-            "formats": kept,
-            "texts": [_number(x), _number(x, 2)],
-        }
+def kind_of(x, name):
+    """What becomes of a number."""
+    kind, value = FORMATS[name], FORMATS[name].round(x)
+    if x and not value:
+        return "underflow"
+    if value != x and abs(x) >= kind.overflow:
+        return "overflow"
+    few = 0 < abs(value) < kind.smallest_normal
+    return "subnormal" if few else "normal"
 
 
-def limits():
-    """Where each format ends."""
-    return {
+def error_of(x, name):
+    """The relative error of what is stored; None where it is infinite."""
+    value = FORMATS[name].round(x)
+    if not isfinite(x) or not isfinite(value):
+        return None
+    return abs(value - x) / abs(x) if x else 0.0
+
+
+def bits():
+    """What Python keeps of each number; where each format ends."""
+    limits = {
         name: {
             "largest": kind.largest,
             "normal": kind.smallest_normal,
@@ -74,6 +78,22 @@ def limits():
         }
         for name, kind in FORMATS.items()
     }
+    grid = [
+        {
+            "number": text(x),
+            "formats": {
+                name: {
+                    "bits": kind.text(x),
+                    "value": text(kind.round(x)),
+                    "error": error_of(x, name),
+                    "kind": kind_of(x, name),
+                }
+                for name, kind in FORMATS.items()
+            },
+        }
+        for x in numbers()
+    ]
+    return {"limits": limits, "grid": grid}
 
 
 def gradients(seed=0, size=1e-6, wide=2.0, count=3000):
@@ -84,47 +104,49 @@ def gradients(seed=0, size=1e-6, wide=2.0, count=3000):
     return [values.reshape(-1, 10), torch.zeros(7)]
 
 
-NEARLY_ALL = torch.tensor([2.0**-14] + 30_000 * [1e-9])
-"""Gradients of which one is far from the rest: shares near 0 and 1."""
-
-SETTINGS = (
-    {},
-    {"gradients": gradients(1, 1e-3, 6.0), "batches": (8,), "budget": 2**20},
-    {"gradients": torch.tensor([1e30, 1e-40]), "lists": "cuda"},
-    {"gradients": gradients(2, 30.0, 1.0), "tokens": 16, "budget": 2**21},
-    {"gradients": NEARLY_ALL, "network": ledger.GPT2},
+GRADIENTS = (
+    gradients(),
+    gradients(1, 1e-3, 6.0),
+    torch.tensor([1e30, 1e-40]),
+    gradients(2, 30.0, 1.0),
+    torch.tensor([2.0**-14] + 30_000 * [1e-9]),  # shares near 0 and 1
 )
 
 
-def widget(**changes):
-    """A small one."""
-    settings = {
-        "gradients": gradients(),
-        "network": SMALL,
-        "tokens": 64,
-        "batches": (1, 8, 20),
-        "label": "a test",
-    }
-    return Precision(**(settings | changes))
+def loss_scale(gradients=None, label="a test", **arguments):
+    return LossScale(gradients or GRADIENTS[0], label=label, **arguments)
 
 
-def cases():
-    """States, each with Python's numbers and sentences."""
-    numbers = (0.1, 1.0, -0.0, 1e-8, -(2.0**-24), 460.0, 7e4, inf, 1e39, 1e-5)
-    for settings in SETTINGS:
-        shown = widget(**settings)
-        sweep = product(SCALED, range(25))
-        for index, (shown.format, exponent) in enumerate(sweep):
-            shown.scale = 2**exponent
-            shown.number = numbers[index % len(numbers)]
-            batches = shown.account["batches"]
-            shown.batch = batches[index % len(batches)]
-            shown.checkpointed = index % 7 < 3
-            n = shown.numbers()
-            for of in n["formats"].values():
-                of["value"] = text(of["value"])
-            yield {
-                "state": shown.state(),
-                "numbers": n,
-                "sentences": shown.sentences(),
-            }
+def recipes(network=SMALL, tokens=64, batches=BATCHES, **arguments):
+    return Recipes(network, tokens, batches, **arguments)
+
+
+def shares(widget, name):
+    """What a format loses at the widget's scale, as Python counted it."""
+    histogram = widget.histogram
+    row = round(log2(widget.scale)) - histogram["scales"][0]
+    lost = histogram["lost"][name][row]
+    return [count / histogram["gradients"] for count in lost]
+
+
+def loss_scales():
+    """States, each with the shares of every format."""
+    for given in GRADIENTS:
+        widget = LossScale(given)
+        names = list(widget.histogram["lost"])
+        for exponent in range(-12, 25, 3):
+            widget.scale = 2.0**exponent
+            widget.format = names[exponent % 4]
+            found = {name: shares(widget, name) for name in names}
+            yield {"state": widget.state(), "shares": found}
+
+
+def accounts():
+    """States of the recipes, each with the peaks."""
+    for given in ({}, {"lists": "cpu", "foreach": False}):
+        widget = recipes(**given)
+        for place, widget.batch in enumerate(BATCHES):
+            for widget.checkpointed in (False, True):
+                for widget.card in ("", "T4", "H100 80 GB"):
+                    rows = widget.account["peaks"][int(widget.checkpointed)]
+                    yield {"state": widget.state(), "parts": rows[place]}

@@ -43,8 +43,8 @@ def test_the_page_shows_the_state_python_gave(show, kind):
         assert page.get_by_text(label).count() or not label
     ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
     assert len(ids) == len(set(ids)) > 5 * len(shown)
-    key, _ = kind.rest
-    pages.control(page, key).first.press("ArrowRight")
+    first = kind.rest[0] if kind.rest else kind.tabs[-1]
+    pages.control(page, first).first.press("ArrowRight")
     for place, widget in enumerate(shown[1:], 1):
         agree(kind, page, widget, place)
 
@@ -100,6 +100,8 @@ def test_sliders_by_keyboard(show, kind, widget):
 
 def test_the_sentence_is_said_once_it_rests(show, kind, widget):
     """A screen reader hears where the slider stops, not each number."""
+    if kind.rest is None:
+        return
     key, traits = kind.rest
     said = pages.said(show(widget), f'[data-key="{key}"]')
     set_to(widget, traits)

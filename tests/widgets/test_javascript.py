@@ -61,11 +61,9 @@ def grid(tmp_path_factory):
     for name, answers in {
         "accumulation": list(cases()),
         "ledger": ledger_cases.cases(),
-        "precision": {
-            "grid": list(precision_cases.grid()),
-            "cases": list(precision_cases.cases()),
-            "borders": precision_cases.limits(),
-        },
+        "bits": precision_cases.bits(),
+        "lossscale": list(precision_cases.loss_scales()),
+        "recipes": list(precision_cases.accounts()),
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),
         "timeline": list(timeline_cases.cases()),

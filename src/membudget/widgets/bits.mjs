@@ -1,6 +1,7 @@
 import {
   button,
   choice,
+  dot,
   drag,
   filled,
   html,
@@ -108,7 +109,8 @@ export function fromBits(bits, name) {
   const [ones, full] = bits.split(" ").slice(1).map((b) => !b.includes("0"));
   const { normal } = limits(name);
   const part = steps / 2 ** fraction;
-  let size = exponent ? normal * 2 ** (exponent - 1) * (1 + part) : normal * part;
+  const binade = normal * 2 ** (exponent - 1);
+  let size = exponent ? binade * (1 + part) : normal * part;
   if (ones && finite && full) size = NaN;
   if (ones && !finite) size = steps ? NaN : Infinity;
   return sign ? -size : size;
@@ -198,7 +200,9 @@ export function sentence({ number }) {
     named("underflow", "lost to underflow") +
     named("overflow") +
     "." +
-    (worst ? ` The largest rounding error is ${error} %, in ${worst.name}.` : "")
+    (worst
+      ? ` The largest rounding error is ${error} %, in ${worst.name}.`
+      : "")
   );
 }
 
@@ -213,13 +217,15 @@ export function layout(state, width) {
   const plot = { left: 12, right: width - 12, top: 56 };
   const lines = width < 480 ? 2 : 1; // of words, above a range
   const wide = plot.right - plot.left;
-  const x = (e) => plot.left + ((among(e, LOW, HIGH) - LOW) * wide) / (HIGH - LOW);
+  const per = (HIGH - LOW) / wide; // binades of a pixel
+  const x = (e) => plot.left + (among(e, LOW, HIGH) - LOW) / per;
   const place = (value) => x(Math.log2(Math.abs(value)));
   const rows = Object.entries(describe(state)).map(([name, of], i) => {
     const { underflow, normal, largest } = limits(name);
     const ends = [2 * underflow, normal, largest].map(place);
     const y = plot.top + i * (15 * lines + 20);
-    return { name, ...of, y, bar: y + 15 * lines - 9, ends, at: place(of.value) };
+    const bar = y + 15 * lines - 9;
+    return { name, ...of, y, bar, ends, at: place(of.value) };
   });
   plot.bottom = rows.at(-1).bar + 18;
   const step = wide < 480 ? 64 : 32;
@@ -231,16 +237,17 @@ export function layout(state, width) {
     ticks,
     lines,
     now: place(Number(state.number)),
-    per: (HIGH - LOW) / wide,
+    per,
     height: plot.bottom + 40,
   };
 }
 
 /** The number as it is after it was dragged to `x`. */
 export function dragged({ plot, per }, number, x) {
-  const e = Math.round(LOW + (among(x, plot.left, plot.right) - plot.left) * per);
+  const from = among(x, plot.left, plot.right) - plot.left;
   const size = Math.abs(number);
   const mantissa = size && size < Infinity ? size / 2 ** binade(size) : 1;
+  const e = Math.round(LOW + from * per - Math.log2(mantissa));
   return (negative(number) ? -1 : 1) * mantissa * 2 ** e;
 }
 
@@ -249,14 +256,14 @@ export function dragged({ plot, per }, number, x) {
 const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 
-function* drawRanges(id, plan, state, before) {
+function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
+  const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
   const chosen = rows.find(({ name }) => name === state.format);
   const value = numberText(chosen.value, lines > 1 ? 6 : 9);
   const big = { class: "mb-value mb-big" };
   yield text(0, 17, `${state.format}: ${value}`, big);
   yield text(0, 36, fate(chosen), { class: `mb-value mb-${chosen.kind}` });
-  yield line(now, plot.top - 10, now, plot.bottom, "mb-cursor");
   for (const { name, y, bar, ends, at, ...of } of rows) {
     const [low, normal, high] = ends;
     const box = { y: bar, height: 9 };
@@ -264,25 +271,18 @@ function* drawRanges(id, plan, state, before) {
     const few = { ...box, x: low, width: normal - low };
     yield* filled(id, "parameters", "rect", whole);
     yield* filled(id, "subnormal", "rect", few);
-    const look = { class: "mb-halo mb-value" };
-    yield text(0, y, name, look);
-    const words = [numberText(of.value, 9), fate(of)];
-    const halo = { class: `mb-halo mb-${of.kind}` };
-    if (lines > 1) {
-      yield text(76, y, words[0], { class: "mb-halo" });
-      yield text(0, y + 15, words[1], halo);
-    } else yield text(76, y, words.join(", "), halo);
+    yield text(0, y, name, { class: "mb-value" });
+    const look = { class: `mb-${of.kind}` };
+    yield text(76, y, numberText(of.value, 9), look);
+    yield text(...(lines > 1 ? [0, y + 15] : [226, y]), fate(of), look);
     const lost = of.kind === "underflow" || of.kind === "overflow";
-    const r = 5;
-    const cross = `M${now - r} ${bar - 1}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`;
+    const d = `M${now - 5} ${bar - 1}l10 10m0 -10l-10 10`;
     yield lost
-      ? svg("path", { d: cross, class: "mb-gone" })
-      : svg("circle", { cx: at, cy: bar + 4.5, r: 5, class: "mb-peak" });
+      ? svg("path", { d, class: "mb-gone" })
+      : dot({ x: at, y: bar + 4.5 }, "mb-peak", 5);
   }
-  if (before && before.number !== state.number) {
-    const { now: then } = layout(before, plot.right + 12);
-    yield line(then, plot.top - 10, then, plot.bottom, "mb-ghost");
-  }
+  if (then !== now) yield svg("path", { d: across(then), class: "mb-ghost" });
+  yield svg("path", { d: across(now), class: "mb-cursor" });
   yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
   const d = `M${now} ${plot.bottom}l-7 12h14z`;
   yield svg("path", { d, class: "mb-handle" });
@@ -290,14 +290,14 @@ function* drawRanges(id, plan, state, before) {
     yield line(x, plot.bottom, x, plot.bottom + 4, "mb-axis");
     yield text(x, plot.bottom + 28, powerOfTwo(e), MIDDLE);
   }
-  yield text(plot.right, 17, "drag ▲", END);
+  yield text(plot.right, 17, "◀ drag ▶", END);
 }
 
 function results(id, state) {
   const rows = Object.entries(describe(state)).map(([name, of]) => ({
     label: name,
     cells: [
-      [`${name}.value`, of.value, numberText(of.value, 9)],
+      [`${name}.value`, of.value, numberText(of.value, 7)],
       [`${name}.error`, of.error, fate(of)],
       [name, of.bits],
     ],
@@ -407,10 +407,10 @@ function exactField({ label, key, onChange }) {
 }
 
 const NOTE =
-  "Click a bit to flip it: the number becomes what the bits make. Its value is " +
-  "the product of the three fields. Below, each bar is the range of a format, " +
-  "on an axis of powers of two. The line is the number, and the dot what the " +
-  "format stores; a cross: it is lost. A grey bit would make NaN.";
+  "Click a bit to flip it: the number becomes what the bits make, the " +
+  "product of the three fields. A grey bit would make NaN. Each bar below " +
+  "is the range of a format, over powers of two. The line is the number, " +
+  "the dot is what the format stores; a cross says that the number is lost.";
 
 function build({ id, get, set }) {
   const setNumber = (x) => set({ number: textOf(x) });
@@ -444,7 +444,7 @@ function build({ id, get, set }) {
     picture.setAttribute("aria-label", said);
     picture.replaceChildren(
       patterns(id),
-      ...drawRanges(id, plan, state, before),
+      ...drawRanges(id, plan, state, layout(before ?? state, width).now),
     );
     field.update(Number(state.number));
     format.update({ value: state.format });

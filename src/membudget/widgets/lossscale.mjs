@@ -124,8 +124,8 @@ export function bars({ edges, heights, plot }, from, to) {
     const left = Math.max(edges[i], from);
     const right = Math.min(edges[i + 1], to);
     if (right - left < 0.05 || y >= plot.bottom) return "";
-    const far = right.toFixed(1);
-    return `M${left.toFixed(1)} ${plot.bottom}V${y.toFixed(1)}H${far}V${plot.bottom}Z`;
+    const [a, b, top] = [left, right, y].map((place) => place.toFixed(1));
+    return `M${a} ${plot.bottom}V${top}H${b}V${plot.bottom}Z`;
   };
   return heights.map(bar).join("");
 }
@@ -139,7 +139,7 @@ const ZONES = [
   { part: "over", words: ["becomes 0", "→ 0"] },
   { part: "subnormal", words: ["subnormal"] },
   { part: "phase-forward", words: ["normal numbers", "normal"] },
-  { part: "over", words: ["overflow", "→ ∞"] },
+  { part: "over", words: ["overflow", "over"] },
 ];
 
 const COLUMNS = [
@@ -200,10 +200,12 @@ function* drawHistogram(id, plan, before) {
 }
 
 function results(id, state) {
+  const share = (name, n, key) =>
+    [`${name}.${key}`, n[key], shareText(n[key])];
   const rows = Object.entries(describe(state)).map(([name, n]) => ({
     label: name,
     cells: [
-      ...COLUMNS.map(([key]) => [`${name}.${key}`, n[key], shareText(n[key])]),
+      ...COLUMNS.map(([key]) => share(name, n, key)),
       [`${name}.best`, n.best, powerOfTwo(n.best)],
     ],
   }));
@@ -214,11 +216,11 @@ function results(id, state) {
 // ---- the widget ----------------------------------------------------------
 
 const NOTE =
-  "A bar for each binade, from a power of two to the next; its height is the " +
-  "share of the gradients there. The loss scale moves all bars, one binade " +
-  "for each factor 2. The hatched walls and the axis stay. Dashed: where the " +
-  "bars were before. The best scale is the largest without overflow. A scale " +
-  "below 1 stands for a larger batch: 2⁻¹⁰ for 1 024 times as many tokens.";
+  "A bar for each binade, from a power of two to the next. Its height is " +
+  "the share of the gradients there. A factor 2 of the loss scale moves all " +
+  "bars by one binade; axis and walls stay. Dotted: the bars before the last " +
+  "change. The best scale is the largest without overflow. A scale below 1 " +
+  "stands for a larger batch: 2⁻¹⁰ for 1 024 times as many tokens.";
 
 function build({ id, get, set }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });

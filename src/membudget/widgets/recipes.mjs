@@ -68,7 +68,8 @@ export function sentence(state) {
     `${formatBytes(full.bytes)} in fp32 and ${formatBytes(low.bytes)} ` +
     `under autocast, ${percent(low.bytes, full.bytes)} of it.` +
     (card
-      ? ` The ${usable} of a ${card} hold ${listed(fit) || "none of them"}.`
+      ? ` On a ${card}, ${usable}, ${listed(fit) || "none"} ` +
+        `${fit.length > 1 ? "fit" : "fits"}.`
       : "") +
     (card && !account.cards[card].bf16
       ? ` A ${card} only emulates bf16: use autocast in fp16 there.`
@@ -128,26 +129,30 @@ const END = { "text-anchor": "end" };
 const TALL = 18; // of a bar
 
 /* The card's end, and hatched what is beyond it. */
-function* drawLimit(id, { plot, limit }, card) {
+function* drawLimit(id, { plot, limit, narrow }, card) {
   const { x } = limit;
   const height = plot.bottom - plot.top + 6;
   const beyond = { x, y: plot.top - 6, width: plot.right - x, height };
   yield* filled(id, "over", "rect", beyond);
   yield line(x, plot.top - 6, x, plot.bottom, "mb-limit");
-  const label = `${card}: ${formatBytes(limit.usable)} usable`;
+  const size = formatBytes(limit.usable);
+  const label = `${card}: ${size}${narrow ? "" : " usable"}`;
   const half = (LETTER * label.length) / 2;
-  const at = Math.min(x, plot.right - half);
+  const at = Math.min(x, plot.right + 14 - half);
   yield text(at, 12, label, { ...MIDDLE, class: "mb-value" });
+  yield text(plot.left, 12, `not measured${narrow ? "" : " on a GPU"}`);
 }
 
 function* drawWords(state, { bars, narrow, plot }) {
   for (const { recipe, bytes, left, y } of bars) {
     const slow = emulated(state, recipe) ? " (bf16 emulated)" : "";
-    const label = text(plot.left, y, "", { class: "mb-halo" });
-    const name = `${recipe}${narrow ? "" : `: ${formatBytes(bytes)}`}`;
+    const size = formatBytes(bytes);
+    const halo = { class: "mb-halo" };
+    const label = text(plot.left, y, "", halo);
+    const name = narrow ? recipe : `${recipe}: ${size}`;
     label.append(svg("tspan", { class: "mb-value" }, name), slow);
     yield label;
-    if (narrow) yield text(plot.left, y + 15, formatBytes(bytes), { class: "mb-halo" });
+    if (narrow) yield text(plot.left, y + 15, size, halo);
     if (left === null) continue;
     const look = left < 0 ? "mb-broken" : "mb-fits";
     yield text(plot.right, narrow ? y + 15 : y, fitText(left), {
@@ -184,17 +189,18 @@ function* drawBars(id, plan, state, before) {
 
 function results(id, state) {
   const all = describe(state);
-  const rows = all.map(({ recipe, bytes, states, phase }) => ({
-    label: recipe,
-    cells: [
-      [`${recipe}.states`, sum(states), `${states.join(" + ")} = ${sum(states)}`],
+  const row = ({ recipe, bytes, states, phase }) => {
+    const each = sum(states);
+    const cells = [
+      [`${recipe}.states`, each, `${states.join(" + ")} = ${each}`],
       [`${recipe}.bytes`, bytes, formatBytes(bytes)],
       [`${recipe}.share`, bytes / all[0].bytes, percent(bytes, all[0].bytes)],
       [`${recipe}.phase`, phase],
-    ],
-  }));
-  const head = ["recipe", "bytes per parameter", "peak", "of fp32’s", "moment"];
-  return [table(id, head, rows)];
+    ];
+    return { label: recipe, cells };
+  };
+  const head = ["bytes per parameter", "peak", "of fp32’s", "moment"];
+  return [table(id, ["recipe", ...head], all.map(row))];
 }
 
 // ---- the widget ----------------------------------------------------------
@@ -207,14 +213,13 @@ const NOTE =
   "workspace. Bytes per parameter: parameters + gradients + optimizer states.";
 
 function build({ id, get, set }) {
-  const { account } = get();
   const batch = slider({
     label: "Batch",
     key: "batch",
     min: 0,
-    onInput: (place) => set({ batch: account.batches[place] }),
+    onInput: (place) => set({ batch: get().account.batches[place] }),
   });
-  const names = Object.keys(account.cards);
+  const names = Object.keys(get().account.cards);
   const card = choice({
     label: "Card",
     key: "card",
@@ -227,8 +232,9 @@ function build({ id, get, set }) {
     onChange: (value) => set({ checkpointed: value }),
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
-  const rules = ` Predicted with ${account.rules} rules; not measured on a GPU.`;
+  const note = html("p", { class: "mb-note" });
   const draw = (state, width, before) => {
+    const { account } = state;
     const plan = layout(state, width);
     const same = before && before.card === state.card;
     const said = sentence(state);
@@ -244,10 +250,13 @@ function build({ id, get, set }) {
       text: state.batch,
       spoken: `batch ${state.batch}`,
     });
+    note.textContent =
+      `${NOTE} It goes by ${account.rules} rules and was not ` +
+      "measured on a GPU.";
     card.update({ value: state.card });
     checkpointed.update({ value: state.checkpointed });
     return {
-      title: `Peak of a training step: ${account.name}`,
+      title: `Predicted peak of a training step: ${account.name}`,
       sentence: said,
       numbers: results(id, state),
     };
@@ -256,7 +265,7 @@ function build({ id, get, set }) {
     controls: [batch, card, checkpointed],
     picture,
     legend: legend(id, PARTS),
-    note: html("p", { class: "mb-note" }, NOTE + rules),
+    note,
     draw,
   };
 }

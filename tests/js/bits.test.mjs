@@ -1,0 +1,125 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  dragged,
+  fromBits,
+  layout,
+  limits,
+  numberText,
+  parse,
+  sentence,
+  stored,
+} from "../../src/membudget/widgets/bits.mjs";
+import { read, says, within } from "./grid.mjs";
+
+const { grid, limits: borders } = read("bits");
+const some = grid.filter((_, i) => i % 9 === 0);
+const state = (number, format = "fp16") => ({ number: String(number), format });
+
+test("every format keeps what Python's keeps, to the bit", () => {
+  for (const { number, formats } of grid) {
+    for (const [name, of] of Object.entries(formats)) {
+      const expected = { ...of, value: Number(of.value) };
+      assert.deepEqual(stored(Number(number), name), expected, number);
+    }
+  }
+});
+
+test("the bits make the number that Python stores", () => {
+  for (const { number, formats } of grid) {
+    for (const [name, { bits, value }] of Object.entries(formats)) {
+      assert.ok(Object.is(fromBits(bits, name), Number(value)), number);
+    }
+  }
+  assert.ok(Number.isNaN(fromBits("0 11111 0000000001", "fp16")));
+  assert.ok(Number.isNaN(fromBits("1 1111 111", "fp8-e4m3")));
+  assert.equal(fromBits("1 1111 110", "fp8-e4m3"), -448);
+});
+
+test("the grid holds what it has to", () => {
+  const names = Object.keys(grid[0].formats);
+  assert.equal(names.length, 6);
+  for (const name of names) {
+    const all = grid.map(({ formats }) => formats[name]);
+    const count = (kind) => all.filter((of) => of.kind === kind).length;
+    for (const kind of ["subnormal", "underflow", "overflow"]) {
+      assert.ok(count(kind) >= 20, `${name} ${kind}`);
+    }
+    assert.ok(all.some(({ bits }) => bits.startsWith("1 ")));
+  }
+});
+
+test("a format ends where Python's ends", () => {
+  for (const [name, expected] of Object.entries(borders)) {
+    assert.deepEqual(limits(name), expected, name);
+  }
+});
+
+test("numbers and sentences are written for people", () => {
+  const texts = [0.1, -0, 5.96046e-8, 65504, Infinity].map((x) =>
+    numberText(x, 3),
+  );
+  assert.deepEqual(texts, ["0.1", "−0", "5.96·10⁻⁸", "65500", "∞"]);
+  assert.equal(numberText(1.25e-40), "1.25·10⁻⁴⁰");
+  says(grid.map(({ number }) => sentence(state(number))), [
+    " is exact in every format.", " is exact in no format", "0.1 is exact",
+    "; subnormal in ", "; lost to underflow in ", "; overflow in ",
+    " The largest rounding error is 6.3 %, in fp8-e5m2.",
+  ]);
+});
+
+test("a text is a number, or it is not", () => {
+  const good = {
+    " -3e-5 ": -3e-5,
+    "−2.": -2,
+    "+.5E2": 50,
+    "2^-24": 2 ** -24,
+    "-2**10": -1024,
+    "-Infinity": -Infinity,
+    "∞": Infinity,
+    "2^-1074": 5e-324,
+    "-0": -0,
+    "0.0e7": 0,
+  };
+  for (const [text, value] of Object.entries(good)) {
+    assert.ok(Object.is(parse(text), value), text);
+  }
+  const bad = {
+    "is no number": ["", "x", "1,5", "1e", ".", "nan", "0x10", "3^2", "1/3"],
+    "is beyond the largest number, 1.8e308": ["1e400", "-2**1024"],
+    "is below the smallest number, 5e-324": ["1e-400", "2^-1075"],
+  };
+  for (const [why, texts] of Object.entries(bad)) {
+    for (const text of texts) assert.equal(parse(text), why, text);
+  }
+  for (const { number } of grid) {
+    assert.ok(Object.is(parse(number), Number(number)), number);
+  }
+});
+
+test("ranges are inside the picture, and do not move", () => {
+  const first = layout(state(0.1), 640).rows.map(({ ends }) => ends);
+  for (const { number } of some) {
+    for (const width of [288, 358, 640]) {
+      const plan = layout(state(number), width);
+      const inside = within({ ...plan.plot, right: width, left: 0 });
+      for (const { ends, bar, at } of plan.rows) {
+        [...ends, at, plan.now].forEach((x) => inside({ x }));
+        inside({ y: bar });
+        assert.ok(ends[0] <= ends[1] && ends[1] < ends[2]);
+      }
+      if (width !== 640) continue;
+      assert.deepEqual(plan.rows.map(({ ends }) => ends), first);
+    }
+  }
+});
+
+test("a number is dragged from binade to binade", () => {
+  const plan = layout(state(0.1), 640);
+  assert.equal(dragged(plan, 0.1, plan.now), 0.1);
+  const less = dragged(plan, 0.1, plan.now - 40);
+  assert.ok(Number.isInteger(Math.log2(0.1 / less)) && less < 0.1);
+  assert.equal(dragged(plan, -3, -99), -1.5 * 2 ** -156);
+  assert.equal(dragged(plan, Infinity, 9999), 2 ** 135);
+});

@@ -1,0 +1,78 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  bars,
+  describe,
+  layout,
+  sentence,
+  shareText,
+} from "../../src/membudget/widgets/lossscale.mjs";
+import { read, says, untouched, within } from "./grid.mjs";
+
+const cases = read("lossscale");
+
+test("describe gives Python's shares on every state", () => {
+  for (const { state, shares } of cases) {
+    const found = Object.entries(describe(state)).map(([name, n]) => [
+      name,
+      [n.below, n.subnormal, n.above],
+    ]);
+    assert.deepEqual(Object.fromEntries(found), shares);
+  }
+  untouched(cases[0].state, describe, layout, sentence);
+});
+
+test("the sentences say what there is to say", () => {
+  says(cases.map(({ state }) => sentence(state)), [
+    " loss scale of 2⁻¹², fp16", " loss scale of 64, ", "< 0.01 %",
+    "16\u202f777\u202f216", " of the 3\u202f000 gradients", "> 99.99 %",
+    " overflow, so a scaler would skip the step.", " 0 % overflow. The",
+    ", beyond the slider.",
+  ]);
+  assert.equal(shareText(0.123456), "12.35 %");
+});
+
+test("bars move with the scale; walls and axis stay", () => {
+  for (const { state } of cases) {
+    for (const width of [288, 760]) {
+      const plan = layout(state, width);
+      const { plot, edges, heights, zones, ticks } = plan;
+      const one = layout({ ...state, scale: 1 }, width);
+      assert.deepEqual([one.zones, one.ticks], [zones, ticks]);
+      assert.deepEqual(one.heights, heights);
+      const moved = plan.each * Math.log2(state.scale);
+      edges.forEach((x, i) => {
+        const to = Math.max(one.edges[i] + moved, plot.left);
+        const there = Math.min(to, plot.right);
+        const free = one.edges[i] > plot.left && one.edges[i] < plot.right;
+        assert.ok(!free || Math.abs(x - there) < 1e-6);
+      });
+      assert.deepEqual(zones.toSorted((a, b) => a - b), zones);
+      const inside = within(plot);
+      [...edges, ...zones].forEach((x) => inside({ x }));
+      [...ticks, ...plan.shares].forEach(inside);
+      heights.forEach((y) => inside({ y }));
+    }
+  }
+});
+
+test("a wall cuts a bar where it stands", () => {
+  const plan = { edges: [0, 10, 20], heights: [5, 0], plot: { bottom: 8 } };
+  assert.equal(bars(plan, 0, 15), "M0.0 8V5.0H10.0V8ZM10.0 8V0.0H15.0V8Z");
+  assert.equal(bars(plan, 15, 40), "M15.0 8V0.0H20.0V8Z");
+  assert.equal(bars(plan, 20, 40), "");
+});
+
+test("heights are shares of the gradients", () => {
+  for (const { state } of cases) {
+    const { plot, heights } = layout(state, 640);
+    const { counts, gradients } = state.histogram;
+    assert.equal(counts.reduce((a, b) => a + b), gradients);
+    const most = Math.max(...counts);
+    heights.forEach((y, i) => {
+      const share = ((plot.bottom - y) / (plot.bottom - plot.top)) * 1.04;
+      assert.ok(Math.abs(share - counts[i] / most) < 1e-9);
+    });
+  }
+});

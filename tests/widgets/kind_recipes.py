@@ -1,0 +1,99 @@
+"""What the tests have to know of the recipes widget."""
+
+from functools import cache
+from itertools import product
+
+import precision_cases as cases
+from kind import Kind
+
+from membudget import ledger
+from membudget.cards import CARDS
+from membudget.ledger import GPT2, RECIPES, predict
+from membudget.widgets import format_bytes
+
+
+def controls(widget):
+    return {
+        "batch": widget.account["batches"].index(widget.batch),
+        "card": widget.card,
+        "checkpointed": widget.checkpointed,
+    }
+
+
+@cache
+def step(name, recipe, batch, checkpointed, cuda):
+    network, tokens = (
+        (GPT2, 1024) if name.startswith("GPT-2") else (cases.SMALL, 64)
+    )
+    return predict(
+        network,
+        batch,
+        tokens,
+        recipe=recipe,
+        checkpointed=checkpointed,
+        lists="cuda" if cuda else "cpu",
+        foreach=cuda,
+    )
+
+
+def peaks(widget):
+    account = widget.account
+    cuda = account["rules"] == "a GPU’s"
+    rest = widget.batch, widget.checkpointed, cuda
+    return {r: step(account["name"], r, *rest) for r in RECIPES}
+
+
+def printed(widget):
+    found = {}
+    for recipe, of in peaks(widget).items():
+        states = ledger.bytes_per_parameter(recipe)
+        found[f"{recipe}.states"] = states.total
+        found[f"{recipe}.bytes"] = of.peak
+        found[f"{recipe}.phase"] = of.at_peak.phase
+    return found
+
+
+def said(widget):
+    found = {recipe: of.peak for recipe, of in peaks(widget).items()}
+    words = [f"{format_bytes(found['fp32'])} in fp32"]
+    if not widget.card:
+        return words
+    card = CARDS[widget.card]
+    fit = [name for name, peak in found.items() if peak <= card.usable]
+    native = [] if card.bf16 else ["only emulates bf16"]
+    return [*words, *native, *(fit or ["none fits"])]
+
+
+KIND = Kind(
+    "recipes",
+    cases.recipes,
+    "Predicted peak of a training step: A transformer of ",
+    controls,
+    printed,
+    said,
+    states=[
+        {"batch": batch, "card": card, "checkpointed": on}
+        for card, batch, on in product(["", *CARDS], (1, 8, 32), (False, True))
+    ],
+    given=[
+        {"batch": 20, "checkpointed": True, "card": "T4"},
+        {"lists": "cpu", "foreach": False, "card": "RTX 4090"},
+        {"network": GPT2, "tokens": 1024, "batches": (8, 32), "card": "T4"},
+    ],
+    tabs=("batch", "card", "checkpointed"),
+    rest=("batch", {"batch": 32}),
+    spoken={"batch": "batch 8"},
+    columns=("recipe", "bytes per parameter", "peak", "of fp32’s", "moment"),
+    parts=6,
+    moves=[
+        (
+            {"network": GPT2, "tokens": 1024, "batches": (1, 8, 32)},
+            [
+                {"batch": batch, "card": card, "checkpointed": on}
+                for batch, card, on in product(
+                    (1, 32), ("T4", "A100 80 GB"), (False, True)
+                )
+            ],
+        )
+    ],
+)

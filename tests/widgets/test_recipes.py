@@ -1,0 +1,76 @@
+"""The recipes widget: what it adds up, and its budget."""
+
+import precision_cases as cases
+import pytest
+from widget_pages import control
+
+from membudget import ledger, models
+from membudget.cards import CARDS
+from membudget.widgets import Recipes, format_bytes
+
+
+def test_defaults():
+    made = Recipes()
+    assert (made.batch, made.card, made.checkpointed) == (8, "", False)
+    assert made.account["batches"] == [1, 2, 4, 8, 16, 32]
+    assert made.account["name"] == "GPT-2 124M, 1024 tokens"
+    step = ledger.predict(ledger.GPT2, 8, 1024, lists="cuda", foreach=True)
+    assert f"{format_bytes(step.peak)} in fp32" in made.sentence()
+
+
+@pytest.mark.parametrize(
+    "bad, kind, why",
+    [
+        ({"network": "GPT-2"}, TypeError, "Transformer or a Chain"),
+        ({"tokens": 65}, ValueError, "65 tokens"),
+        ({"lists": "tpu"}, ValueError, "tpu"),
+        ({"foreach": 2}, TypeError, "foreach"),
+        ({"batches": ()}, ValueError, "use 1 to 12 ascending"),
+        ({"batches": (1, 1)}, ValueError, "ascending"),
+        ({"batches": (0, 1)}, ValueError, "ascending"),
+        ({"batches": (1.5,)}, ValueError, "ascending"),
+        ({"batches": range(1, 14)}, ValueError, "1 to 12"),
+    ],
+)
+def test_bad_arguments(bad, kind, why):
+    with pytest.raises(kind, match=why):
+        cases.recipes(**bad)
+
+
+def test_a_chain():
+    model = models.mlp_blocks(16, 3, 10)
+    chain = ledger.Chain(model, (16,), ((0,), (1,)))
+    shown = Recipes(chain, batches=[4, 64], lists="cpu", foreach=False)
+    assert shown.batch == 4
+    assert shown.account["name"].startswith("A chain of ")
+    for on in (False, True):
+        peak = ledger.predict(chain, 4, checkpointed=on).peak
+        assert sum(shown.account["peaks"][on][0][0]) == peak
+
+
+def texts(page):
+    return page.locator(".mb-picture text").all_text_contents()
+
+
+def test_a_card_that_is_too_small(show):
+    """The verdict, how far, and a line that the batch does not move."""
+    page = show(Recipes(card="T4", batch=16), width=760)
+    step = ledger.predict(ledger.GPT2, 16, 1024, lists="cuda", foreach=True)
+    over = step.peak - CARDS["T4"].usable
+    assert f"{format_bytes(over)} too much" in texts(page)
+    assert "fits" in texts(page)
+    assert "autocast" in " ".join(texts(page))
+    assert sum("bf16 emulated" in words for words in texts(page)) == 4
+    assert "not measured on a GPU" in texts(page)
+    limit = page.locator(".mb-limit")
+    line = limit.get_attribute("x1")
+    for key in ("Home", "End"):
+        control(page, "batch").press(key)
+        assert limit.get_attribute("x1") == line
+        assert page.locator(".mb-ghost").count() == 5
+    assert page.locator(".mb-beyond").count() > 0
+    assert "fits" not in texts(page)[1:3]
+    control(page, "card").select_option("RTX 4090")
+    assert not any("emulated" in words for words in texts(page))
+    control(page, "card").select_option("")
+    assert limit.count() == 0
