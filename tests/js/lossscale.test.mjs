@@ -25,12 +25,13 @@ test("describe gives Python's shares on every state", () => {
 
 test("the sentences say what there is to say", () => {
   says(cases.map(({ state }) => sentence(state)), [
-    " loss scale of 2⁻¹², fp16", " loss scale of 64, ", "< 0.01 %",
+    " loss scale of 2⁻¹², fp16", " loss scale of 64, ",
     "16\u202f777\u202f216", " of the 3\u202f000 gradients", "> 99.99 %",
     " overflow, so a scaler would skip the step.", " 0 % overflow. The",
     ", beyond the slider.",
   ]);
   assert.equal(shareText(0.123456), "12.35 %");
+  assert.equal(shareText(1e-5), "< 0.01 %");
 });
 
 test("bars move with the scale; walls and axis stay", () => {

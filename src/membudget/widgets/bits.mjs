@@ -271,7 +271,7 @@ function* drawRanges(id, plan, state, then) {
     const few = { ...box, x: low, width: normal - low };
     yield* filled(id, "parameters", "rect", whole);
     yield* filled(id, "subnormal", "rect", few);
-    yield text(0, y, name, { class: "mb-value" });
+    yield text(0, y, name, { class: name === state.format && "mb-value" });
     const look = { class: `mb-${of.kind}` };
     yield text(76, y, numberText(of.value, 9), look);
     yield text(...(lines > 1 ? [0, y + 15] : [226, y]), fate(of), look);

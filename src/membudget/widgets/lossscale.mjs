@@ -218,8 +218,8 @@ function results(id, state) {
 const NOTE =
   "A bar for each binade, from a power of two to the next. Its height is " +
   "the share of the gradients there. A factor 2 of the loss scale moves all " +
-  "bars by one binade; axis and walls stay. Dotted: the bars before the last " +
-  "change. The best scale is the largest without overflow. A scale below 1 " +
+  "bars by one binade; axis and walls stay. Dotted: before the last change. " +
+  "The best scale is the largest without overflow. A scale below 1 " +
   "stands for a larger batch: 2⁻¹⁰ for 1 024 times as many tokens.";
 
 function build({ id, get, set }) {

@@ -128,13 +128,21 @@ const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 const TALL = 18; // of a bar
 
-/* The card's end, and hatched what is beyond it. */
-function* drawLimit(id, { plot, limit, narrow }, card) {
+/* The card's end; hatched what is beyond it, where something is. */
+function* drawLimit(id, { plot, limit, narrow, bars }, card) {
   const { x } = limit;
-  const height = plot.bottom - plot.top + 6;
-  const beyond = { x, y: plot.top - 6, width: plot.right - x, height };
-  yield* filled(id, "over", "rect", beyond);
-  yield line(x, plot.top - 6, x, plot.bottom, "mb-limit");
+  const top = plot.top - 6;
+  const over = bars.filter(({ left }) => left < 0);
+  if (over.length) {
+    const beyond = { x, y: top, width: plot.right - x };
+    const height = plot.bottom - top;
+    yield* filled(id, "over", "rect", { ...beyond, height });
+  }
+  for (const { bar, end } of over) {
+    const box = { x, y: bar - 1, width: end - x, height: TALL + 2 };
+    yield svg("rect", { ...box, class: "mb-excess" });
+  }
+  yield line(x, top, x, plot.bottom, "mb-limit");
   const size = formatBytes(limit.usable);
   const label = `${card}: ${size}${narrow ? "" : " usable"}`;
   const half = (LETTER * label.length) / 2;
