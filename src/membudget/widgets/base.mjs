@@ -397,26 +397,21 @@ export function slider({ label, key, unit = "", min = 1, onInput }) {
   };
 }
 
-/** A labelled field for a whole number from 1 to `max`; another one stays in
-    the field, and is said to be wrong. */
-export function numberField({ label, key, max, onChange }) {
-  const input = control("input", {
-    type: "number",
-    min: 1,
-    max,
-    "data-key": key,
-  });
+/** A labelled field. `read` gives what a text means, or undefined: then it
+    stays in the field, and `how` says what to write; `write` is its inverse. */
+export function field({ label, key, read, write, how, onChange, ...more }) {
+  const input = control("input", { type: "text", ...more, "data-key": key });
   const wrong = html("small", { class: "mb-wrong", "aria-live": "polite" });
   const { root, disable } = labelled(label, input, input, wrong);
   const refuse = (text) => {
-    input.toggleAttribute("aria-invalid", Boolean(text));
+    if (text) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
     wrong.textContent = text;
   };
   const take = (text) => {
-    const value = whole(text);
-    const fits = value >= 1 && value <= max;
-    refuse(fits ? "" : `use a whole number from 1 to ${grouped(max)}`);
-    if (fits) onChange(value);
+    const value = read(text);
+    refuse(value === undefined ? how : "");
+    if (value !== undefined) onChange(value);
   };
   input.addEventListener("change", () => take(input.value));
   let shown;
@@ -425,13 +420,24 @@ export function numberField({ label, key, max, onChange }) {
     key,
     update({ value, disabled }) {
       disable(disabled);
-      if (value === shown) return;
-      shown = input.value = value;
+      if (Object.is(value, shown)) return;
+      shown = value;
+      input.value = write(value);
       refuse("");
     },
-    held: () => String(shown),
-    enter: (text) => input.disabled || (whole(text) >= 1 && take(text)),
+    held: () => write(shown),
+    enter: (text) => input.disabled || read(text) === undefined || take(text),
   };
+}
+
+/** A labelled field for a whole number from 1 to `max`. */
+export function numberField({ max, ...more }) {
+  const fits = (value) => value >= 1 && value <= max;
+  return field({
+    ...{ type: "number", min: 1, max, write: String, ...more },
+    read: (text) => (fits(whole(text)) ? whole(text) : undefined),
+    how: `use a whole number from 1 to ${grouped(max)}`,
+  });
 }
 
 /** A labelled check box. */
