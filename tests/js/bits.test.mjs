@@ -5,7 +5,6 @@ import {
   dragged,
   fromBits,
   layout,
-  limits,
   numberText,
   parse,
   sentence,
@@ -13,15 +12,19 @@ import {
 } from "../../src/membudget/widgets/bits.mjs";
 import { read, says, within } from "./grid.mjs";
 
-const { grid, limits: borders } = read("bits");
+const { grid, formats: all } = read("bits");
 const some = grid.filter((_, i) => i % 9 === 0);
-const state = (number, format = "fp16") => ({ number: String(number), format });
+const state = (number) => ({
+  number: String(number),
+  format: "fp16",
+  formats: all,
+});
 
 test("every format keeps what Python's keeps, to the bit", () => {
   for (const { number, formats } of grid) {
     for (const [name, of] of Object.entries(formats)) {
       const expected = { ...of, value: Number(of.value) };
-      assert.deepEqual(stored(Number(number), name), expected, number);
+      assert.deepEqual(stored(Number(number), all[name]), expected, number);
     }
   }
 });
@@ -29,12 +32,12 @@ test("every format keeps what Python's keeps, to the bit", () => {
 test("the bits make the number that Python stores", () => {
   for (const { number, formats } of grid) {
     for (const [name, { bits, value }] of Object.entries(formats)) {
-      assert.ok(Object.is(fromBits(bits, name), Number(value)), number);
+      assert.ok(Object.is(fromBits(bits, all[name]), Number(value)), number);
     }
   }
-  assert.ok(Number.isNaN(fromBits("0 11111 0000000001", "fp16")));
-  assert.ok(Number.isNaN(fromBits("1 1111 111", "fp8-e4m3")));
-  assert.equal(fromBits("1 1111 110", "fp8-e4m3"), -448);
+  assert.ok(Number.isNaN(fromBits("0 11111 0000000001", all.fp16)));
+  assert.ok(Number.isNaN(fromBits("1 1111 111", all["fp8-e4m3"])));
+  assert.equal(fromBits("1 1111 110", all["fp8-e4m3"]), -448);
 });
 
 test("the grid holds what it has to", () => {
@@ -50,12 +53,6 @@ test("the grid holds what it has to", () => {
   }
 });
 
-test("a format ends where Python's ends", () => {
-  for (const [name, expected] of Object.entries(borders)) {
-    assert.deepEqual(limits(name), expected, name);
-  }
-});
-
 test("numbers and sentences are written for people", () => {
   const texts = [0.1, -0, 5.96046e-8, 65504, Infinity].map((x) =>
     numberText(x, 3),
@@ -63,9 +60,9 @@ test("numbers and sentences are written for people", () => {
   assert.deepEqual(texts, ["0.1", "−0", "5.96·10⁻⁸", "65500", "∞"]);
   assert.equal(numberText(1.25e-40), "1.25·10⁻⁴⁰");
   says(grid.map(({ number }) => sentence(state(number))), [
-    " is exact in every format.", " is exact in no format", "0.1 is exact",
-    "; subnormal in ", "; lost to underflow in ", "; overflow in ",
-    " The largest rounding error is 6.3 %, in fp8-e5m2.",
+    " is exact in fp32, tf32, bf16, fp16, fp8-e4m3 and fp8-e5m2.",
+    "0.1 is exact in no format.", "; overflow in ",
+    "; subnormal in ", "; lost to underflow in ",
   ]);
 });
 
@@ -85,13 +82,9 @@ test("a text is a number, or it is not", () => {
   for (const [text, value] of Object.entries(good)) {
     assert.ok(Object.is(parse(text), value), text);
   }
-  const bad = {
-    "is no number": ["", "x", "1,5", "1e", ".", "nan", "0x10", "3^2", "1/3"],
-    "is beyond the largest number, 1.8e308": ["1e400", "-2**1024"],
-    "is below the smallest number, 5e-324": ["1e-400", "2^-1075"],
-  };
-  for (const [why, texts] of Object.entries(bad)) {
-    for (const text of texts) assert.equal(parse(text), why, text);
+  const bad = ["", "x", "1,5", "1e", ".", "nan", "0x10", "3^2", "1/3"];
+  for (const text of [...bad, "1e400", "-2**1024", "1e-400", "2^-1075"]) {
+    assert.equal(parse(text), undefined, text);
   }
   for (const { number } of grid) {
     assert.ok(Object.is(parse(number), Number(number)), number);

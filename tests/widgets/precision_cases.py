@@ -7,7 +7,7 @@ import torch
 
 from membudget import ledger
 from membudget.precision import FORMATS
-from membudget.widgets import LossScale, Recipes
+from membudget.widgets import Bits, LossScale, Recipes
 from tests.soak import SOAK
 
 SMALL = ledger.Transformer(257, 32, 2, 4, context=64)
@@ -68,16 +68,7 @@ def error_of(x, name):
 
 
 def bits():
-    """What Python keeps of each number; where each format ends."""
-    limits = {
-        name: {
-            "largest": kind.largest,
-            "normal": kind.smallest_normal,
-            "underflow": kind.underflow,
-            "overflow": kind.overflow,
-        }
-        for name, kind in FORMATS.items()
-    }
+    """What Python keeps of each number."""
     grid = [
         {
             "number": text(x),
@@ -93,7 +84,7 @@ def bits():
         }
         for x in numbers()
     ]
-    return {"limits": limits, "grid": grid}
+    return {"formats": Bits().formats, "grid": grid}
 
 
 def gradients(seed=0, size=1e-6, wide=2.0, count=3000):

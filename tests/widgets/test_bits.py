@@ -103,22 +103,17 @@ def test_the_number_is_dragged(show, touch):
     agree(page, 2.0**-20)
 
 
-@pytest.mark.parametrize(
-    "typed, why",
-    [
-        ("<b>", "is no number: "),
-        ("1e-400", "is below the smallest number, 5e-324: "),
-    ],
-)
-def test_a_text_that_is_no_number(page, typed, why):
+@pytest.mark.parametrize("typed", ["<b>", "", "1e-400"])
+def test_a_text_that_is_no_number(page, typed):
     """The last number stays until there is another."""
     field = control(page, "number")
-    field.fill("2^-3")
-    field.fill(typed)
-    assert field.get_attribute("aria-invalid") == "true"
-    assert page.get_by_text(f"{why}write 0.1, 1e-5 or 2^-24").is_visible()
-    printed = pages.walk(page, [[]])[0]["numbers"]["fp16.value"]
-    assert (field.input_value(), printed) == (typed, "0.125")
-    field.fill("-inf")
-    assert field.get_attribute("aria-invalid") == "false"
+    for text, wrong in ("2^-3", None), (typed, "true"), ("-inf", None):
+        field.fill(text)
+        field.press("Enter")
+        assert field.get_attribute("aria-invalid") == wrong
+        how = page.get_by_text("write a number as 0.1, 1e-5 or 2^-24")
+        assert how.count() == bool(wrong)
+        if wrong:
+            printed = pages.walk(page, [[]])[0]["numbers"]["fp16.value"]
+            assert (field.input_value(), printed) == (typed, "0.125")
     agree(page, -inf)

@@ -397,8 +397,8 @@ export function slider({ label, key, unit = "", min = 1, onInput }) {
   };
 }
 
-/** A labelled field. `read` gives what a text means, or undefined: then it
-    stays in the field, and `how` says what to write; `write` is its inverse. */
+/** A labelled field. `read` gives what a text means, or undefined: then the
+    text stays, and `how` says what to write. `write` is its inverse. */
 export function field({ label, key, read, write, how, onChange, ...more }) {
   const input = control("input", { type: "text", ...more, "data-key": key });
   const wrong = html("small", { class: "mb-wrong", "aria-live": "polite" });

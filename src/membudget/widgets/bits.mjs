@@ -3,12 +3,12 @@ import {
   choice,
   dot,
   drag,
+  field,
   filled,
   html,
   legend,
   line,
   listed,
-  makeId,
   patterns,
   powerOfTwo,
   svg,
@@ -20,19 +20,8 @@ import {
 /* One number in six formats: bits that can be flipped, and below them the
    ranges of the formats, over which the number can be dragged.
 
-   limits, stored, fromBits: as Python's Format.
+   stored, fromBits: as Python's Format; `of` is a format, as Python sends it.
    layout: where everything stands. */
-
-/** bits of exponent and fraction; whether the largest exponent is finite */
-const FORMATS = {
-  fp32: [8, 23],
-  tf32: [8, 10],
-  bf16: [8, 7],
-  fp16: [5, 10],
-  "fp8-e4m3": [4, 3, true],
-  "fp8-e5m2": [5, 2],
-};
-const NAMES = Object.keys(FORMATS);
 
 // ---- formats -------------------------------------------------------------
 
@@ -44,58 +33,39 @@ function binade(size) {
   return e;
 }
 
-/** Where a format ends. */
-export function limits(name) {
-  const [exponent, fraction, finite] = FORMATS[name];
-  const bias = 2 ** (exponent - 1) - 1;
-  const top = bias + (finite ? 1 : 0);
-  const ulp = 2 ** (top - fraction);
-  const largest = 2 ** (top + 1) - ulp * (finite ? 2 : 1);
-  const normal = 2 ** (1 - bias);
-  return {
-    largest,
-    normal,
-    underflow: (normal * 2 ** -fraction) / 2,
-    overflow: largest + ulp / 2,
-  };
-}
+const negative = (x) => x < 0 || Object.is(x, -0);
 
 /* The format's number nearest to a size, a tie to the even fraction. */
-function nearest(size, name) {
-  const [, fraction, finite] = FORMATS[name];
-  const { largest, normal, overflow } = limits(name);
-  if (size >= overflow) return finite ? largest : Infinity;
-  const step = 2 ** (binade(Math.max(size, normal)) - fraction);
+function nearest(size, of) {
+  if (size >= of.overflow) return of.infinite ? Infinity : of.largest;
+  const step = 2 ** (binade(Math.max(size, of.normal)) - of.fraction);
   const steps = size / step;
   const below = Math.floor(steps);
   const rest = steps - below;
   return (below + (rest > 0.5 || (rest === 0.5 && below % 2))) * step;
 }
 
-const negative = (x) => x < 0 || Object.is(x, -0);
+/* The fields of a size in bits, as if they were one whole number. */
+function encode(size, { exponent, fraction, normal }) {
+  if (size === Infinity) return (2 ** exponent - 1) * 2 ** fraction;
+  const e = binade(Math.max(size, normal));
+  return size / 2 ** (e - fraction) + (e - Math.log2(normal)) * 2 ** fraction;
+}
 
 /** What a format keeps of a number. */
-export function stored(x, name) {
-  const [exponent, fraction] = FORMATS[name];
-  const { normal, overflow } = limits(name);
+export function stored(x, of) {
   const size = Math.abs(x);
-  const kept = nearest(size, name);
+  const kept = nearest(size, of);
   let kind = "normal";
   if (size && !kept) kind = "underflow";
-  else if (kept !== size && size >= overflow) kind = "overflow";
-  else if (kept && kept < normal) kind = "subnormal";
-  let fields = [2 ** exponent - 1, 0];
-  if (kept < normal) fields = [0, (kept / normal) * 2 ** fraction];
-  else if (kept < Infinity) {
-    const e = binade(kept);
-    fields = [e - Math.log2(normal) + 1, (kept / 2 ** e - 1) * 2 ** fraction];
-  }
-  const digits = (n, width) => n.toString(2).padStart(width, "0");
+  else if (kept !== size && size >= of.overflow) kind = "overflow";
+  else if (kept && kept < of.normal) kind = "subnormal";
+  const width = of.exponent + of.fraction;
+  const digits = encode(kept, of).toString(2).padStart(width, "0");
+  const [e, f] = [digits.slice(0, of.exponent), digits.slice(of.exponent)];
   const finite = size < Infinity && kept < Infinity;
   return {
-    bits:
-      `${negative(x) ? 1 : 0} ${digits(fields[0], exponent)} ` +
-      digits(fields[1], fraction),
+    bits: `${negative(x) ? 1 : 0} ${e} ${f}`,
     value: negative(x) ? -kept : kept,
     error: finite ? size && Math.abs(kept - size) / size : null,
     kind,
@@ -103,16 +73,14 @@ export function stored(x, name) {
 }
 
 /** The number with these bits, "0 01011 1001100110"; NaN is none. */
-export function fromBits(bits, name) {
-  const [, fraction, finite] = FORMATS[name];
-  const [sign, exponent, steps] = bits.split(" ").map((b) => parseInt(b, 2));
-  const [ones, full] = bits.split(" ").slice(1).map((b) => !b.includes("0"));
-  const { normal } = limits(name);
-  const part = steps / 2 ** fraction;
-  const binade = normal * 2 ** (exponent - 1);
-  let size = exponent ? binade * (1 + part) : normal * part;
-  if (ones && finite && full) size = NaN;
-  if (ones && !finite) size = steps ? NaN : Infinity;
+export function fromBits(bits, { exponent, fraction, infinite, normal }) {
+  const [sign, e, f] = bits.split(" ").map((field) => parseInt(field, 2));
+  const part = f / 2 ** fraction;
+  let size = (e ? 1 + part : part) * normal * 2 ** (Math.max(e, 1) - 1);
+  if (e === 2 ** exponent - 1) {
+    if (infinite) size = f ? NaN : Infinity;
+    else if (f === 2 ** fraction - 1) size = NaN;
+  }
   return sign ? -size : size;
 }
 
@@ -120,20 +88,17 @@ export function fromBits(bits, name) {
 const flipped = (bits, place) =>
   bits.slice(0, place) + (1 - bits[place]) + bits.slice(place + 1);
 
-/** The number that a text means, or in words why it means none. */
+/** The number that a text means; undefined if it means none of fp64. */
 export function parse(text) {
   const plain = text.trim().replaceAll("−", "-");
   const infinite = /^([+-]?)(?:inf|infinity|∞)$/i.exec(plain);
   if (infinite) return infinite[1] === "-" ? -Infinity : Infinity;
   const [, sign, power] = /^([+-]?)2(?:\^|\*\*)([+-]?\d+)$/.exec(plain) ?? [];
   const decimal = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(plain);
-  if (!power && !decimal) return "is no number";
+  if (!power && !decimal) return undefined;
   const x = power ? (sign === "-" ? -1 : 1) * 2 ** power : Number(plain);
-  if (Math.abs(x) === Infinity) return "is beyond the largest number, 1.8e308";
-  if (!x && /^[^e]*[1-9]/i.test(plain)) {
-    return "is below the smallest number, 5e-324";
-  }
-  return x;
+  const small = !x && /^[^e]*[1-9]/i.test(plain);
+  return small || Math.abs(x) === Infinity ? undefined : x;
 }
 
 /* As the trait holds it; Python's float() reads it. */
@@ -164,46 +129,36 @@ function fate({ kind, error, value }) {
 }
 
 /* Sign, exponent and fraction as they are multiplied. */
-function factors({ bits, value }, name) {
+function factors({ bits, value }, { normal }) {
+  const size = Math.abs(value);
   const sign = bits[0] === "1" ? "−" : "+";
-  if (Math.abs(value) === Infinity) return [sign, "all ones", "0: infinity"];
-  const { normal } = limits(name);
-  const e = binade(Math.max(Math.abs(value), normal));
-  return [sign, powerOfTwo(e), numberText(Math.abs(value) / 2 ** e, 7)];
+  if (size === Infinity) return [sign, "all ones", "0: infinity"];
+  const e = binade(Math.max(size, normal));
+  return [sign, powerOfTwo(e), numberText(size / 2 ** e, 7)];
 }
 
-const describe = ({ number }) =>
-  Object.fromEntries(
-    NAMES.map((name) => [name, stored(Number(number), name)]),
-  );
+const describe = ({ number, formats }) =>
+  Object.entries(formats).map(([name, of]) => ({
+    ...{ name, of, ...stored(Number(number), of) },
+  }));
+
+const LOST = {
+  subnormal: "subnormal",
+  underflow: "lost to underflow",
+  overflow: "overflow",
+};
 
 /** The key numbers in words. */
-export function sentence({ number }) {
-  const x = Number(number);
-  const kinds = {};
-  let worst;
-  for (const [name, of] of Object.entries(describe({ number }))) {
-    const exact = of.kind === "normal" && of.value === x;
-    (kinds[exact ? "exact" : of.kind] ??= []).push(name);
-    if (of.kind === "normal" && of.error > (worst?.error ?? 0)) {
-      worst = { name, error: of.error };
-    }
-  }
-  const { exact = [] } = kinds;
-  const where = exact.length === NAMES.length ? "every format" : listed(exact);
-  const named = (kind, words = kind) =>
-    kinds[kind] ? `; ${words} in ${listed(kinds[kind])}` : "";
-  const error = worst && numberText(100 * worst.error, 2);
-  return (
-    `${numberText(x)} is exact in ${where || "no format"}` +
-    named("subnormal") +
-    named("underflow", "lost to underflow") +
-    named("overflow") +
-    "." +
-    (worst
-      ? ` The largest rounding error is ${error} %, in ${worst.name}.`
-      : "")
-  );
+export function sentence(state) {
+  const x = Number(state.number);
+  const all = describe(state);
+  const where = (test) => listed(all.filter(test).map(({ name }) => name));
+  const exact = where(({ value }) => value === x) || "no format";
+  const lost = Object.entries(LOST).map(([kind, words]) => {
+    const names = where((of) => of.kind === kind);
+    return names && `; ${words} in ${names}`;
+  });
+  return `${numberText(x)} is exact in ${exact}${lost.join("")}.`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -220,12 +175,12 @@ export function layout(state, width) {
   const per = (HIGH - LOW) / wide; // binades of a pixel
   const x = (e) => plot.left + (among(e, LOW, HIGH) - LOW) / per;
   const place = (value) => x(Math.log2(Math.abs(value)));
-  const rows = Object.entries(describe(state)).map(([name, of], i) => {
-    const { underflow, normal, largest } = limits(name);
-    const ends = [2 * underflow, normal, largest].map(place);
+  const rows = describe(state).map((row, i) => {
+    const { smallest, normal, largest } = row.of;
+    const ends = [smallest, normal, largest].map(place);
     const y = plot.top + i * (15 * lines + 20);
     const bar = y + 15 * lines - 9;
-    return { name, ...of, y, bar, ends, at: place(of.value) };
+    return { ...row, y, bar, ends, at: place(row.value) };
   });
   plot.bottom = rows.at(-1).bar + 18;
   const step = wide < 480 ? 64 : 32;
@@ -294,12 +249,12 @@ function* drawRanges(id, plan, state, then) {
 }
 
 function results(id, state) {
-  const rows = Object.entries(describe(state)).map(([name, of]) => ({
+  const rows = describe(state).map(({ name, ...row }) => ({
     label: name,
     cells: [
-      [`${name}.value`, of.value, numberText(of.value, 7)],
-      [`${name}.error`, of.error, fate(of)],
-      [name, of.bits],
+      [`${name}.value`, row.value, numberText(row.value, 7)],
+      [`${name}.error`, row.error, fate(row)],
+      [name, row.bits],
     ],
   }));
   return [table(id, ["format", "stored", "kept", "bits"], rows)];
@@ -314,97 +269,56 @@ const FIELDS = ["sign", "exponent", "fraction"];
 function bitButtons({ onFlip }) {
   const root = html("div", { class: "mb-word", role: "group" });
   let [shown, all] = ["", []];
-  const focus = (by) => {
-    const open = all.filter(({ root }) => !root.disabled);
-    const here = open.findIndex(({ root }) => root === document.activeElement);
-    const next = open[among(here + by, 0, open.length - 1)];
-    for (const { root } of all) root.tabIndex = root === next.root ? 0 : -1;
-    next.root.focus();
-  };
   root.addEventListener("keydown", ({ key }) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
-    if (by) focus(by);
+    const open = all.filter((bit) => !bit.disabled);
+    const next = open[open.indexOf(document.activeElement) + by];
+    if (!next) return;
+    for (const bit of all) bit.tabIndex = bit === next ? 0 : -1;
+    next.focus();
   });
   const build = (bits) => {
-    const counts = bits.split(" ").map((field) => field.length);
-    let place = 0;
-    all = [];
-    const fields = FIELDS.map((field, k) => {
-      const buttons = Array.from({ length: counts[k] }, (_, i) => {
-        const at = place + i;
-        const { root } = button({ label: "0", onClick: () => onFlip(at) });
-        all.push({ root, at, name: `${field} bit ${i + 1} of ${counts[k]}` });
-        root.tabIndex = all.length === 1 ? 0 : -1;
-        return root;
+    let place = -1;
+    const fields = bits.split(" ").map((digits, k) => {
+      place += 1; // the blank, and for each bit
+      const buttons = [...digits].map(() => {
+        const at = place++;
+        const onClick = () => onFlip(at);
+        const { root: bit } = button({ label: "0", onClick });
+        bit.tabIndex = at ? -1 : 0;
+        return bit;
       });
-      place += counts[k] + 1;
-      return html(
-        "div",
-        { class: `mb-field mb-${field}` },
-        html("small", {}),
-        html("div", {}, ...buttons),
-      );
+      const name = html("small", {});
+      const look = `mb-field mb-${FIELDS[k]}`;
+      return html("div", { class: look }, name, html("div", {}, ...buttons));
     });
     root.replaceChildren(...fields);
+    all = [...root.querySelectorAll("button")];
   };
-  const update = (name, of) => {
-    if (name !== shown) build(of.bits);
+  const update = (name, of, { bits, value }) => {
+    if (name !== shown) build(bits);
     shown = name;
     root.setAttribute("aria-label", `Bits of ${name}: arrow keys move`);
-    root.querySelectorAll("small").forEach((small, k) => {
-      const value = factors(of, name)[k];
-      small.textContent = k ? `${FIELDS[k]} ${value}` : `sign ${value}`;
+    const words = factors({ bits, value }, of);
+    [...root.children].forEach((field, k) => {
+      field.firstChild.textContent = `${FIELDS[k]} ${words[k]}`;
+      const digits = bits.split(" ")[k];
+      [...field.lastChild.children].forEach((bit, i) => {
+        const label = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
+        const at = bits.split(" ", k).join("").length + k + i;
+        const none = Number.isNaN(fromBits(flipped(bits, at), of));
+        bit.textContent = digits[i];
+        bit.setAttribute("aria-label", `${label}: ${digits[i]}`);
+        bit.classList.toggle("mb-one", digits[i] === "1");
+        bit.disabled = none;
+        bit.title = none ? "flipped, it would be NaN: no number" : "";
+      });
     });
-    for (const { root: bit, at, name: label } of all) {
-      const none = Number.isNaN(fromBits(flipped(of.bits, at), name));
-      bit.textContent = of.bits[at];
-      bit.setAttribute("aria-label", `${label}: ${of.bits[at]}`);
-      bit.classList.toggle("mb-one", of.bits[at] === "1");
-      bit.disabled = none;
-      bit.title = none ? "flipped, it would be NaN: no number" : "";
-    }
   };
   return { root, update };
 }
 
 // ---- the widget ----------------------------------------------------------
-
-/* A labelled field for a number. What is no number stays in the field and is
-   said to be wrong; the last number stays. */
-function exactField({ label, key, onChange }) {
-  const id = makeId();
-  const input = html("input", {
-    ...{ type: "text", id, "data-key": key, autocomplete: "off" },
-    ...{ spellcheck: "false", "data-lm-suppress-shortcuts": "true" },
-  });
-  const wrong = html("small", { class: "mb-wrong", "aria-live": "polite" });
-  const title = html("label", { for: id }, label);
-  const root = html("div", { class: "mb-control" }, title, input, wrong);
-  const refuse = (words) => {
-    input.setAttribute("aria-invalid", Boolean(words));
-    wrong.textContent = words;
-  };
-  const take = () => {
-    const value = parse(input.value);
-    const why = typeof value === "string";
-    refuse(why ? `${value}: write 0.1, 1e-5 or 2^-24` : "");
-    if (!why) onChange(value);
-  };
-  input.addEventListener("input", take);
-  let shown;
-  return {
-    root,
-    key,
-    update(value) {
-      if (Object.is(value, shown)) return;
-      shown = value;
-      if (!Object.is(parse(input.value), value)) input.value = textOf(value);
-      refuse("");
-    },
-    held: () => textOf(shown),
-    enter: (text) => typeof parse(text) === "number" && onChange(parse(text)),
-  };
-}
 
 const NOTE =
   "Click a bit to flip it: the number becomes what the bits make, the " +
@@ -414,22 +328,27 @@ const NOTE =
 
 function build({ id, get, set }) {
   const setNumber = (x) => set({ number: textOf(x) });
-  const field = exactField({
+  const names = Object.keys(get().formats);
+  const exact = field({
     label: "Number",
     key: "number",
+    autocomplete: "off",
+    read: parse,
+    write: textOf,
+    how: "write a number as 0.1, 1e-5 or 2^-24",
     onChange: setNumber,
   });
   const format = choice({
     label: "Format whose bits are shown",
     key: "format",
-    options: Object.fromEntries(NAMES.map((name) => [name, name])),
+    options: Object.fromEntries(names.map((name) => [name, name])),
     onChange: (value) => set({ format: value }),
   });
   const bits = bitButtons({
     onFlip(place) {
-      const { number, format } = get();
-      const now = stored(Number(number), format).bits;
-      setNumber(fromBits(flipped(now, place), format));
+      const { number, format, formats } = get();
+      const now = stored(Number(number), formats[format]).bits;
+      setNumber(fromBits(flipped(now, place), formats[format]));
     },
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
@@ -446,9 +365,10 @@ function build({ id, get, set }) {
       patterns(id),
       ...drawRanges(id, plan, state, layout(before ?? state, width).now),
     );
-    field.update(Number(state.number));
+    const of = state.formats[state.format];
+    exact.update({ value: Number(state.number) });
     format.update({ value: state.format });
-    bits.update(state.format, stored(Number(state.number), state.format));
+    bits.update(state.format, of, stored(Number(state.number), of));
     return {
       title: "One number in six formats",
       sentence: said,
@@ -456,7 +376,7 @@ function build({ id, get, set }) {
     };
   };
   return {
-    controls: [field, format],
+    controls: [exact, format],
     picture: html("div", {}, bits.root, picture),
     legend: legend(id, {
       parameters: "normal numbers",
@@ -467,4 +387,6 @@ function build({ id, get, set }) {
   };
 }
 
-export default widget({ name: "bits", keys: ["number", "format"], build });
+const keys = ["number", "format", "formats"];
+
+export default widget({ name: "bits", keys, build });
