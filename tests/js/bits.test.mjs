@@ -12,12 +12,13 @@ import {
 } from "../../src/membudget/widgets/bits.mjs";
 import { read, says, within } from "./grid.mjs";
 
-const { grid, formats: all } = read("bits");
+const { grid, formats } = read("bits");
+const all = Object.fromEntries(formats.map((of) => [of.name, of]));
 const some = grid.filter((_, i) => i % 9 === 0);
 const state = (number) => ({
   number: String(number),
   format: "fp16",
-  formats: all,
+  formats,
 });
 
 test("every format keeps what Python's keeps, to the bit", () => {

@@ -9,6 +9,8 @@ import {
 import { read, says, untouched } from "./grid.mjs";
 
 const cases = read("recipes");
+const cardOf = ({ account, card }) =>
+  account.cards.find(({ name }) => name === card);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 test("describe gives Python's peaks, and what a card has left", () => {
@@ -17,7 +19,7 @@ test("describe gives Python's peaks, and what a card has left", () => {
     assert.deepEqual(found.map((of) => of.parts), parts);
     for (const { bytes, parts, left } of found) {
       assert.equal(bytes, sum(parts));
-      const card = state.account.cards[state.card];
+      const card = cardOf(state);
       assert.equal(left, card ? card.usable - bytes : null);
     }
   }
@@ -26,11 +28,11 @@ test("describe gives Python's peaks, and what a card has left", () => {
 
 test("the sentences say what there is to say", () => {
   const big = structuredClone(cases.find(({ state }) => state.card === "T4"));
-  big.state.account.cards.T4.usable = 10;
+  cardOf(big.state).usable = 10;
   says([...cases, big].map(({ state }) => sentence(state)), [
     "Batch 8: the peak is ", "Batch 32, checkpointed: ", " in fp32 and ",
-    " On a T4, 14.1 GiB, fp32, autocast, bf16, master and ", ", none fits.",
-    " A T4 only emulates bf16", " under autocast, ",
+    " On the T4, 14.1 GiB, fp32, autocast, bf16, master and ", ", none fits.",
+    " The T4 only emulates bf16", " under autocast, ",
   ]);
 });
 
@@ -63,7 +65,7 @@ test("bars are as long as what is alive, over an axis that stays", () => {
 
 test("what is beyond the axis is cut and marked", () => {
   const { state } = structuredClone(cases.at(-1));
-  state.account.cards[state.card].usable = 1000;
+  cardOf(state).usable = 1000;
   const { bars, plot, limit } = layout(state, 640);
   assert.ok(bars.every(({ beyond, end }) => beyond && end === plot.right));
   assert.ok(limit.x < plot.right);

@@ -138,9 +138,10 @@ function factors({ bits, value }, { normal }) {
 }
 
 const describe = ({ number, formats }) =>
-  Object.entries(formats).map(([name, of]) => ({
-    ...{ name, of, ...stored(Number(number), of) },
-  }));
+  formats.map((of) => ({ name: of.name, of, ...stored(Number(number), of) }));
+
+const chosen = ({ format, formats }) =>
+  formats.find(({ name }) => name === format);
 
 const LOST = {
   subnormal: "subnormal",
@@ -214,11 +215,11 @@ const END = { "text-anchor": "end" };
 function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
   const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
-  const chosen = rows.find(({ name }) => name === state.format);
-  const value = numberText(chosen.value, lines > 1 ? 6 : 9);
+  const shown = rows.find(({ name }) => name === state.format);
+  const value = numberText(shown.value, lines > 1 ? 6 : 9);
   const big = { class: "mb-value mb-big" };
   yield text(0, 17, `${state.format}: ${value}`, big);
-  yield text(0, 36, fate(chosen), { class: `mb-value mb-${chosen.kind}` });
+  yield text(0, 36, fate(shown), { class: `mb-value mb-${shown.kind}` });
   for (const { name, y, bar, ends, at, ...of } of rows) {
     const [low, normal, high] = ends;
     const box = { y: bar, height: 9 };
@@ -295,10 +296,10 @@ function bitButtons({ onFlip }) {
     root.replaceChildren(...fields);
     all = [...root.querySelectorAll("button")];
   };
-  const update = (name, of, { bits, value }) => {
-    if (name !== shown) build(bits);
-    shown = name;
-    root.setAttribute("aria-label", `Bits of ${name}: arrow keys move`);
+  const update = (of, { bits, value }) => {
+    if (of.name !== shown) build(bits);
+    shown = of.name;
+    root.setAttribute("aria-label", `Bits of ${shown}: arrow keys move`);
     const words = factors({ bits, value }, of);
     [...root.children].forEach((field, k) => {
       field.firstChild.textContent = `${FIELDS[k]} ${words[k]}`;
@@ -328,7 +329,7 @@ const NOTE =
 
 function build({ id, get, set }) {
   const setNumber = (x) => set({ number: textOf(x) });
-  const names = Object.keys(get().formats);
+  const names = get().formats.map(({ name }) => name);
   const exact = field({
     label: "Number",
     key: "number",
@@ -346,9 +347,9 @@ function build({ id, get, set }) {
   });
   const bits = bitButtons({
     onFlip(place) {
-      const { number, format, formats } = get();
-      const now = stored(Number(number), formats[format]).bits;
-      setNumber(fromBits(flipped(now, place), formats[format]));
+      const of = chosen(get());
+      const now = stored(Number(get().number), of).bits;
+      setNumber(fromBits(flipped(now, place), of));
     },
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
@@ -365,10 +366,10 @@ function build({ id, get, set }) {
       patterns(id),
       ...drawRanges(id, plan, state, layout(before ?? state, width).now),
     );
-    const of = state.formats[state.format];
+    const of = chosen(state);
     exact.update({ value: Number(state.number) });
     format.update({ value: state.format });
-    bits.update(state.format, of, stored(Number(state.number), of));
+    bits.update(of, stored(Number(state.number), of));
     return {
       title: "One number in six formats",
       sentence: said,

@@ -56,7 +56,7 @@ class Bits(Widget):
         from_json=lambda text, widget: float(text),
     )
     format = traitlets.Enum(list(FORMATS), "fp16").tag(sync=True)
-    formats = traitlets.Dict(read_only=True).tag(sync=True)
+    formats = traitlets.List(read_only=True).tag(sync=True)
 
     def __init__(
         self, number: float = 0.1, format: str = "fp16", **kwargs: Any
@@ -64,10 +64,11 @@ class Bits(Widget):
         super().__init__(number=number, format=format, **kwargs)
 
     @traitlets.default("formats")
-    def _formats(self) -> dict[str, Any]:
+    def _formats(self) -> list[dict[str, Any]]:
         """What the module has to know of them."""
-        return {
-            name: {
+        return [
+            {
+                "name": name,
                 "exponent": of.exponent_bits,
                 "fraction": of.fraction_bits,
                 "infinite": of.infinite,
@@ -77,7 +78,7 @@ class Bits(Widget):
                 "overflow": of.overflow,
             }
             for name, of in FORMATS.items()
-        }
+        ]
 
     def sentence(self) -> str:
         """What the chosen format stores of the number."""

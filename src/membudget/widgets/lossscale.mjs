@@ -33,10 +33,10 @@ const inside = ({ scales: [least, most] }, e) =>
 
 /** Shares of the gradients that are lost at this scale, for every format. */
 export function describe({ histogram, scale }) {
-  const { lost, scales, gradients, best } = histogram;
+  const { formats, lost, scales, gradients, best } = histogram;
   const row = Math.log2(scale) - scales[0];
   return Object.fromEntries(
-    Object.keys(lost).map((name) => {
+    formats.map((name) => {
       const [below, subnormal, above] = lost[name][row].map(
         (count) => count / gradients,
       );
@@ -231,7 +231,7 @@ function build({ id, get, set }) {
     min: histogram.scales[0],
     onInput: go,
   });
-  const names = Object.keys(histogram.lost);
+  const names = histogram.formats;
   const format = choice({
     label: "Format",
     key: "format",

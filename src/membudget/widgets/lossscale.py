@@ -132,6 +132,7 @@ def _histogram(gradients: Iterable[torch.Tensor]) -> dict[str, Any]:
         "start": start,
         "counts": [bars[0] + below, *bars[1:]],
         "merged": below > 0,
+        "formats": list(FORMATS),
         "lost": {f: _lost(gradients, f) for f in FORMATS},
         "limits": {f: _limits(f) for f in FORMATS},
         "saturates": [f for f in FORMATS if not format_of(f).infinite],

@@ -34,14 +34,19 @@ const PARTS = {
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
+const cardOf = ({ account, card }) =>
+  account.cards.find(({ name }) => name === card);
+
 /** The peak of every recipe; `left` is what the card has beyond it. */
-export function describe({ account, batch, checkpointed, card }) {
+export function describe(state) {
+  const { account, batch, checkpointed } = state;
+  const card = cardOf(state);
   const place = account.batches.indexOf(batch);
   const of = (rows) => rows[Number(checkpointed)][place];
   return account.recipes.map((recipe, i) => {
     const parts = of(account.peaks)[i];
     const bytes = sum(parts);
-    const left = card ? account.cards[card].usable - bytes : null;
+    const left = card ? card.usable - bytes : null;
     const phase = of(account.phases)[i];
     return { recipe, parts, bytes, left, phase, states: account.states[i] };
   });
@@ -53,26 +58,26 @@ const fitText = (left) =>
   left < 0 ? `${formatBytes(-left)} too much` : "fits";
 
 /* Whether a card computes a recipe's 16 bits natively. */
-const emulated = ({ account, card }, recipe) =>
-  Boolean(card) && recipe !== "fp32" && !account.cards[card].bf16;
+const emulated = (state, recipe) =>
+  recipe !== "fp32" && cardOf(state)?.bf16 === false;
 
 /** The key numbers in words. */
 export function sentence(state) {
-  const { batch, card, account, checkpointed } = state;
+  const { batch, card, checkpointed } = state;
   const all = describe(state);
   const [full, low] = all;
   const fit = all.filter(({ left }) => left >= 0).map(({ recipe }) => recipe);
-  const usable = card && formatBytes(account.cards[card].usable);
+  const usable = card && formatBytes(cardOf(state).usable);
   return (
     `Batch ${batch}${checkpointed ? ", checkpointed" : ""}: the peak is ` +
     `${formatBytes(full.bytes)} in fp32 and ${formatBytes(low.bytes)} ` +
     `under autocast, ${percent(low.bytes, full.bytes)} of it.` +
     (card
-      ? ` On a ${card}, ${usable}, ${listed(fit) || "none"} ` +
+      ? ` On the ${card}, ${usable}, ${listed(fit) || "none"} ` +
         `${fit.length > 1 ? "fit" : "fits"}.`
       : "") +
-    (card && !account.cards[card].bf16
-      ? ` A ${card} only emulates bf16: use autocast in fp16 there.`
+    (emulated(state, "bf16")
+      ? ` The ${card} only emulates bf16: use autocast in fp16 there.`
       : "")
   );
 }
@@ -80,9 +85,9 @@ export function sentence(state) {
 // ---- geometry ------------------------------------------------------------
 
 /* The end of the axis: of the card, or of all batches. */
-function topOf({ account, card }) {
-  if (card) return 1.35 * account.cards[card].usable;
-  const peaks = account.peaks.flat(2).map(sum);
+function topOf(state) {
+  if (state.card) return 1.35 * cardOf(state).usable;
+  const peaks = state.account.peaks.flat(2).map(sum);
   return 1.04 * Math.max(...peaks);
 }
 
@@ -108,7 +113,7 @@ export function layout(state, width) {
   plot.bottom = bars.at(-1).bar + 26;
   const room = Math.max(2, Math.floor(width / 90));
   const { unit, marks } = byteTicks(top, room);
-  const usable = state.card && state.account.cards[state.card].usable;
+  const usable = cardOf(state)?.usable;
   return {
     plot,
     narrow,
@@ -117,7 +122,7 @@ export function layout(state, width) {
     ticks: marks
       .map(({ value, label }) => ({ label, x: x(value) }))
       .filter((tick) => tick.x < plot.right - 28),
-    limit: state.card ? { x: x(usable), usable } : null,
+    limit: usable ? { x: x(usable), usable } : null,
     height: plot.bottom + 22,
   };
 }
@@ -227,7 +232,7 @@ function build({ id, get, set }) {
     min: 0,
     onInput: (place) => set({ batch: get().account.batches[place] }),
   });
-  const names = Object.keys(get().account.cards);
+  const names = get().account.cards.map(({ name }) => name);
   const card = choice({
     label: "Card",
     key: "card",

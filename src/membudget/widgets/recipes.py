@@ -160,10 +160,10 @@ def _account(
         "phases": [
             [[m.phase for m in row] for row in rows] for rows in moments
         ],
-        "cards": {
-            name: {"usable": card.usable, "bf16": card.bf16}
+        "cards": [
+            {"name": name, "usable": card.usable, "bf16": card.bf16}
             for name, card in CARDS.items()
-        },
+        ],
         "rules": "a GPU’s" if foreach and lists == "cuda" else "a CPU’s",
     }
 
