@@ -31,8 +31,8 @@ test("the sentences say what there is to say", () => {
   cardOf(big.state).usable = 10;
   says([...cases, big].map(({ state }) => sentence(state)), [
     "Batch 8: the peak is ", "Batch 32, checkpointed: ", " in fp32 and ",
-    " On the T4, 14.1 GiB, fp32, autocast, bf16, master and ", ", none fits.",
-    " The T4 only emulates bf16", " under autocast, ",
+    " The T4 has 14.1 GiB: fp32, autocast, bf16, master and ", ": none fits.",
+    " It only emulates bf16", " under autocast, ",
   ]);
 });
 

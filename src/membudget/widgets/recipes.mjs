@@ -73,11 +73,11 @@ export function sentence(state) {
     `${formatBytes(full.bytes)} in fp32 and ${formatBytes(low.bytes)} ` +
     `under autocast, ${percent(low.bytes, full.bytes)} of it.` +
     (card
-      ? ` On the ${card}, ${usable}, ${listed(fit) || "none"} ` +
+      ? ` The ${card} has ${usable}: ${listed(fit) || "none"} ` +
         `${fit.length > 1 ? "fit" : "fits"}.`
       : "") +
     (emulated(state, "bf16")
-      ? ` The ${card} only emulates bf16: use autocast in fp16 there.`
+      ? ` It only emulates bf16: use autocast in fp16.`
       : "")
   );
 }
