@@ -195,23 +195,28 @@ def publish_package(app, exception):
 
 
 def add_widgets(app, pagename, templatename, context, doctree):
-    """Put the modules that a page's widgets need into the page itself.
+    """Put the modules that a page's widgets need into the page itself, and
+    what they share once.
 
     Inline, because a browser loads no module from a file:// address.
     """
     names = sorted(set(MARK.findall(context.get("body") or "")))
-    for name in names:
-        module = INDENT.sub("", BUNDLE.module_text(name))
-        module = module.replace("</script", r"<\/script")
+    if not names:
+        return
+    modules = {"base": BUNDLE.base_text()}
+    modules |= {name: BUNDLE.own_text(name) for name in names}
+    for name, module in modules.items():
+        module = INDENT.sub("", module).replace("</script", r"<\/script")
         app.add_js_file(
             None, body=module, type="text/x-esm", **{"data-widget": name}
         )
-        style = f"<style>{BUNDLE.style_text(name)}</style>"
-        context["metatags"] = context.get("metatags", "") + style
-    if names:
-        # At the end of the text, not deferred: widgets come before the theme.
-        host = context["pathto"]("_static/widget-host.js", resource=True)
-        context["body"] += f'<script src="{host}"></script>'
+    style = BUNDLE.base_style() + "".join(map(BUNDLE.own_style, names))
+    context["metatags"] = (
+        context.get("metatags", "") + f"<style>{style}</style>"
+    )
+    # At the end of the text, not deferred: widgets come before the theme.
+    host = context["pathto"]("_static/widget-host.js", resource=True)
+    context["body"] += f'<script src="{host}"></script>'
 
 
 def plain_code(app, pagename, templatename, context, doctree):

@@ -2,7 +2,8 @@
 
    A widget's module is the one that Jupyter runs: `{ initialize, render }`.
    Here it gets a stand-in model, whose state stands in the page as JSON, and
-   its text comes from <script type="text/x-esm" data-widget="NAME">. It is run
+   its text comes from <script type="text/x-esm" data-widget="NAME">, and what
+   all share, if the page has it apart, from data-widget="base". It is run
    as a function, at once: import() would wait for every deferred script of the
    theme. Until (and unless) that works, the page shows a sentence,
    .mb-fallback.
@@ -15,9 +16,11 @@
 
   function load(name) {
     if (!modules.has(name)) {
-      const selector = `script[type="text/x-esm"][data-widget="${name}"]`;
-      const text = document.querySelector(selector).textContent;
-      const body = text
+      const textOf = (name) => {
+        const selector = `script[type="text/x-esm"][data-widget="${name}"]`;
+        return document.querySelector(selector)?.textContent ?? "";
+      };
+      const body = (textOf("base") + textOf(name))
         .replace(/^export default /m, "return ")
         .replace(/^export /gm, "");
       modules.set(name, new Function(`"use strict";${body}`)());

@@ -11,17 +11,27 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./base\.mjs";\n', re.M)
 
 
 def module_text(name: str) -> str:
-    """One self-contained ES module: ``base.mjs`` and ``NAME.mjs`` as one.
+    """One self-contained ES module: :func:`base_text`, then :func:`own_text`.
 
-    The line in ``NAME.mjs`` that imports from ``./base.mjs`` gives way to
-    the text of ``base.mjs`` without its ``export`` keywords.
+    Raises:
+        ValueError: as :func:`own_text`.
+    """
+    return base_text() + own_text(name)
+
+
+def base_text() -> str:
+    """``base.mjs`` without its ``export`` keywords."""
+    return re.sub(r"^export ", "", _read("base.mjs"), flags=re.M)
+
+
+def own_text(name: str) -> str:
+    """``NAME.mjs`` without the line that imports from ``./base.mjs``.
 
     Raises:
         ValueError: no widget of that name, or a module that does not import
             from ``./base.mjs`` exactly once.
     """
-    base = re.sub(r"^export ", "", _read("base.mjs"), flags=re.M)
-    text, count = _IMPORT.subn(lambda _: base, _read(f"{_check(name)}.mjs"))
+    text, count = _IMPORT.subn("", _read(f"{_check(name)}.mjs"))
     if count != 1:
         raise ValueError(
             f"{name}.mjs imports from ./base.mjs {count} times: use one "
@@ -36,8 +46,22 @@ def style_text(name: str) -> str:
     Raises:
         ValueError: no widget of that name.
     """
-    files = ["palette.css", "base.css", f"{_check(name)}.css"]
-    return "".join(_read(file) for file in files if (HERE / file).exists())
+    return base_style() + own_style(name)
+
+
+def base_style() -> str:
+    """The palette and the style that all widgets share."""
+    return _read("palette.css") + _read("base.css")
+
+
+def own_style(name: str) -> str:
+    """``NAME.css``, if there is one.
+
+    Raises:
+        ValueError: no widget of that name.
+    """
+    file = f"{_check(name)}.css"
+    return _read(file) if (HERE / file).exists() else ""
 
 
 def names() -> list[str]:
