@@ -340,7 +340,7 @@ export function layout(state, width, moment = null, before = null) {
   const sides = { left: 34, right: width - 84 };
   const most = Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
   const step = { ...sides, top: 82, bottom: 240 };
-  const curve = { ...sides, top: 298, bottom: 392 };
+  const curve = { ...sides, top: 292, bottom: 376 };
   const units = state.chain ? undefined : "units";
   const axis = heights(step, 1.04 * most, units);
   const below = heights(curve, 1.04 * most, units);
@@ -348,7 +348,7 @@ export function layout(state, width, moment = null, before = null) {
   const at = Math.min(moment ?? n.peak_moment, moments.length - 1);
   return {
     width,
-    height: 432,
+    height: 416,
     layers: layersLayout(moments, at, n, sizes, sides),
     step: { plot: step, axis, ...stepLayout(moments, n, step, unit, axis.y) },
     cursor: { at, words: deed(state, moments[at]), count: moments.length },
@@ -721,15 +721,13 @@ function build({ id, get, set }) {
     paint();
     const said = sentence(state);
     picture.setAttribute("aria-label", said);
-    const fixed = state.chain ? "the chain was measured" : "";
-    layers.update({ value: n.layers, max: Math.max(MOST_LAYERS, n.layers),
-      disabled: fixed });
+    layers.root.hidden = checkpoint.root.hidden = Boolean(state.chain);
+    layers.update({ value: n.layers, max: Math.max(MOST_LAYERS, n.layers) });
     checkpoint.update({
       value: Math.round(20 * state.checkpoint),
       max: 20,
       text: formatNumber(state.checkpoint),
       spoken: formatNumber(state.checkpoint),
-      disabled: fixed,
     });
     const peak = sizeText(state, n.peak);
     segments.update({
