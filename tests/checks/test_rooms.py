@@ -12,7 +12,8 @@ FLOORS = [
     "ledger",
     "accumulation checkpointing precision sharding",
     "plotting",
-    "__init__ exercises experiments widgets",
+    "experiments",
+    "__init__ exercises widgets",
 ]
 """From the ground up. Rooms of one floor do not import each other; the
 modules of the ground may."""
