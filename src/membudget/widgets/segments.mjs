@@ -506,14 +506,14 @@ function* drawStep(id, { step, before, cursor }, marks) {
   yield dot(peak, "mb-peak", 4.5);
 }
 
-function* drawCurve({ curve }, n, state) {
+function* drawCurve({ curve, width }, n, state) {
   const { plot, axis, points, now, best, measured, size: r } = curve;
   const size = (value) => shortText(state, value);
   yield* axes(plot, axis);
   for (const { x, label } of curve.ticks) {
     yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  yield text(plot.right + 18, plot.bottom + 17, "segments k");
+  yield text(width, plot.bottom + 17, "segments", END);
   if (n.root !== null) {
     const plain = !state.chain && state.checkpoint === 1;
     const label = `${plain ? "√L" : "√(L·a/c)"} = ${formatNumber(n.root)}`;
