@@ -228,6 +228,7 @@ def test_reset(show, kind, widget):
     pages.walk(page, steps(kind, kind.make(), kind.states[:6]))
     pages.control(page, "reset").click()
     agree(kind, page, widget)
+    assert page.locator(".mb-ghost").count() == 0
 
 
 def test_a_link_shows_the_same(open_page, kind, widget):

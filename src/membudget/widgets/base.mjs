@@ -660,8 +660,8 @@ export function widget({ name, keys, build }) {
       key: "reset",
       onClick: () => {
         parts.stop?.();
-        fresh = true;
         set(start);
+        [before, fresh] = [null, true];
       },
     });
     const title = html("b", { class: "mb-title" });

@@ -756,7 +756,10 @@ function build({ id, get, set }) {
     more: [checkpoint, split, cuts],
     note,
     draw,
-    stop: play.stop,
+    stop() {
+      play.stop();
+      moment = null;
+    },
   };
 }
 
