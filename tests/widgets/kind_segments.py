@@ -1,6 +1,6 @@
 """What the tests have to know of the segments widget."""
 
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 from kind import Kind
 
@@ -21,6 +21,8 @@ def controls(widget):
         "layers": widget.layers,
         "checkpoint": round(20 * widget.checkpoint),
         "segments": widget.segments,
+        "cuts": "-".join(map(str, cuts(widget))),
+        "moment": widget.run().peak_moment + 1,
         "split": SPLITS[widget.split],
     }
 
@@ -40,6 +42,11 @@ def sizes(widget):
     split = module.SPLITS[widget.split]
     found = split(widget.layers, widget.segments) if widget.segments else []
     return [len(segment) for segment in found if not isinstance(segment, int)]
+
+
+def cuts(widget):
+    """Where the checkpoints are."""
+    return [cut for cut in accumulate(sizes(widget)) if cut < widget.layers]
 
 
 def printed(widget):

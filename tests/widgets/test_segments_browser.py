@@ -154,14 +154,32 @@ def test_the_step_is_played(show):
     assert "2 of 54: layer 2 runs, its tape is not kept" in texts(page)
     drag(page, STEP, 0.999)
     assert "54 of 54: layer 1 goes backward" in texts(page)
+    play.click()  # the end leads back to the peak
+    assert "24 of 54: layer 16 goes backward" in texts(page)
     agree(page)
+
+
+def test_the_same_by_keyboard(page):
+    unfold(page)
+    control(page, "cuts").fill("5, 9 12-14")
+    control(page, "cuts").press("Enter")
+    agree(page, cuts=[5, 9, 12, 14])
+    control(page, "cuts").fill("9-5")
+    control(page, "cuts").press("Enter")
+    assert page.get_by_text("use layers in ascending order").is_visible()
+    control(page, "cuts").fill("")
+    control(page, "cuts").press("Enter")
+    agree(page, segments=5)
+    control(page, "moment").press("Home")
+    assert "1 of 56: layer 1 runs, its tape is not kept" in texts(page)
 
 
 def test_it_plays_until_the_end(page):
     drag(page, STEP, 0.95)
     control(page, "play").click()
-    page.get_by_text("54 of 54: layer 1 goes backward").wait_for()
+    page.get_by_role("button", name="Pause").wait_for()
     page.get_by_role("button", name="Play").wait_for()
+    assert "24 of 54: layer 16 goes backward" in texts(page)
 
 
 # What was measured ---------------------------------------------------------

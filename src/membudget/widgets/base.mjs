@@ -190,14 +190,15 @@ export const swatch = (id, part) =>
     ...filled(id, part, "rect", { width: 14, height: 14 }),
   );
 
-/** What the colours mean: { part: its name }. */
-export const legend = (id, parts) =>
+/** What the colours mean: { part: its name }; then other words. */
+export const legend = (id, parts, ...words) =>
   html(
     "div",
     { class: "mb-legend" },
     ...Object.entries(parts).map(([part, name]) =>
       html("span", {}, swatch(id, part), name),
     ),
+    ...words.map((word) => html("span", {}, word)),
   );
 
 /** A vertical axis of bytes, from 0 to `top`. */
@@ -665,7 +666,9 @@ export function widget({ name, keys, build }) {
       },
     });
     const title = html("b", { class: "mb-title" });
-    const live = html("p", { "aria-live": "polite", class: "mb-live" });
+    // the words at once for the eye, and for the ear where they come to rest
+    const said = html("p", { class: "mb-live", "aria-hidden": "true" });
+    const live = html("p", { "aria-live": "polite", class: "mb-spoken" });
     const numbers = html("div", { class: "mb-results" });
     const fold = (label, ...content) =>
       html(
@@ -686,6 +689,7 @@ export function widget({ name, keys, build }) {
       grid(parts.controls),
       parts.picture,
       ...(parts.legend ? [parts.legend] : []),
+      said,
       live,
       ...(parts.more ? [fold("More settings", grid(parts.more))] : []),
       fold("Numbers, and how to read this", numbers, parts.note ?? ""),
@@ -711,6 +715,7 @@ export function widget({ name, keys, build }) {
         model.address?.write(Object.fromEntries(other));
       }
       clearTimeout(speaking);
+      said.textContent = shown.sentence;
       const speak = () => (live.textContent = shown.sentence);
       if (ready) speaking = setTimeout(speak, 150);
       else speak();

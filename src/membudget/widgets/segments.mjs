@@ -4,6 +4,7 @@ import {
   byteTicks,
   dot,
   drag,
+  field,
   filled,
   formatBytes,
   formatNumber,
@@ -317,6 +318,12 @@ export function sentence(state) {
   );
 }
 
+/* Where the checkpoints are. */
+function cutsOf({ layers, sizes }) {
+  let end = 0;
+  return sizes.map((size) => (end += size)).filter((cut) => cut < layers);
+}
+
 /* What a moment does. */
 function deed(state, { kind, stage, extra }) {
   const layer = `${thingOf(state)} ${stage + 1}`;
@@ -336,7 +343,7 @@ export function layout(state, width, moment = null, before = null) {
   const { stages, sizes, unit } = chosen(state);
   const measured = Object.entries(state.measured)
     .map(([k, peak]) => ({ k: Number(k), peak }))
-    .filter(({ k }) => k <= n.layers && !state.cuts.length);
+    .filter(({ k }) => k <= n.layers);
   const sides = { left: 34, right: width - 84 };
   const most = Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
   const step = { ...sides, top: 82, bottom: 240 };
@@ -349,7 +356,7 @@ export function layout(state, width, moment = null, before = null) {
   return {
     width,
     height: 416,
-    layers: layersLayout(moments, at, n, sizes, sides),
+    layers: layersLayout(moments, at, n, sides),
     step: { plot: step, axis, ...stepLayout(moments, n, step, unit, axis.y) },
     cursor: { at, words: deed(state, moments[at]), count: moments.length },
     before: before && stepLayout(...stepOf(before, step, axis.y)),
@@ -367,7 +374,7 @@ const stepOf = (state, plot, y) => {
 };
 
 /* The layers at a moment: what each holds, and where the checkpoints are. */
-function layersLayout(moments, at, n, sizes, { left, right }) {
+function layersLayout(moments, at, n, { left, right }) {
   const wide = (right - left) / n.layers;
   const holds = Array(n.layers).fill("");
   const kept = new Set();
@@ -385,19 +392,20 @@ function layersLayout(moments, at, n, sizes, { left, right }) {
     );
     holds[stage] = again ? "recomputation" : "activations";
   }
-  let end = 0;
-  const ends = sizes.map((size) => (end += size));
+  const ends = cutsOf(n);
+  const odd = (i) => ends.filter((end) => end <= i).length % 2 === 1;
   return {
     wide,
     cells: holds.map((part, i) => ({
       part,
       x: left + i * wide,
-      odd: ends.filter((end) => end <= i).length % 2 === 1,
+      odd: odd(i),
       runs: i === stage && kind !== "keep" && kind !== "drop",
     })),
-    cuts: ends
-      .filter((cut) => cut < n.layers)
-      .map((cut) => ({ cut, x: left + cut * wide, kept: kept.has(cut) })),
+    cuts: ends.map((cut) => ({
+      ...{ cut, x: left + cut * wide },
+      kept: kept.has(cut),
+    })),
   };
 }
 
@@ -463,7 +471,7 @@ export function moved({ layers, step }, cuts, index, x) {
 const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 
-function* drawLayers(id, { layers, cursor, step }) {
+function* drawLayers(id, { layers, cursor, step }, thing) {
   const [top, tall] = [24, 20];
   yield text(0, 12, `${cursor.at + 1} of ${cursor.count}: ${cursor.words}`, {
     class: "mb-value",
@@ -483,7 +491,7 @@ function* drawLayers(id, { layers, cursor, step }) {
   }
   if (!layers.cuts.length) return;
   const { right } = step.plot;
-  yield text(right + 12, top + 14, "layers");
+  yield text(right + 12, top + 14, `${thing}s`);
   yield text(right + 12, top + 33, "drag ▲");
 }
 
@@ -531,11 +539,11 @@ function* drawCurve({ curve, width }, n, state) {
     [now, `k = ${n.segments}`, size(n.peak)],
     ...(least ? [] : [[best.at(-1), "least", size(n.best_peak)]]),
   ]);
+  for (const point of measured) yield dot(point, "mb-measured", 4);
   for (const { x, y } of best) {
     const d = `M${x} ${y - r}l${r} ${r}l${-r} ${r}l${-r} ${-r}Z`;
     yield svg("path", { d, class: "mb-best" });
   }
-  for (const point of measured) yield dot(point, "mb-measured", 4);
   yield dot(now, "mb-now", 8);
 }
 
@@ -650,23 +658,35 @@ function build({ id, get, set }) {
   const play = player({
     key: "play",
     step: () => {
-      const last = plan.cursor.count - 1;
-      see(moment === null || moment >= last ? 0 : moment + 1);
-      return moment < last;
+      const next = moment === null ? 0 : moment + 1;
+      const more = next < plan.cursor.count;
+      see(more ? next : null); // in the end the peak again
+      return more;
     },
   });
 
-  const cuts = {
+  const cuts = field({
+    label: "Checkpoints before layers, such as 5-9-12",
     key: "cuts",
-    held: () => get().cuts.join("-"),
-    enter(text) {
-      const found = text.split("-").map(Number);
+    how: "use layers in ascending order, such as 5-9-12",
+    write: (list) => list.join("-"),
+    read(text) {
+      const found = text.trim() ? text.split(/[-,\s]+/).map(Number) : [];
       const rise = found.every((cut, i) => cut > (found[i - 1] ?? 0));
-      if (rise && found.at(-1) < describe(get()).layers) {
-        go({ cuts: found, segments: found.length + 1 });
-      }
+      const fits = (found.at(-1) ?? 0) < describe(get()).layers;
+      return rise && fits && found.every(Number.isInteger) ? found : undefined;
     },
-  };
+    onChange: (list) =>
+      go(list.length ? { cuts: list, segments: list.length + 1 } : {}),
+  });
+  const when = slider({
+    label: "Moment of the step",
+    key: "moment",
+    onInput: (value) => see(value - 1),
+  });
+  // a link holds what the reader chose, not what follows from it
+  cuts.held = () => get().cuts.join("-");
+  when.held = () => (moment === null ? "" : String(moment + 1));
 
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   const note = html("p", { class: "mb-note" });
@@ -709,10 +729,15 @@ function build({ id, get, set }) {
         const { plain } = plan.step;
         marks.push([plain, "with k = 0", shortText(state, n.plain_peak)]);
       }
+      when.update({
+        value: plan.cursor.at + 1,
+        max: plan.cursor.count,
+        spoken: plan.cursor.words,
+      });
       picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
       picture.replaceChildren(
         patterns(id),
-        ...drawLayers(id, plan),
+        ...drawLayers(id, plan, thingOf(state)),
         ...drawStep(id, plan, marks),
         ...drawCurve(plan, n, state),
       );
@@ -737,6 +762,7 @@ function build({ id, get, set }) {
         ? `${plural(n.segments, "segment")}: peak ${peak}`
         : `no checkpointing: peak ${peak}`,
     });
+    cuts.update({ value: cutsOf(n) });
     const options = Object.values(SPLITS);
     split.update({ value: SPLITS[state.split], options });
     note.textContent =
@@ -752,8 +778,8 @@ function build({ id, get, set }) {
   return {
     controls: [layers, segments, play],
     picture,
-    legend: legend(id, PARTS),
-    more: [checkpoint, split, cuts],
+    legend: legend(id, PARTS, "R recomputation, B backward pass"),
+    more: [when, cuts, checkpoint, split],
     note,
     draw,
     stop() {
