@@ -33,11 +33,11 @@ test("the sentence holds Python's words", () => {
   cases.forEach(({ said }, i) => said.forEach((w) => says([texts[i]], [w])));
   texts.push(sentence(locked(2049, 4097, "mean of means")));
   says(texts, [
-    "1 micro-batch of ", " micro-batches (3 × 128 + 116", " × as much as any",
-    "slightly more than any", ", not to 1, and a sample of the last ",
-    "any other: not the gradient", "The peak is the optimizer step’s",
-    " passes, and 12.7–15.2 µs a sample on a CPU.", "the peak is at most ",
-    "A step takes 2 passes",
+    "1 micro-batch of ", " micro-batches (3 × 128 + 116", "1.0002 × 1/N",
+    "any other 0.9998 × 1/N: not the gradient of the batch.",
+    ", not to 1: a sample of the last ", ", not to 1: every sample counts ",
+    "The peak is the optimizer step’s", "the peak is at most ",
+    " times, at 12.7–15.2 µs a sample on a CPU.", "forward and backward once",
   ]);
 });
 

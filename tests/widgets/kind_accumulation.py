@@ -45,11 +45,11 @@ def said(widget):
     numbers = printed(widget)
     over = numbers["peak"] - widget.budget
     than = "above" if over > 0 else "below"
-    weights = "weighs"
+    weights = "sample of the last micro-batch counts "
     if abs(numbers["weight_sum"] - 1) > 1e-9:
         weights = "The weights sum to "
     elif numbers["weight_ratio"] < 1 + 1e-9:
-        weights = "Every sample weighs 1/"
+        weights = "Every sample counts 1/N, as in the whole batch"
     bound = widget.steps == 2 and widget.plan.last < widget.plan.largest
     most = "at most " if bound else ""
     return [
@@ -83,7 +83,7 @@ KIND = Kind(
             "normalisation": "no division",
         },
         {
-            **{"micro_batch": 500, "global_batch": 1024},
+            **{"micro_batch": 450, "global_batch": 1024},
             "normalisation": "mean of means",
         },
     ],

@@ -45,7 +45,9 @@ def test_a_locked_batch():
     widget.micro_batch = 1000
     assert widget.plan.sizes == [10]
     widget.locked = False
-    assert widget.global_batch == 1000
+    assert widget.plan.sizes == [10]
+    widget.steps = 2
+    assert widget.global_batch == 2000
 
 
 def test_the_browser_may_send_any_subset():

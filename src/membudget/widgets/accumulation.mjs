@@ -57,7 +57,7 @@ const LARGEST_BATCH = 65536;
 
 export function describe(state) {
   const { micro_batch: micro, samples, budget, footprint } = state;
-  const all = state.locked ? state.global_batch : state.steps * micro;
+  const all = state.global_batch;
   const count = Math.ceil(all / micro);
   const size = Math.min(micro, all);
   const last = all - (count - 1) * size;
@@ -140,24 +140,33 @@ const verdict = ({ over }) =>
     ? `✗ ${formatBytes(over)} too much`
     : `✓ fits, ${formatBytes(-over)} free`;
 
-/* "× 0.68" */
-const times = (factor) =>
-  `× ${factor < 100 ? formatNumber(factor) : grouped(Math.round(factor))}`;
+const isOne = (factor) => Math.abs(factor - 1) < 1e-9;
 
-function weightText(n) {
-  const ratio = formatNumber(n.weight_ratio);
-  const more = ratio === "1" ? "slightly more than" : `${ratio} × as much as`;
-  const bias = `sample of the last micro-batch weighs ${more} any other`;
-  const uneven = n.weight_ratio > 1 + 1e-9;
-  if (Math.abs(n.weight_sum - 1) > 1e-9) {
-    const sum = `The weights sum to ${formatNumber(n.weight_sum)}, not to 1`;
-    return uneven ? `${sum}, and a ${bias}` : sum;
-  }
-  if (uneven) return `A ${bias}: not the gradient of the batch`;
-  return `Every sample weighs ${oneOf(n)}, as in the whole batch`;
+/* A weight in units of 1/N: "0.68 × 1/N", and "1.004 × 1/N" where two
+   decimals would hide that it is not 1/N. */
+function factorText(factor) {
+  if (isOne(factor)) return "1/N";
+  if (factor >= 100) return `${grouped(Math.round(factor))} × 1/N`;
+  const digits = [2, 3, 4, 5, 6].find((d) => Number(factor.toFixed(d)) !== 1);
+  return `${Number(factor.toFixed(digits ?? 6))} × 1/N`;
 }
 
-const oneOf = ({ global_batch: all }) => `1/${grouped(all)}`;
+function weightText(n) {
+  const [others, last] = [n.weight, n.last_weight].map((weight) =>
+    factorText(weight * n.global_batch),
+  );
+  const uneven = n.weight_ratio > 1 + 1e-9;
+  const [who, rest] = uneven
+    ? ["a sample of the last micro-batch", `, any other ${others}`]
+    : ["every sample", ""];
+  const counts = `${who} counts ${last}${rest}`;
+  if (!isOne(n.weight_sum)) {
+    const sum = formatNumber(n.weight_sum);
+    return `The weights sum to ${sum}, not to 1: ${counts}`;
+  }
+  const as = uneven ? ": not the gradient of the" : ", as in the whole";
+  return `${counts[0].toUpperCase()}${counts.slice(1)}${as} batch`;
+}
 
 function costText(state, n) {
   if (!n.memory.activations) {
@@ -168,8 +177,10 @@ function costText(state, n) {
   }
   const time = timeText(state, n.micro_batch);
   const place = state.record?.gpu ? "a GPU" : "a CPU";
-  const measured = time && `, and ${time} on ${place}`;
-  return `A step takes ${grouped(n.passes)} passes${measured}`;
+  const measured = time && `, at ${time} on ${place}`;
+  const count = grouped(n.micro_batches);
+  const often = n.micro_batches === 1 ? "once" : `${count} times`;
+  return `A step runs forward and backward ${often}${measured}`;
 }
 
 /** The key numbers in words. */
@@ -379,6 +390,7 @@ function* drawMemory(id, { plot, axis, end, memory, before }, n, state) {
   yield text(0, 37, cutText(n));
   yield* axes(plot, axis);
   const { left: x, top: y, right, bottom } = plot;
+  yield text(x + 12, y - 11, "over time →");
   const box = { x, y, width: right - x, height: bottom - y };
   yield svg("clipPath", { id: `${id}-clip` }, svg("rect", box));
   const inside = svg("g", { "clip-path": `url(#${id}-clip)` });
@@ -408,50 +420,60 @@ function* drawMemory(id, { plot, axis, end, memory, before }, n, state) {
   yield text((end + right) / 2, bottom + 22, "step", MIDDLE);
 }
 
-function* drawStrip({ plot, memory, strip: { y, tall, handles } }, n) {
+function* drawStrip({ plot, end, memory, strip }, n) {
+  const { y, tall, handles } = strip;
+  const fits = (label, width) => LETTER * label.length + 6 < width;
   for (const [i, { x, width, size }] of memory.blocks.entries()) {
     const look = i % 2 ? "mb-cell mb-odd" : "mb-cell";
     yield svg("rect", { x, y, width, height: tall, class: look });
     const label = grouped(size);
-    if (LETTER * label.length + 6 < width) {
-      yield text(x + width / 2, y + 14, label, MIDDLE);
-    }
+    if (fits(label, width)) yield text(x + width / 2, y + 14, label, MIDDLE);
+    if (i && width > 4) yield line(x, y, x, y + tall, "mb-between");
   }
   for (const { x } of handles) {
     const d = `M${x} ${y - 2}V${y + tall + 2}l-7 12h14l-7 -12`;
     yield svg("path", { d, class: "mb-cut" });
   }
+  const last = grouped(n.last_micro_batch);
+  const { width } = memory.blocks.at(-1);
+  if (n.last_micro_batch < n.micro_batch && !fits(last, width)) {
+    yield line(end - width / 2, y + tall, end + 9, y + 27, "mb-leader");
+    yield text(end + 10, y + 31, last);
+  }
   yield text(plot.right + 12, y + 14, `N = ${grouped(n.global_batch)}`);
   yield text(plot.right + 12, y + 31, "drag ▲");
 }
 
-function* drawWeights(id, { plot, end, weights }, n) {
+function* drawWeights({ plot, end, weights }) {
   const { bars, one, bottom, top } = weights;
   yield text(plot.left, top - 22, "weight of one sample", BOLD);
+  const labels = bars.map(
+    ({ factor }) => (factor > 3 ? "↑ " : "") + factorText(factor),
+  );
+  const room = (end - plot.left) / LETTER;
+  if (labels.join(" ").length > room) labels[0] = labels[0].replace(" 1/N", "");
   for (const [i, { box, factor, many }] of bars.entries()) {
     const wide = box.width / many;
-    const wrong = Math.abs(factor - 1) > 1e-9;
     yield svg("rect", { ...box, class: "mb-weight" });
-    if (wrong) yield* filled(id, "over", "rect", box);
     for (let k = 1; k < many && wide > 4; k += 1) {
       const at = box.x + k * wide;
       yield line(at, box.y, at, bottom, "mb-between");
     }
-    const label = (factor > 3 ? "↑ " : "") + times(factor);
-    if (i === 0) yield text(box.x, top - 5, label);
-    else yield text(box.x + box.width, top - 5, label, END);
+    const look = isOne(factor) ? {} : { class: "mb-value mb-broken" };
+    if (i === 0) yield text(box.x, top - 5, labels[i], look);
+    else yield text(end, top - 5, labels[i], { ...END, ...look });
   }
   yield line(plot.left, bottom, end, bottom, "mb-axis");
   yield line(plot.left, one, end, one, "mb-one");
   yield text(plot.left - 6, bottom + 4, "0", END);
-  yield text(end + 6, one + 4, oneOf(n));
+  yield text(end + 6, one + 4, "1/N");
 }
 
 function* drawCost({ cost }, n, state) {
   const { left, top, plot, axis, points: list, marks, now } = cost;
   const passes = `${grouped(n.passes)} passes`;
   yield text(left, top, passes, { class: "mb-value mb-verdict" });
-  yield text(left, top + 19, "for one optimizer step");
+  yield text(left, top + 19, "forward and backward");
   const time = timeText(state, n.micro_batch);
   yield text(left, top + 44, time || "time: not measured", BOLD);
   if (!plot) return;
@@ -512,8 +534,8 @@ const NOTE =
   "pass and are freed in the backward pass; gradients stay until the " +
   "optimizer step. Corners are exact, sides drawn straight. The thin line is " +
   "the whole batch at once, the dotted one your last setting. Drag a " +
-  "triangle to cut elsewhere; that locks N. Or click the times. A bar is " +
-  "the weight of a sample in the gradient, hatched where it is not 1/N. " +
+  "triangle to cut elsewhere; that locks N. Close cuts share one. Or click " +
+  "the times. A bar is the weight of a sample in the gradient. " +
   "Window: the sum of the losses ÷ N. Mean of means: each micro-batch’s sum " +
   "÷ its samples ÷ the steps. No division: without the last one. A " +
   "micro-batch takes two passes, forward and backward. ";
@@ -536,13 +558,20 @@ function build({ id, get, set }) {
     set({ ...changes, micro_batch, steps, global_batch });
   };
 
+  const resize = (micro_batch) => {
+    const { locked, steps } = get();
+    if (locked) go({ micro_batch });
+    else go({ micro_batch, global_batch: steps * micro_batch });
+  };
+
   const steps = slider({
     label: "Accumulation steps",
     key: "steps",
     onInput(value) {
-      const { locked, global_batch: all } = get();
+      const { locked, global_batch: all, micro_batch } = get();
       asked = value;
-      go(locked ? { micro_batch: Math.ceil(all / value) } : { steps: value });
+      if (locked) go({ micro_batch: Math.ceil(all / value) });
+      else go({ global_batch: value * micro_batch });
     },
   });
   const normalisation = radios({
@@ -564,26 +593,22 @@ function build({ id, get, set }) {
   const micro = slider({
     label: "Micro-batch",
     key: "micro_batch",
-    onInput: (value) => go({ micro_batch: value }),
+    onInput: resize,
   });
 
-  // In the page's address they stand together: 1024/256, or unlocked 4x256.
+  // In the page's address they stand together: 1024/256, or 1024/256/free.
   for (const part of [steps, locked, global, micro]) part.held = () => "";
   const batch = {
     key: "batch",
     held() {
-      const state = get();
-      return state.locked
-        ? `${state.global_batch}/${state.micro_batch}`
-        : `${state.steps}x${state.micro_batch}`;
+      const { global_batch, micro_batch, locked } = get();
+      return `${global_batch}/${micro_batch}${locked ? "" : "/free"}`;
     },
     enter(text) {
-      const [of, sign] = [text.split(/[/x]/).map(Number), text.match(/[/x]/)];
+      const [global_batch, micro_batch] = text.split("/").map(Number);
       const fit = (n) => Number.isInteger(n) && n >= 1 && n <= LARGEST_BATCH;
-      if (of.length !== 2 || !of.every(fit)) return;
-      const [first, micro_batch] = of;
-      if (sign[0] === "x") go({ locked: false, steps: first, micro_batch });
-      else go({ locked: true, global_batch: first, micro_batch });
+      if (![global_batch, micro_batch].every(fit)) return;
+      go({ locked: !text.endsWith("/free"), global_batch, micro_batch });
     },
   };
 
@@ -602,7 +627,7 @@ function build({ id, get, set }) {
     },
     move({ x }, { zone, index }) {
       const all = get().global_batch;
-      if (zone === "cost") go({ micro_batch: sizeAt(plan, x) });
+      if (zone === "cost") resize(sizeAt(plan, x));
       else go({ locked: true, micro_batch: moved(plan, all, index, x) });
     },
   });
@@ -615,7 +640,7 @@ function build({ id, get, set }) {
       patterns(id),
       ...drawMemory(id, plan, n, state),
       ...drawStrip(plan, n),
-      ...drawWeights(id, plan, n),
+      ...drawWeights(plan),
       ...drawCost(plan, n, state),
     );
     const said = sentence(state);
@@ -627,7 +652,7 @@ function build({ id, get, set }) {
     steps.update({
       value: Math.min(stays ? asked : count, MOST_STEPS),
       max: MOST_STEPS,
-      text: grouped(count),
+      text: count > MOST_STEPS ? `over ${MOST_STEPS}` : count,
       spoken: `${plural(count, "step")}: peak ${formatBytes(n.peak)}`,
     });
     normalisation.update({
@@ -637,7 +662,9 @@ function build({ id, get, set }) {
     locked.update({ value: state.locked });
     global.update({
       value: n.global_batch,
-      disabled: state.locked ? "" : "steps × micro-batch, until it is locked",
+      disabled: state.locked
+        ? ""
+        : "follows steps × micro-batch, until it is locked",
     });
     micro.update({
       value: n.micro_batch,
@@ -656,7 +683,7 @@ function build({ id, get, set }) {
   return {
     controls: [steps, normalisation],
     picture,
-    legend: legend(id, { ...PARTS, over: "too much; not 1/N" }),
+    legend: legend(id, { ...PARTS, over: "above the budget" }),
     more: [locked, global, micro, batch],
     note,
     draw,

@@ -108,7 +108,8 @@ class Accumulation(Widget):
 
     Attributes:
         locked: whether the global batch stays while the cut moves. Then
-            steps set the micro-batch, the smallest that needs no more.
+            steps set the micro-batch, the smallest that needs no more. To
+            unlock it changes nothing else yet.
 
     Raises:
         traitlets.TraitError: a number that is not whole or below 1; an
@@ -198,6 +199,8 @@ class Accumulation(Widget):
                 follows = -(-whole // self.micro_batch)
             self.steps = follows
             return
+        if change["name"] == "locked":
+            return  # the batch stays until another of the traits moves
         self.global_batch = steps * self.micro_batch
         if change["name"] == "global_batch" and whole != self.global_batch:
             raise traitlets.TraitError(
