@@ -37,6 +37,7 @@ EXPERIMENTS = ROOT / "src/membudget/experiments"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 INDENT = re.compile(r"^[ \t]+", re.M)
+COMMENT = re.compile(r"^[ \t]*/\*.*?\*/[ \t]*\n", re.M | re.S)
 
 logger = logging.getLogger(__name__)
 
@@ -206,17 +207,23 @@ def add_widgets(app, pagename, templatename, context, doctree):
     modules = {"base": BUNDLE.base_text()}
     modules |= {name: BUNDLE.own_text(name) for name in names}
     for name, module in modules.items():
-        module = INDENT.sub("", module).replace("</script", r"<\/script")
+        module = light(module).replace("</script", r"<\/script")
         app.add_js_file(
             None, body=module, type="text/x-esm", **{"data-widget": name}
         )
     style = BUNDLE.base_style() + "".join(map(BUNDLE.own_style, names))
+    style = light(style)
     context["metatags"] = (
         context.get("metatags", "") + f"<style>{style}</style>"
     )
     # At the end of the text, not deferred: widgets come before the theme.
     host = context["pathto"]("_static/widget-host.js", resource=True)
     context["body"] += f'<script src="{host}"></script>'
+
+
+def light(text):
+    """A module or a style without comments of whole lines and indentation."""
+    return INDENT.sub("", COMMENT.sub("", text))
 
 
 def plain_code(app, pagename, templatename, context, doctree):
