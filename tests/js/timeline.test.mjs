@@ -161,7 +161,7 @@ test("moments stand in order, and each can be found by its place", () => {
   }
 });
 
-test("to play goes to the end, by the two marks", () => {
+test("to play goes to the end, by every phase and the peak", () => {
   for (const state of steps) {
     const last = describe(state).operators - 1;
     const seen = [-1];
@@ -171,8 +171,9 @@ test("to play goes to the end, by the two marks", () => {
       assert.ok(next > seen.at(-1) && next <= last);
       seen.push(next);
     }
-    const { forward_end_moment: end, peak_moment: peak } = describe(state);
-    assert.ok(seen.includes(end) && seen.includes(peak));
+    const { stops, peak_moment: peak } = describe(state);
+    assert.ok(stops.includes(peak) && stops.length >= (last < 0 ? 1 : 2));
+    assert.ok(stops.every((moment) => seen.includes(moment)));
     assert.ok(seen.length < 400);
   }
 });
@@ -194,4 +195,14 @@ test("the phases follow each other without gaps, the step at the end", () => {
   assert.deepEqual(kinds("plain"), [1, 0, 1]);
   assert.deepEqual(kinds("accumulated"), [4, 0, 1]);
   assert.deepEqual(kinds("checkpointed"), [1, 4, 1]);
+});
+
+test("who only looks on is not named", () => {
+  for (const state of steps) {
+    for (let moment = 0; moment < describe(state).operators; moment += 1) {
+      const { operator, phase } = describe({ ...state, moment });
+      assert.ok(!/^profiler|detach$/.test(operator), operator);
+      assert.ok(phase);
+    }
+  }
 });

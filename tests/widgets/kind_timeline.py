@@ -40,10 +40,9 @@ KIND = Kind(
         {"steps": timeline_cases.odd_steps(), "step": "a GPT with SGD"},
     ],
     tabs=("step", "play", "forward_end", "peak", "moment"),
-    rest=("moment", {"moment": 53}),
+    rest=("moment", {"moment": 4}),
     spoken={
-        "moment": "Operator 49 of 275, threshold_backward of module 13, "
-        "backward pass: 14.0 MiB"
+        "moment": "Before the first operator: 4.99 MiB"
     },
     columns=("bytes alive", "now", "end of forward", "peak"),
     parts=7,

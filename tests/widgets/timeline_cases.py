@@ -100,11 +100,14 @@ def three(widget):
 def said(widget):
     tracker = widget.steps[widget.step]
     n = {name: bytes_["total"] for name, bytes_ in three(widget).items()}
-    found = [f"{format_bytes(n['now'])} alive", format_bytes(n["peak"])]
+    found = [f"{format_bytes(n['now'])} alive"]
+    if widget.moment < tracker.peak_moment:
+        return found
+    found.append(format_bytes(n["peak"]))
     if tracker.peak_moment > Step(tracker).forward_end:
         more = format_bytes(n["peak"] - n["forward_end"])
         end = format_bytes(n["forward_end"])
-        found += [f"The forward pass ends with {end},", f"{more} more"]
+        found += [f"before the peak ends with {end},", f"{more} more"]
     return found
 
 

@@ -51,9 +51,9 @@ const NOTE =
   "that the module made and that are still alive, as high as they are " +
   "large. The framed box runs now. A tensor with an outline is new, a " +
   "dashed one was freed just now. The bar below holds what is there all " +
-  "the time. The curve counts the bytes alive after each operator; the " +
-  "optimizer step always has a fifth of the width. Drag in the curve, or " +
-  "press Play. The dashed curve is the step that you chose before. " +
+  "the time. The curve counts the bytes alive after each operator, as " +
+  "far as you have come; the optimizer step always has a fifth of the " +
+  "width. The dashed curve is the step that you chose before. " +
   "Temporaries include the gradients on their way back through the layers. " +
   "F forward, B backward, R recomputation.";
 
@@ -61,7 +61,9 @@ const STEP_SHARE = 0.2; // of the width, for the optimizer step
 const OUTSIDE = { optimizer: "step" }; // else "loss"
 const MOST_BOXES = 24;
 const TICKS = 160; // of a step that is played
+const REST = 2; // ticks more at a stop, until the sentence is said
 const ROWS = 7; // of the largest things alive
+const ONLOOKERS = /^(profiler\.|aten\.detach$)/;
 
 // ---- numbers -------------------------------------------------------------
 
@@ -87,7 +89,7 @@ const rows = (numbers, length) =>
   );
 
 function unpackStep(step, kinds, sizes) {
-  const operators = step.operators.map((kind) => kinds[kind]);
+  const operators = shownOperators(step.operators.map((kind) => kinds[kind]));
   const before = { operator: "", module: "", phase: "" };
   const operator = (moment) => operators[moment] ?? before;
   const boxes = boxesOf(operators);
@@ -106,14 +108,30 @@ function unpackStep(step, kinds, sizes) {
     return { ...Object.fromEntries(parts), total: sum(live) };
   });
   const peak = memory.reduce((a, b) => (b.total > a.total ? b : a));
+  const peakMoment = memory.indexOf(peak) - 1;
+  const begins = [...operators.keys()].filter(
+    (i) => operators[i].phase !== operators[i - 1]?.phase,
+  );
   return {
     label: step.label,
     ...{ operators, operator, boxes, allocations, memory },
     forwardEnd: step.forward_end,
-    peakMoment: memory.indexOf(peak) - 1,
+    peakMoment,
     peak: peak.total,
+    stops: [...begins, peakMoment],
     fullest: fullest(allocations),
   };
+}
+
+/* For an operator that only looks on, the one beside it in its phase. */
+function shownOperators(operators) {
+  return operators.map((one, i) => {
+    const does = ({ operator, phase }) =>
+      phase === one.phase && !ONLOOKERS.test(operator);
+    if (does(one)) return one;
+    const last = operators.slice(0, i).findLast(does);
+    return last ?? operators.slice(i).find(does) ?? one;
+  });
 }
 
 const alive = ({ birth, death }, moment) => birth <= moment && moment < death;
@@ -169,6 +187,7 @@ export function describe(state) {
     operators: now.operators.length,
     forward_end_moment: now.forwardEnd,
     peak_moment: now.peakMoment,
+    stops: now.stops,
     now: at(now, moment),
     forward_end: at(now, now.forwardEnd),
     peak: at(now, now.peakMoment),
@@ -201,20 +220,22 @@ function largest({ allocations, operator }, moment) {
 
 // ---- words ---------------------------------------------------------------
 
-/** The moment, and the peak against the end of the forward pass. */
-export function sentence(state) {
+/** The moment; once the reader has reached it, the peak against the end of
+    the forward pass. */
+export function sentence(state, reached = state.moment) {
   const n = describe(state);
   const [now, end, peak] = [n.now, n.forward_end, n.peak].map(
     ({ total }) => formatBytes(total),
   );
   const alive = `${place(n)}: ${now} alive`;
+  if (reached < n.peak_moment) return `${alive}.`;
   if (n.peak_moment <= n.forward_end_moment) {
     return `${alive}. The peak, ${peak}, is in the forward pass.`;
   }
   const more = formatBytes(n.peak.total - n.forward_end.total);
   return (
-    `${alive}. The forward pass ends with ${end}, the peak is ${peak}. ` +
-    `That is ${more} more: ${changes(n).join(", ")}.`
+    `${alive}. The forward pass before the peak ends with ${end}, the peak ` +
+    `is ${peak}. That is ${more} more: ${changes(n).join(", ")}.`
   );
 }
 
@@ -244,7 +265,7 @@ function whatRuns({ operator, phase, module, modules = [module] }) {
   const name = shortName({ operator });
   if (modules[0]) return `${name} of ${modulesInWords(modules)}`;
   if (phase === "optimizer") return `${name} of the optimizer step`;
-  return `${name} outside of the model`;
+  return `${name} in the loss`;
 }
 
 function modulesInWords(modules) {
@@ -367,12 +388,11 @@ export function momentAt({ edges }, x) {
 }
 
 /** The moment to play after this one: as far on in the picture at each tick,
-    but never past the end of the forward pass or the peak. */
+    but never past a stop. */
 export function following(plan, n) {
   const stride = (plan.plot.right - plan.plot.left) / TICKS;
   const next = momentAt(plan, plan.cursor.x + stride);
-  const marks = [n.forward_end_moment, n.peak_moment];
-  const ahead = [Math.max(next, n.moment + 1), ...marks];
+  const ahead = [Math.max(next, n.moment + 1), ...n.stops];
   return Math.min(...ahead.filter((moment) => moment > n.moment));
 }
 
@@ -439,11 +459,13 @@ function* drawNetwork(id, { network, width }, n) {
   yield* fitting(width, y + 23, floor, width, END);
 }
 
-function* drawCurve(id, plan, n) {
+function* drawCurve(id, plan, n, reached) {
   const { plot, edges, tops, peak, forwardEnd, ghost, cursor, width } = plan;
   yield* axes(plot, plan.axis);
+  const [seen, ends] = [edges.slice(0, reached + 3), reached + 2];
   for (const { key, lower, upper } of plan.bands) {
-    yield* filled(id, key, "path", { d: band(edges, lower, upper) });
+    const d = band(seen, lower.slice(0, ends), upper.slice(0, ends));
+    yield* filled(id, key, "path", { d });
   }
   if (ghost) {
     const d = stairs(...envelope(ghost));
@@ -453,16 +475,22 @@ function* drawCurve(id, plan, n) {
   yield* phaseStrip(id, plot, plan.phases);
   yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
   yield text(plot.right + 12, plot.bottom + 26, "operators");
+  if (reached < 0) {
+    const [x, y] = [(plot.left + plot.right) / 2, plot.top + 40];
+    yield text(x, y, "Play draws the curve", MIDDLE);
+  }
   const later = peak.x > forwardEnd.x;
-  if (later) yield* drawRise(plan, n);
+  const top = reached >= n.peak_moment;
+  const low = later && reached >= n.forward_end_moment;
+  if (top && later) yield* drawRise(plan, n);
   const end = width < 480 ? "forward" : "end of forward";
   yield* names(plot, [
-    [peak, "peak", formatBytes(n.peak.total)],
-    ...(later ? [[forwardEnd, end, formatBytes(n.forward_end.total)]] : []),
+    ...(top ? [[peak, "peak", formatBytes(n.peak.total)]] : []),
+    ...(low ? [[forwardEnd, end, formatBytes(n.forward_end.total)]] : []),
     ...(ghost ? [[ghost.peak, ghost.name, formatBytes(ghost.bytes)]] : []),
   ]);
-  if (later) yield dot(forwardEnd, "mb-open", 4.5);
-  yield dot(peak, "mb-peak", 4.5);
+  if (low) yield dot(forwardEnd, "mb-open", 4.5);
+  if (top) yield dot(peak, "mb-peak", 4.5);
   yield line(cursor.x, plot.top - 6, cursor.x, plot.bottom + 4, "mb-cursor");
   yield dot(cursor, "mb-open", 3);
   yield svg("path", {
@@ -517,14 +545,11 @@ function largestTable(id, n) {
 function build({ id, get, set }) {
   let plan;
   let other = null; // the step that was chosen before
-  let arrived = true; // the moment is the step's first; to play starts anew
-  const go = (traits, first = false) => {
-    arrived = first;
-    set(traits);
-  };
+  const reached = new Map(); // by step, the last moment that was shown
+  let rest = 0; // ticks to stay at a stop
   const jump = (moment) => {
     play.stop();
-    go({ moment });
+    set({ moment });
   };
   const now = () => describe(get());
 
@@ -533,20 +558,24 @@ function build({ id, get, set }) {
     key: "step",
     onChange(step) {
       play.stop();
-      const { peak_moment: moment } = describe({ ...get(), step });
-      go({ step, moment }, true);
+      other = now().step;
+      set({ step, moment: -1 });
     },
   });
   const play = player({
     key: "play",
     step() {
+      rest -= 1;
+      if (rest > 0) return true;
       const n = now();
       const last = n.operators - 1;
-      const next = arrived || n.moment >= last ? -1 : following(plan, n);
-      go({ moment: next });
+      const next = n.moment >= last ? -1 : following(plan, n);
+      rest = n.stops.includes(next) ? 1 + REST : 0;
+      set({ moment: next });
       return next < last;
     },
   });
+  play.root.addEventListener("click", () => (rest = 0), { capture: true });
   const to = (label, key) => {
     const onClick = () => jump(now()[`${key}_moment`]);
     return button({ label, key, onClick });
@@ -562,6 +591,7 @@ function build({ id, get, set }) {
     onInput: (value) => jump(value - 1),
   });
 
+  const colours = legend(id, SHOWN);
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
     grab: ({ y }) => (y > plan.plot.top - 12 ? true : null),
@@ -571,17 +601,22 @@ function build({ id, get, set }) {
 
   const draw = (state, width, before) => {
     if (!before) other = null;
-    else if (before.step !== state.step) other = before.step;
     const n = describe(state);
+    const { now: whole } = chosen(state);
+    const far = Math.max(reached.get(whole) ?? -1, n.moment);
+    reached.set(whole, far);
     plan = layout(state, width, other);
     picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
     picture.replaceChildren(
       patterns(id),
       ...drawNetwork(id, plan, n),
-      ...drawCurve(id, plan, n),
+      ...drawCurve(id, plan, n, far),
     );
-    const said = sentence(state);
+    const said = sentence(state, far);
     picture.setAttribute("aria-label", said);
+    [...colours.children].forEach((name, i) => {
+      name.hidden = !plan.bands.some(({ key }) => key === PARTS[i]);
+    });
     const options = state.steps.steps.map(({ label }) => label);
     step.update({ value: n.step, options });
     moment.update({
@@ -600,10 +635,14 @@ function build({ id, get, set }) {
   return {
     controls: [step, { root: html("div", look, ...buttons) }, moment],
     picture,
-    legend: legend(id, SHOWN),
+    legend: colours,
     note: html("p", { class: "mb-note" }, NOTE),
     draw,
-    stop: play.stop,
+    stop() {
+      play.stop();
+      other = null;
+      reached.clear();
+    },
   };
 }
 

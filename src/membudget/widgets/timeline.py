@@ -225,11 +225,11 @@ class Timeline(Widget):
         steps: what :func:`membudget.measuring.trace_step` gives, by the
             names to show, in this order; by default :func:`example_steps`.
         step: the name of the step to begin with; by default the first.
-        moment: index of the operator to begin with; -1 is before the first;
-            by default the step's peak.
+        moment: index of the operator to begin with; by default -1, before
+            the first.
         label: what the steps are of, in a few words; shown as text.
 
-    Another ``step`` begins at its peak, unless ``moment`` is set with it.
+    Another ``step`` begins at -1, unless ``moment`` is set with it.
 
     Raises:
         traitlets.TraitError: ``steps`` is not a dictionary of trackers by
@@ -246,7 +246,7 @@ class Timeline(Widget):
 
     steps = traitlets.Dict().tag(sync=True, to_json=_steps_json)
     step = traitlets.Unicode().tag(sync=True)
-    moment = _Moment().tag(sync=True)
+    moment = _Moment(-1).tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
 
     _before: tuple | None = None  # steps, step and moment, until they change
@@ -270,10 +270,6 @@ class Timeline(Widget):
     @traitlets.default("step")
     def _first_step(self) -> str:
         return next(iter(self.steps), "")
-
-    @traitlets.default("moment")
-    def _peak_moment(self) -> int:
-        return self.steps[self.step].peak_moment
 
     @traitlets.validate("steps")
     def _check_steps(self, proposal: Any) -> dict[str, PeakTracker]:
@@ -324,7 +320,7 @@ class Timeline(Widget):
 
     @traitlets.observe("steps", "step", "moment")
     def _follow(self, change: Any) -> None:
-        """Go to the peak of another step."""
+        """Go to the start of another step."""
         if self.step not in self.steps:
             self.step = self._first_step()
             return
@@ -332,7 +328,7 @@ class Timeline(Widget):
         if self._before is not None:
             *before, moment = self._before
             if which != tuple(before) and self.moment == moment:
-                self.moment = self._peak_moment()
+                self.moment = -1
         self._before = (*which, self.moment)
 
     def sentence(self) -> str:
