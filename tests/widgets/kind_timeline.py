@@ -42,7 +42,7 @@ KIND = Kind(
     tabs=("step", "play", "forward_end", "peak", "moment"),
     rest=("moment", {"moment": 4}),
     spoken={
-        "moment": "Before the first operator: 4.99 MiB"
+        "moment": "Before the first operator: 5.00 MiB",
     },
     columns=("bytes alive", "now", "end of forward", "peak"),
     parts=7,

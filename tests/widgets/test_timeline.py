@@ -191,7 +191,7 @@ def test_an_observer_sees_a_moment_of_the_step():
     widget.step = "accumulated"
     widget.moment = 677
     widget.step = "plain"
-    assert len(seen) == 5 and all(seen)
+    assert len(seen) == 4 and all(seen)
 
 
 def test_new_steps_replace_the_old():

@@ -8,6 +8,7 @@ import kind_timeline
 import pytest
 import timeline_cases as cases
 import widget_pages as pages
+from playwright.sync_api import expect
 from widget_pages import control
 
 from membudget.widgets import Timeline, format_bytes
@@ -47,12 +48,18 @@ def spot(page, share, y=280):
 @pytest.mark.parametrize("width", [1000, 390])
 @pytest.mark.parametrize("step", STEPS)
 def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
-    """Two marked points with their numbers, and by how much they differ."""
+    """Two marked points with their numbers, and by how much they differ;
+    none before the reader has been there."""
     page = show(Timeline(step=step), width=width)
     n = cases.three(Timeline(step=step))
     end, peak = n["forward_end"]["total"], n["peak"]["total"]
-    found = texts(page)
     name = "end of forward" if width > 480 else "forward"
+    assert not {name, "peak"} & set(texts(page))
+    control(page, "forward_end").click()
+    assert name in texts(page) and "peak" not in texts(page)
+    control(page, "peak").click()
+    control(page, "moment").press("Home")
+    found = texts(page)
     assert found[found.index("peak") + 1] == format_bytes(peak)
     assert found[found.index(name) + 1] == format_bytes(end)
     assert f"+{format_bytes(peak - end)}" in found
@@ -61,6 +68,7 @@ def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
 
 
 def test_the_picture_says_what_is_where(page):
+    control(page, "peak").click()
     found = texts(page)
     assert {"threshold_backward of module 13", "14.0 MiB alive"} <= set(found)
     assert {"operators", "◂ drag ▸", "backward pass", "13"} <= set(found)
@@ -74,6 +82,7 @@ def test_the_picture_says_what_is_where(page):
 def test_the_largest_things_alive(page):
     """Equal storages of like modules stand in one row."""
     pages.unfold(page)
+    control(page, "peak").click()
     table = page.locator("table").nth(1).locator("tbody tr")
     rows = [re.split(r"\t+", row) for row in table.all_inner_texts()]
     relus = "activations: relu of modules 1 … 13"
@@ -89,13 +98,16 @@ def test_the_ghost_is_the_step_chosen_before(page):
     assert ghost.count() == 0
     for before, step in pairwise(STEPS):
         radio(page, step).check()
-        control(page, "moment").press("ArrowLeft")
+        control(page, "moment").press("ArrowRight")
         found, peak = texts(page), example_steps()[before].peak
         assert found[found.index(before) + 1] == format_bytes(peak)
         (top,) = ghost.evaluate_all(heights)
         assert 350 - top == pytest.approx(PER_BYTE * peak, abs=0.1)
     # the axis stands still
     assert page.eval_on_selector_all(".mb-grid", heights) == grid
+    control(page, "reset").click()
+    assert ghost.count() == 0
+    assert "Play draws the curve" in texts(page)
 
 
 @pytest.mark.parametrize("name", list(cases.odd_steps()))
@@ -105,7 +117,7 @@ def test_odd_steps(show, name):
     control(page, "moment").press("ArrowLeft")
     for key in ("forward_end", "peak"):
         control(page, key).click()
-    moment = Timeline(cases.odd_steps(), step=name).moment
+    moment = cases.odd_steps()[name].peak_moment
     assert control(page, "moment").input_value() == str(moment + 1)
     control(page, "play").click()
     assert page.evaluate(pages.OUTSIDE) == []
@@ -115,14 +127,16 @@ def test_odd_steps(show, name):
 # How it is moved -----------------------------------------------------------
 
 
-def test_another_step_goes_to_its_peak(page):
+def test_another_step_goes_to_its_start(page):
+    control(page, "peak").click()
     radio(page, "accumulated").click()
     agree(page, step="accumulated")
     control(page, "forward_end").press("Enter")
     end = Step(example_steps()["accumulated"]).forward_end
     agree(page, step="accumulated", moment=end)
     control(page, "peak").click()
-    agree(page, step="accumulated")
+    peak = example_steps()["accumulated"].peak_moment
+    agree(page, step="accumulated", moment=peak)
 
 
 def test_the_picture_can_be_dragged(page):
@@ -183,9 +197,20 @@ def test_play_goes_through_the_step(show):
     )
 
 
+def test_each_phase_is_said_while_it_plays(page):
+    control(page, "forward_end").click()
+    control(page, "play").click()
+    live = page.locator(".mb-live")
+    expect(live).to_contain_text("backward pass")
+    assert control(page, "play").inner_text() == "Pause"
+
+
 def test_who_wants_less_motion_gets_single_steps(show):
     page = show(Timeline(), reduced_motion="reduce")
-    for moment in (-1, 0):  # it begins anew
+    for moment in (0, 1):
         control(page, "play").click()
         assert control(page, "play").inner_text() == "Next"
         agree(page, moment=moment)
+    control(page, "moment").press("End")
+    control(page, "play").click()  # it begins anew
+    agree(page)
