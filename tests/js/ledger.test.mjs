@@ -91,9 +91,11 @@ test("GPT-2 XL in fp32 does not fit an RTX 4090 with one sequence", () => {
 
 test("the sentence says what is there", () => {
   says(cases.map(({ state }) => sentence(state)), [
-    "1 sequence of ", " sequences of ", " in 2 micro-batches need ",
+    "1 sequence of ", " sequences of ", " in 2 micro-batches of ",
     " at the peak, in the backward pass, at ", "in the optimizer’s step. ",
     "It fits the T4, which holds at most ",
+    "It fits the T4 (bf16 emulated), which holds at most ",
+    " sequences a step, in micro-batches of ",
   ]);
   const large = sentence(state({ model: "Llama 3 70B" }));
   assert.match(large, /does not fit the T4: not even one sequence does\.$/);
@@ -107,16 +109,19 @@ test("bars are as long as what is alive, and inside the picture", () => {
   for (const { state } of cases.filter((_, i) => i % 3 === 0)) {
     const n = describe(state);
     for (const width of [288, 358, 760]) {
-      const { plot, top, bars, fill, edge, ticks, height } =
+      const { plot, top, bars, fill, beyond, edge, ticks, height } =
         layout(state, width);
+      assert.equal(beyond, n.peak.bytes > top);
       const long = plot.right - plot.left;
-      const x = (size) => plot.left + (Math.min(size, top) * long) / top;
+      const scale = (end) => (size) =>
+        plot.left + (Math.min(size, end) * long) / end;
+      const whole = scale(Math.max(top, n.peak.bytes));
       const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-6);
-      for (const [{ parts, end, beyond }, { split, bytes }] of [
-        [fill, n.peak], ...bars.map((bar) => [bar, n[bar.bar]]),
+      for (const [{ parts, end }, { split, bytes }, x] of [
+        [fill, n.peak, scale(top)],
+        ...bars.map((bar) => [bar, n[bar.bar], whole]),
       ]) {
         near(end, x(bytes));
-        assert.equal(beyond, bytes > top);
         let size = 0;
         for (const { part, x: from, width: wide } of parts) {
           near(from, x(size));

@@ -11,7 +11,7 @@ from membudget.widgets import format_bytes
 from membudget.widgets.ledger_rows import MIXES
 
 BATCHES = [
-    n for n in range(1, 1025) if n % 2 ** max(0, n.bit_length() - 5) == 0
+    n for n in range(1, 1025) if n <= 16 or n % 2 ** (n.bit_length() - 3) == 0
 ]
 """The values of the slider of sequences."""
 
@@ -23,7 +23,7 @@ def controls(widget):
         "batch": max(i for i, n in enumerate(BATCHES) if n <= widget.batch),
         "card": widget.card,
         "tokens": stops.index(widget.tokens),
-        "steps": widget.steps,
+        "steps": min(widget.steps, widget.batch),
         "recipe": widget.recipe,
         "optimizer": widget.optimizer,
         "checkpointed": widget.checkpointed,
@@ -63,7 +63,7 @@ KIND = Kind(
     states=[
         {"card": card, "batch": batch, "checkpointed": checkpointed}
         for card, batch, checkpointed in product(
-            ("T4", "none", "A100 80 GB"), (1, 10, 288), (True, False)
+            ("T4", "none", "A100 80 GB"), (1, 10, 320), (True, False)
         )
     ]
     + [{"recipe": recipe} for recipe in MIXES]
@@ -90,7 +90,7 @@ KIND = Kind(
             [
                 {"batch": batch, "steps": steps, "checkpointed": on}
                 for batch, steps, on in product(
-                    (1, 288), (1, 16), (True, False)
+                    (1, 320), (1, 16), (True, False)
                 )
             ],
         )

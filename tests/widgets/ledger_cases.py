@@ -16,7 +16,7 @@ BARS = PASSES | {"update": ("optimizer",)}
 BATCHES = (1, 2, 3, 5, 8, 13, 31, 64, 200, 900)
 
 
-def prediction(widget, batch=None):
+def prediction(widget, batch=None, steps=None):
     batch = batch or widget.batch
     return _predict(
         widget.shape,
@@ -24,7 +24,7 @@ def prediction(widget, batch=None):
         widget.tokens,
         recipe=widget.recipe,
         optimizer=widget.optimizer,
-        micro_batch=-(-batch // widget.steps),
+        micro_batch=-(-batch // (steps or widget.steps)),
         checkpointed=widget.checkpointed,
         foreach=widget.at_once,
     )
@@ -34,14 +34,18 @@ _predict = lru_cache(maxsize=256)(predict)
 
 
 def largest(widget):
-    """The most sequences that fit, by trying."""
+    """The most sequences that fit with as many steps, by trying."""
+    steps = min(widget.steps, widget.batch)
+
+    def fits(batch):
+        return prediction(widget, batch, steps).peak <= widget.budget
+
     low, high = 0, 1
-    while prediction(widget, high).peak <= widget.budget:
+    while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        fits = prediction(widget, middle).peak <= widget.budget
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

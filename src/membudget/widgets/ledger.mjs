@@ -50,9 +50,9 @@ const ADAM = "adam"; // the optimizer that can work on all at once
 const NONE = "none"; // no card
 const MOST_STEPS = 64;
 
-/** The places of the slider of sequences: all to 32, then 16 an octave. */
+/** The places of the slider of sequences: all to 16, then 4 an octave. */
 export const BATCHES = Array.from({ length: 1024 }, (_, i) => i + 1).filter(
-  (n) => n % 2 ** Math.max(0, Math.floor(Math.log2(n)) - 4) === 0,
+  (n) => n <= 16 || n % 2 ** (Math.floor(Math.log2(n)) - 2) === 0,
 );
 
 // ---- numbers -------------------------------------------------------------
@@ -68,6 +68,13 @@ function microBatches({ batch, steps }) {
   const later = Math.min(size, batch - size);
   return [{ kind: 1, size }, { kind: 2, size: later }];
 }
+
+/* The accumulation steps: each has a sequence. */
+const stepsOf = ({ batch, steps }) => Math.min(batch, steps);
+
+/* How many micro-batches there are. */
+const partsOf = (state) =>
+  Math.ceil(state.batch / microBatches(state)[0].size);
 
 /* What a card decides: an optimizer that works on all parameters at once. */
 const atOnce = ({ optimizer, foreach, card }) =>
@@ -151,14 +158,15 @@ export function describe(state) {
   const { model, recipe, tables } = state;
   const found = moments(state);
   const { parameters, gradients, optimizer } = constant(state);
-  const budget = tables.cards[state.card] ?? null;
+  const budget = tables.cards[state.card]?.usable ?? null;
+  const split = { ...state, steps: stepsOf(state) };
   return {
     ...found,
     parameters: tables.models[model].parameters,
     states: parameters + gradients + optimizer,
     budget,
     over: budget === null ? 0 : Math.max(found.peak.bytes - budget, 0),
-    largest: budget === null ? null : largest(state, budget),
+    largest: budget === null ? null : largest(split, budget),
   };
 }
 
@@ -167,14 +175,35 @@ export function describe(state) {
 const placeOf = ({ phase, peak }) =>
   phase === "update" ? BARS.update : `${BARS[phase]}, at ${peak.row}`;
 
+/* "3 micro-batches of up to 3" */
+function microBatchWords(state) {
+  const parts = partsOf(state);
+  const [{ size }] = microBatches(state);
+  const upTo = parts * size === state.batch ? "" : "up to ";
+  const thing = parts === 1 ? "micro-batch" : "micro-batches";
+  return `${parts} ${thing} of ${upTo}${size}`;
+}
+
+/* Whether a card computes the recipe's 16 bits natively. */
+const emulated = ({ card, recipe, tables }) =>
+  recipe !== "fp32" && tables.cards[card]?.bf16 === false;
+
+/* What the card holds. */
+function mostOf(state, { largest }) {
+  const steps = stepsOf(state);
+  if (!largest) return ": not even one sequence does";
+  const most = `, which holds at most ${plural(largest, "sequence")}`;
+  if (steps === 1) return most;
+  const size = Math.ceil(largest / steps);
+  return `${most} a step, in micro-batches of ${size}`;
+}
+
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
   const { batch, tokens, card } = state;
   const { bytes, split } = n.peak;
-  const [{ size }] = microBatches(state);
-  const parts = Math.ceil(batch / size);
-  const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
+  const cut = partsOf(state) > 1 ? ` in ${microBatchWords(state)}` : "";
   const shares = Object.keys(SHOWN)
     .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
@@ -185,11 +214,9 @@ export function sentence(state) {
     `${cut} ${need} ${formatBytes(bytes)} at the peak, in the ` +
     `${placeOf(n)}. That is ${listed(shares)}.`;
   if (n.budget === null) return told;
-  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}`;
-  const most = n.largest
-    ? `, which holds at most ${plural(n.largest, "sequence")}`
-    : ": not even one sequence does";
-  return `${told} ${fits}${most}.`;
+  const slow = emulated(state) ? " (bf16 emulated)" : "";
+  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}${slow}`;
+  return `${told} ${fits}${mostOf(state, n)}.`;
 }
 
 /* What everybody sees. */
@@ -203,13 +230,13 @@ function verdict(n) {
 
 const [CARD, TALL] = [52, 76]; // where the card begins, and its height
 const AXIS = 154;
-const [FIRST, EACH, THIN] = [196, 33, 10]; // the bars
+const [FIRST, EACH, THIN] = [213, 33, 10]; // the bars
 
 /* The end of the axis: beyond the card; without one, beyond what 8 sequences
    take in fp32. No other control moves it. */
 function topOf(state) {
   const { tables, model, card } = state;
-  if (card !== NONE) return 1.5 * tables.cards[card];
+  if (card !== NONE) return 1.5 * tables.cards[card].usable;
   const plain = {
     ...{ batch: 8, steps: 1, recipe: "fp32", optimizer: ADAM },
     tokens: Math.min(1024, tables.models[model].tokens.at(-1)),
@@ -223,19 +250,22 @@ export function layout(state, width, before = null) {
   const n = describe(state);
   const plot = { left: 3, right: width - 3 };
   const top = topOf(state);
-  const x = (size) =>
-    plot.left + (Math.min(size, top) * (plot.right - plot.left)) / top;
-  const filling = ({ split, bytes }) => {
+  const scale = (most) => (size) =>
+    plot.left + (Math.min(size, most) * (plot.right - plot.left)) / most;
+  const filling = ({ split, bytes }, x) => {
     let end = 0;
     const parts = Object.keys(SHOWN).map((part) => {
       const from = x(end);
       end += split[part];
       return { part, x: from, width: x(end) - from };
     });
-    return { parts, end: x(bytes), beyond: bytes > top };
+    return { parts, end: x(bytes) };
   };
+  const x = scale(top);
+  const beyond = n.peak.bytes > top;
+  const inBars = beyond ? scale(n.peak.bytes) : x; // whole in any case
   const bars = Object.keys(BARS).map((bar, i) => ({
-    ...filling(n[bar]),
+    ...filling(n[bar], inBars),
     ...{ bar, y: FIRST + i * EACH, peak: bar === n.phase },
   }));
   const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
@@ -246,9 +276,10 @@ export function layout(state, width, before = null) {
   const old = before && moments(before).peak.bytes;
   return {
     ...{ width, height: FIRST + 3 * EACH + 14, plot, top, ticks, bars },
-    fill: filling(n.peak),
+    ...{ fill: filling(n.peak, x), beyond },
     edge: n.budget === null ? null : x(n.budget),
-    ghost: before && old !== n.peak.bytes ? x(old) : null,
+    limit: n.budget === null ? null : inBars(n.budget),
+    ghost: before && old !== n.peak.bytes && old <= top ? x(old) : null,
   };
 }
 
@@ -291,8 +322,8 @@ function* drawCard(id, state, n, plan) {
   if (edge !== null) {
     const width = edge - plot.left;
     yield svg("rect", { ...box, width, rx: 4, class: "mb-card" });
-    const label = `${state.card}: ${formatBytes(n.budget)} for the step`;
-    yield text(edge, CARD - 9, label, END);
+    const label = `${state.card}: ${formatBytes(n.budget)} usable`;
+    yield text(edge, CARD - 12, label, END);
   }
   if (ghost !== null) {
     yield line(ghost, CARD - 6, ghost, CARD + TALL + 6, "mb-ghost");
@@ -300,28 +331,42 @@ function* drawCard(id, state, n, plan) {
 }
 
 /* What can be dragged: the end of the filling. */
-function* drawGrip({ fill, plot, width }, n) {
-  const { beyond } = fill;
-  const end = Math.min(fill.end, plot.right - 5);
+function* drawGrip({ fill, width }, n) {
+  const { end } = fill;
   const [y, left] = [CARD + TALL + 4, end > width / 2];
-  yield line(end, CARD - 5, end, y, "mb-cursor");
+  yield line(end, CARD - 4, end, y, "mb-cursor");
   yield svg("path", { d: `M${end} ${y}l-7 12h14z`, class: "mb-grip" });
-  const size = `drag: ${formatBytes(n.peak.bytes)}${beyond ? " →" : ""}`;
   const look = { class: "mb-value", ...(left ? END : {}) };
+  const size = `drag: ${formatBytes(n.peak.bytes)}`;
   yield text(end + (left ? -11 : 11), y + 12, size, look);
 }
 
-/* The worst moments, to the same scale. */
-function* drawBars(id, n, { bars, edge, plot, width }) {
-  for (const { bar, y, parts, beyond } of bars) {
+/* The end of a filling that goes on beyond the picture. */
+function* drawBreak({ plot }, n) {
+  const teeth = Array.from({ length: 8 }, (_, i) => (i % 2 ? -7 : 7));
+  const step = (TALL + 16) / teeth.length;
+  const zigzag = teeth.map((across) => `l${across} ${step}`).join("");
+  const d = `M${plot.right - 16} ${CARD - 8}${zigzag}`;
+  yield svg("path", { d, class: "mb-break" });
+  const look = { ...END, class: "mb-value" };
+  const size = `${formatBytes(n.peak.bytes)} →`;
+  yield text(plot.right, CARD + TALL + 18, size, look);
+}
+
+/* The worst moments, to the same scale while they are within it. */
+function* drawBars(id, n, { bars, beyond, limit, plot, width }) {
+  const size = formatBytes(n.peak.bytes);
+  const scale = beyond ? `, to a scale of ${size}` : ", to the same scale";
+  yield text(plot.left, FIRST - 20, `worst moments${scale}`);
+  for (const { bar, y, parts } of bars) {
     yield* drawFilling(id, parts, y + 6, THIN);
-    const size = `${formatBytes(n[bar].bytes)}${beyond ? " →" : ""}`;
-    const long = `${BARS[bar]}: ${size}, at ${n[bar].row}`;
+    const short = `${BARS[bar]}: ${formatBytes(n[bar].bytes)}`;
+    const long = `${short}, at ${n[bar].row}`;
     const fits = bar !== "update" && LETTER * long.length < width;
-    const words = fits ? long : `${BARS[bar]}: ${size}`;
     const look = bar === n.phase ? { class: "mb-value" } : {};
-    yield text(plot.left, y, words, look);
-    if (edge !== null) yield line(edge, y + 3, edge, y + THIN + 9, "mb-limit");
+    yield text(plot.left, y, fits ? long : short, look);
+    if (limit === null) continue;
+    yield line(limit, y + 5, limit, y + THIN + 8, "mb-limit");
   }
 }
 
@@ -334,7 +379,7 @@ function draw(id, state, n, plan) {
     patterns(id),
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawCard(id, state, n, plan),
-    ...drawGrip(plan, n),
+    ...(plan.beyond ? drawBreak : drawGrip)(plan, n),
     line(plot.left, AXIS, plot.right, AXIS, "mb-axis"),
     ...ticks.flatMap(({ x, label }, i) => [
       line(x, AXIS, x, AXIS + 4, "mb-axis"),
@@ -377,8 +422,7 @@ const NOTE =
   "It is filled by what is alive at the peak. What does not fit stands out " +
   "on the right, hatched. Drag the end of the filling to choose the " +
   "sequences. The dotted line is the peak before the last change. Below are " +
-  "the worst moments of the three phases, to the same scale; the longest is " +
-  "the peak.";
+  "the worst moments of the three phases; the longest is the peak.";
 
 // ---- the widget ----------------------------------------------------------
 
@@ -389,7 +433,12 @@ const keys = [
 
 function build({ id, get, set }) {
   const { tables } = get();
-  const named = (names) => Object.fromEntries(names.map((n) => [n, n]));
+  /* The names, the smallest first. */
+  const named = (things, size) => {
+    const names = Object.keys(things);
+    names.sort((a, b) => things[a][size] - things[b][size]);
+    return Object.fromEntries(names.map((name) => [name, name]));
+  };
   const stops = (name = get().model) => tables.models[name].tokens;
   const change = (key) => (value) => set({ [key]: value });
   const select = (label, key, options) =>
@@ -400,7 +449,7 @@ function build({ id, get, set }) {
   const model = choice({
     label: "Model",
     key: "model",
-    options: named(Object.keys(tables.models)),
+    options: named(tables.models, "parameters"),
     onChange: (value) => {
       const tokens = Math.min(get().tokens, stops(value).at(-1));
       set({ model: value, tokens });
@@ -414,7 +463,7 @@ function build({ id, get, set }) {
   });
   const card = select("Card", "card", {
     [NONE]: "none",
-    ...named(Object.keys(tables.cards)),
+    ...named(tables.cards, "usable"),
   });
   const tokens = slider({
     label: "Tokens of each sequence",
@@ -427,7 +476,8 @@ function build({ id, get, set }) {
     key: "steps",
     onInput: change("steps"),
   });
-  const recipe = select("Precision", "recipe", tables.recipes);
+  const recipes = Object.fromEntries(tables.recipes);
+  const recipe = select("Precision", "recipe", recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
   const checkpointed = check("Checkpoint every block", "checkpointed");
   const foreach = check("Adam on all at once (foreach)", "foreach");
@@ -455,16 +505,18 @@ function build({ id, get, set }) {
       spoken: plural(state.tokens, "token"),
     });
     steps.update({
-      value: state.steps,
-      max: MOST_STEPS,
-      spoken: plural(state.steps, "accumulation step"),
+      value: stepsOf(state),
+      max: Math.min(MOST_STEPS, state.batch),
+      text: microBatchWords(state),
+      spoken: microBatchWords(state),
+      disabled: state.batch === 1 ? "one sequence is one micro-batch" : "",
     });
     recipe.update({ value: state.recipe });
     optimizer.update({ value: state.optimizer });
     checkpointed.update({ value: state.checkpointed });
     let why = "";
     if (state.optimizer !== ADAM) why = "only Adam does so";
-    else if (state.card !== NONE) why = "PyTorch’s way on a GPU";
+    else if (state.card !== NONE) why = "on: PyTorch’s way on a GPU";
     foreach.update({ value: atOnce(state), disabled: why });
   };
 

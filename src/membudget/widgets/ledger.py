@@ -236,7 +236,13 @@ def _tables(shapes: dict[str, Transformer]) -> dict[str, Any]:
         },
         "names": list(names),
         "token": ledger_rows.token_bytes(),
-        "recipes": {name: RECIPES[name].text for name in ledger_rows.MIXES},
+        "recipes": [
+            [name, f"{name}: {RECIPES[name].text}"]
+            for name in ledger_rows.MIXES
+        ],
         "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},
-        "cards": {name: card.usable for name, card in CARDS.items()},
+        "cards": {
+            name: {"usable": card.usable, "bf16": card.bf16}
+            for name, card in CARDS.items()
+        },
     }
