@@ -49,6 +49,14 @@ def test_what_is_too_much_stands_out(page):
     assert at(page, ".mb-card")[0] == edge  # the axis stays
 
 
+def test_a_card_that_only_emulates_bf16(page):
+    unfold(page)
+    control(page, "recipe").select_option("bf16")
+    assert "T4: 14.1 GiB, bf16 emulated" in words(page)
+    control(page, "card").select_option("RTX 4090")
+    assert "RTX 4090: 23.1 GiB usable" in words(page)
+
+
 def test_no_card(page):
     control(page, "card").select_option("none")
     agree(page, card="none")
@@ -131,7 +139,7 @@ def test_there_are_no_more_steps_than_sequences(page):
     slider.press("End")
     agree(page, steps=8)
     slider.press("ArrowLeft")
-    assert page.get_by_text("4 micro-batches of 2", exact=True).is_visible()
+    assert page.get_by_text("4 × 2", exact=True).is_visible()
     control(page, "batch").press("Home")
     assert slider.is_disabled()
     agree(page, batch=1)

@@ -175,13 +175,12 @@ export function describe(state) {
 const placeOf = ({ phase, peak }) =>
   phase === "update" ? BARS.update : `${BARS[phase]}, at ${peak.row}`;
 
-/* "3 micro-batches of up to 3" */
+/* "3 × up to 4": micro-batches, and their sequences. */
 function microBatchWords(state) {
   const parts = partsOf(state);
   const [{ size }] = microBatches(state);
   const upTo = parts * size === state.batch ? "" : "up to ";
-  const thing = parts === 1 ? "micro-batch" : "micro-batches";
-  return `${parts} ${thing} of ${upTo}${size}`;
+  return `${parts} × ${upTo}${size}`;
 }
 
 /* Whether a card computes the recipe's 16 bits natively. */
@@ -195,7 +194,7 @@ function mostOf(state, { largest }) {
   const most = `, which holds at most ${plural(largest, "sequence")}`;
   if (steps === 1) return most;
   const size = Math.ceil(largest / steps);
-  return `${most} a step, in micro-batches of ${size}`;
+  return `${most}, ${size} at a time`;
 }
 
 /** The key numbers in words. */
@@ -203,7 +202,8 @@ export function sentence(state) {
   const n = describe(state);
   const { batch, tokens, card } = state;
   const { bytes, split } = n.peak;
-  const cut = partsOf(state) > 1 ? ` in ${microBatchWords(state)}` : "";
+  const parts = partsOf(state);
+  const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
   const shares = Object.keys(SHOWN)
     .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
@@ -214,8 +214,7 @@ export function sentence(state) {
     `${cut} ${need} ${formatBytes(bytes)} at the peak, in the ` +
     `${placeOf(n)}. That is ${listed(shares)}.`;
   if (n.budget === null) return told;
-  const slow = emulated(state) ? " (bf16 emulated)" : "";
-  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}${slow}`;
+  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}`;
   return `${told} ${fits}${mostOf(state, n)}.`;
 }
 
@@ -322,7 +321,8 @@ function* drawCard(id, state, n, plan) {
   if (edge !== null) {
     const width = edge - plot.left;
     yield svg("rect", { ...box, width, rx: 4, class: "mb-card" });
-    const label = `${state.card}: ${formatBytes(n.budget)} usable`;
+    const words = emulated(state) ? ", bf16 emulated" : " usable";
+    const label = `${state.card}: ${formatBytes(n.budget)}${words}`;
     yield text(edge, CARD - 12, label, END);
   }
   if (ghost !== null) {
@@ -508,7 +508,7 @@ function build({ id, get, set }) {
       value: stepsOf(state),
       max: Math.min(MOST_STEPS, state.batch),
       text: microBatchWords(state),
-      spoken: microBatchWords(state),
+      spoken: `${microBatchWords(state)} sequences`,
       disabled: state.batch === 1 ? "one sequence is one micro-batch" : "",
     });
     recipe.update({ value: state.recipe });
