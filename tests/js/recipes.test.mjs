@@ -32,7 +32,7 @@ test("the sentences say what there is to say", () => {
   says([...cases, big].map(({ state }) => sentence(state)), [
     "Batch 8: the peak is ", "Batch 32, checkpointed: ", " in fp32 and ",
     " The T4 has 14.1 GiB: fp32, autocast, bf16, master and ", ": none fits.",
-    " It only emulates bf16", " under autocast, ",
+    " master peaks in the optimizer’s step, on fp32", " under autocast, ",
   ]);
 });
 

@@ -56,12 +56,13 @@ def printed(widget):
 def said(widget):
     found = {recipe: of.peak for recipe, of in peaks(widget).items()}
     words = [f"{format_bytes(found['fp32'])} in fp32"]
+    if peaks(widget)["master"].at_peak.phase == "optimizer":
+        words += ["master peaks in the optimizer’s step"]
     if not widget.card:
         return words
     card = CARDS[widget.card]
     fit = [name for name, peak in found.items() if peak <= card.usable]
-    native = [] if card.bf16 else ["only emulates bf16"]
-    return [*words, *native, *(fit or ["none fits"])]
+    return [*words, *(fit or ["none fits"])]
 
 
 KIND = Kind(
@@ -84,7 +85,7 @@ KIND = Kind(
     rest=("batch", {"batch": 32}),
     spoken={"batch": "batch 8"},
     columns=("recipe", "bytes per parameter", "peak", "of fp32’s", "moment"),
-    parts=6,
+    parts=5,
     moves=[
         (
             {"network": GPT2, "tokens": 1024, "batches": (1, 8, 32)},

@@ -61,11 +61,20 @@ const fitText = (left) =>
 const emulated = (state, recipe) =>
   recipe !== "fp32" && cardOf(state)?.bf16 === false;
 
+/* Whether the optimizer's step, with fp32 copies of gradients, is the peak. */
+const copies = ({ recipe, phase }) =>
+  recipe === "master" && phase === "optimizer";
+
+/* What a card that emulates bf16 means for a recipe. */
+const advice = (recipe) =>
+  recipe === "autocast" ? " (use fp16: same bytes)" : " (bf16 emulated)";
+
 /** The key numbers in words. */
 export function sentence(state) {
   const { batch, card, checkpointed } = state;
   const all = describe(state);
   const [full, low] = all;
+  const stepping = all.find(copies);
   const fit = all.filter(({ left }) => left >= 0).map(({ recipe }) => recipe);
   const usable = card && formatBytes(cardOf(state).usable);
   return (
@@ -76,8 +85,9 @@ export function sentence(state) {
       ? ` The ${card} has ${usable}: ${listed(fit) || "none"} ` +
         `${fit.length > 1 ? "fit" : "fits"}.`
       : "") +
-    (emulated(state, "bf16")
-      ? ` It only emulates bf16: use autocast in fp16.`
+    (stepping
+      ? ` ${stepping.recipe} peaks in the optimizer’s step, on fp32 copies ` +
+        "of the gradients."
       : "")
   );
 }
@@ -158,7 +168,7 @@ function* drawLimit(id, { plot, limit, narrow, bars }, card) {
 
 function* drawWords(state, { bars, narrow, plot }) {
   for (const { recipe, bytes, left, y } of bars) {
-    const slow = emulated(state, recipe) ? " (bf16 emulated)" : "";
+    const slow = emulated(state, recipe) ? advice(recipe) : "";
     const size = formatBytes(bytes);
     const halo = { class: "mb-halo" };
     const label = text(plot.left, y, "", halo);
@@ -198,6 +208,15 @@ function* drawBars(id, plan, state, before) {
     const box = { x: plot.left, y: bar - 2, width: end - plot.left };
     yield svg("rect", { ...box, height: TALL + 4, class: "mb-ghost" });
   }
+}
+
+/* The parts that are ever long enough to be seen. */
+function visible({ peaks }) {
+  const all = peaks.flat(2);
+  const seen = (k) => all.some((parts) => parts[k] > 0.002 * sum(parts));
+  return Object.fromEntries(
+    Object.entries(PARTS).filter((_, k) => seen(k)),
+  );
 }
 
 function results(id, state) {
@@ -277,7 +296,7 @@ function build({ id, get, set }) {
   return {
     controls: [batch, card, checkpointed],
     picture,
-    legend: legend(id, PARTS),
+    legend: legend(id, visible(get().account)),
     note,
     draw,
   };
