@@ -43,7 +43,7 @@ def said(widget):
     found = printed(widget)
     above, best = (found[f"{widget.format}.{k}"] for k in ("above", "best"))
     infinite = FORMATS[widget.format].infinite
-    words = [f"{widget.format} makes zero of "]
+    words = [f"In {widget.format} at a loss scale of "]
     words += ["a scaler would skip"] if above and infinite else []
     return words + (["beyond the slider"] if not -12 <= best <= 24 else [])
 
@@ -70,7 +70,10 @@ KIND = Kind(
     tabs=("scale", "format", "best"),
     rest=("scale", {"scale": 2**5}),
     spoken={"scale": "2 to the power of 0"},
-    columns=("format", "underflow", "subnormal", "overflow", "best scale"),
+    columns=(
+        *("format", "underflow", "subnormal", "overflow"),
+        "largest scale without overflow",
+    ),
     parts=3,
     moves=[
         (

@@ -163,8 +163,12 @@ def test_the_largest_scale_without_overflow(show, given):
     button = page.get_by_role("button", name="Largest scale without overflow")
     for name in ("fp16", "bf16", "fp8-e4m3"):
         control(page, "format").select_option(name)
-        button.press("Enter")
         best = math.log2(best_scale(given, name))
+        if best > 24:
+            every = page.get_by_text("Every scale here is without overflow")
+            assert every.is_disabled()
+            continue
+        button.press("Enter")
         scale = 2.0 ** min(max(best, -12), 24)
         agree(page, gradients=given, format=name, scale=scale)
         fits = page.get_by_text("no overflow", exact=True)

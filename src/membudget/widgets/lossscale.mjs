@@ -10,6 +10,7 @@ import {
   html,
   legend,
   line,
+  listed,
   patterns,
   powerOfTwo,
   slider,
@@ -60,7 +61,7 @@ const scaleText = (e) => (e < 0 ? powerOfTwo(e) : grouped(2 ** e));
 function verdict({ histogram, format }, { above }) {
   if (!above) return "no overflow";
   return histogram.saturates.includes(format)
-    ? "overflow: cut"
+    ? "overflow: clipped"
     : "overflow: step skipped";
 }
 
@@ -70,12 +71,16 @@ export function sentence(state) {
   const { below, subnormal, above, best } = describe(state)[format];
   const e = exponentOf(state);
   const skipped = above && !histogram.saturates.includes(format);
+  const found = [
+    below && `${shareText(below)} become zero`,
+    subnormal && `${shareText(subnormal)} are subnormal`,
+    above && `${shareText(above)} overflow`,
+  ].filter(Boolean);
   return (
-    `At a loss scale of ${scaleText(e)}, ${format} makes zero of ` +
-    `${shareText(below)} of the ${grouped(histogram.gradients)} gradients; ` +
-    `${shareText(subnormal)} are subnormal. ` +
-    `${shareText(above)} overflow` +
-    (skipped ? ", so a scaler would skip the step. " : ". ") +
+    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, of ` +
+    `${grouped(histogram.gradients)} gradients ` +
+    (listed(found) || "all are normal numbers") +
+    (skipped ? ": a scaler would skip the step. " : ". ") +
     `The largest scale without overflow is ${powerOfTwo(best)}` +
     (inside(histogram, best) === best ? "." : ", beyond the slider.")
   );
@@ -107,7 +112,9 @@ export function layout({ histogram, format, scale }, width) {
     plot,
     each,
     edges,
-    heights: counts.map((count) => y(count / gradients)),
+    heights: counts.map((count) =>
+      Math.min(y(count / gradients), plot.bottom - (count ? 3 : 0)),
+    ),
     zones: [plot.left, ...walls, plot.right],
     ticks,
     shares: byteTicks(100 * most, 3).marks.map(({ value, label }) => ({
@@ -180,7 +187,6 @@ function* drawHistogram(id, plan, before) {
     const box = { x: from, width: to - from, y: top, height: bottom - top };
     const wall = part === "over";
     if (wall) yield svg("rect", { ...box, class: "mb-wall" });
-    if (part === "subnormal") yield* filled(id, part, "rect", box);
     const d = bars(plan, from, to);
     yield* filled(id, wall ? "lost" : "gradients", "path", { d });
     if (wall) yield svg("path", { d, fill: `url(#${id}-over)` });
@@ -209,7 +215,8 @@ function results(id, state) {
       [`${name}.best`, n.best, powerOfTwo(n.best)],
     ],
   }));
-  const head = ["format", ...COLUMNS.map(([, , word]) => word), "best scale"];
+  const words = COLUMNS.map(([, , word]) => word);
+  const head = ["format", ...words, "largest scale without overflow"];
   return [table(id, head, rows)];
 }
 
@@ -217,10 +224,13 @@ function results(id, state) {
 
 const NOTE =
   "A bar for each binade, from a power of two to the next. Its height is " +
-  "the share of the gradients there. A factor 2 of the loss scale moves all " +
+  "the share of the gradients there, or 3 pixels. A factor 2 of the loss scale moves all " +
   "bars by one binade; axis and walls stay. Dotted: before the last change. " +
-  "The best scale is the largest without overflow. A scale below 1 " +
-  "stands for a larger batch: 2⁻¹⁰ for 1 024 times as many tokens.";
+  "A scale below 1 stands for a larger batch, because the mean divides by " +
+  "the tokens: 2⁻¹⁰ for 1 024 times as many.";
+
+const BEST = "Largest scale without overflow";
+const ANY = "Every scale here is without overflow";
 
 function build({ id, get, set }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
@@ -239,7 +249,7 @@ function build({ id, get, set }) {
     onChange: (value) => set({ format: value }),
   });
   const best = button({
-    label: "Largest scale without overflow",
+    label: BEST,
     key: "best",
     onClick: () => go(get().histogram.best[get().format]),
   });
@@ -269,6 +279,9 @@ function build({ id, get, set }) {
     const words = e < 1 ? scaleText(e) : `${powerOfTwo(e)} = ${scaleText(e)}`;
     scale.update({ value: e, max: most, text: words, spoken: power });
     format.update({ value: state.format });
+    const any = state.histogram.best[state.format] > most;
+    best.root.disabled = any;
+    best.root.textContent = any ? ANY : BEST;
     const { merged, zeros } = state.histogram;
     note.textContent =
       NOTE +
@@ -287,7 +300,7 @@ function build({ id, get, set }) {
     picture,
     legend: legend(id, {
       gradients: "gradients",
-      subnormal: "subnormal range",
+      subnormal: "subnormal",
       over: "lost",
     }),
     note,
