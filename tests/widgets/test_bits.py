@@ -100,7 +100,16 @@ def test_the_number_is_dragged(show, touch):
         page.mouse.move(start - 20 * binade, y, steps=3)
         assert page.locator(".mb-ghost").count() == 1
         page.mouse.up()
-    agree(page, 2.0**-20)
+    agree(page, 9.54e-7)  # 2 ** -20, in three digits
+
+
+def test_the_arrow_keys_double_and_halve(page):
+    field = control(page, "number")
+    field.press("ArrowDown")
+    agree(page, 0.05)
+    field.press("ArrowUp")
+    field.press("ArrowUp")
+    agree(page, 0.2)
 
 
 @pytest.mark.parametrize("typed", ["<b>", "", "1e-400"])

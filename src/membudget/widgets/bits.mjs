@@ -118,11 +118,20 @@ export function numberText(x, digits) {
   return `${sign}${mantissa.replace(/\.?0+$/, "")}·10${power}`;
 }
 
+/** Never so short that it looks like another number, which it replaces. */
+export function keptText(value, x) {
+  let digits = 9;
+  const same = () => Number(value.toPrecision(digits)) === x;
+  while (value !== x && same()) digits += 1;
+  return numberText(value, digits);
+}
+
 /* What becomes of a number. */
 function fate({ kind, error, value }) {
   if (kind === "underflow") return "underflow: lost";
   if (kind === "overflow") {
-    return Math.abs(value) < Infinity ? "overflow: cut" : "overflow: ∞";
+    const clipped = `clipped to ${numberText(value)}, its largest`;
+    return Math.abs(value) < Infinity ? clipped : "overflow: ∞";
   }
   const words = error ? `error ${numberText(100 * error, 2)} %` : "exact";
   return kind === "subnormal" ? `${words}, subnormal` : words;
@@ -198,13 +207,21 @@ export function layout(state, width) {
   };
 }
 
-/** The number as it is after it was dragged to `x`. */
+/** The number as it is after it was dragged to `x`, in three digits. */
 export function dragged({ plot, per }, number, x) {
   const from = among(x, plot.left, plot.right) - plot.left;
   const size = Math.abs(number);
   const mantissa = size && size < Infinity ? size / 2 ** binade(size) : 1;
   const e = Math.round(LOW + from * per - Math.log2(mantissa));
-  return (negative(number) ? -1 : 1) * mantissa * 2 ** e;
+  const to = mantissa * 2 ** e;
+  const short = to === size ? to : Number(to.toPrecision(3));
+  return negative(number) ? -short : short;
+}
+
+/** Twice or half the number, as far as fp64 goes. */
+export function stepped(number, factor) {
+  const next = number * factor;
+  return next && Math.abs(next) < Infinity ? next : number;
 }
 
 // ---- drawing -------------------------------------------------------------
@@ -216,7 +233,7 @@ function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
   const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
   const shown = rows.find(({ name }) => name === state.format);
-  const value = numberText(shown.value, lines > 1 ? 6 : 9);
+  const value = keptText(shown.value, Number(state.number));
   const big = { class: "mb-value mb-big" };
   yield text(0, 17, `${state.format}: ${value}`, big);
   yield text(0, 36, fate(shown), { class: `mb-value mb-${shown.kind}` });
@@ -229,7 +246,7 @@ function* drawRanges(id, plan, state, then) {
     yield* filled(id, "subnormal", "rect", few);
     yield text(0, y, name, { class: name === state.format && "mb-value" });
     const look = { class: `mb-${of.kind}` };
-    yield text(76, y, numberText(of.value, 9), look);
+    yield text(76, y, keptText(of.value, Number(state.number)), look);
     yield text(...(lines > 1 ? [0, y + 15] : [226, y]), fate(of), look);
     const lost = of.kind === "underflow" || of.kind === "overflow";
     const d = `M${now - 5} ${bar - 1}l10 10m0 -10l-10 10`;
@@ -253,7 +270,7 @@ function results(id, state) {
   const rows = describe(state).map(({ name, ...row }) => ({
     label: name,
     cells: [
-      [`${name}.value`, row.value, numberText(row.value, 7)],
+      [`${name}.value`, row.value, keptText(row.value, Number(state.number))],
       [`${name}.error`, row.error, fate(row)],
       [name, row.bits],
     ],
@@ -331,13 +348,21 @@ function build({ id, get, set }) {
   const setNumber = (x) => set({ number: textOf(x) });
   const names = get().formats.map(({ name }) => name);
   const exact = field({
-    label: "Number",
+    label: "Number (↑ × 2, ↓ ÷ 2)",
     key: "number",
     autocomplete: "off",
     read: parse,
     write: textOf,
-    how: "write a number as 0.1, 1e-5 or 2^-24",
+    how:
+      "write a number as 0.1, 1e-5 or 2^-24; " +
+      "1.8e308 and more is too large",
     onChange: setNumber,
+  });
+  exact.root.addEventListener("keydown", (event) => {
+    const factor = { ArrowUp: 2, ArrowDown: 0.5 }[event.key];
+    if (!factor) return;
+    event.preventDefault();
+    setNumber(stepped(Number(get().number), factor));
   });
   const format = choice({
     label: "Format whose bits are shown",
@@ -355,7 +380,8 @@ function build({ id, get, set }) {
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   let plan;
   drag(picture, {
-    move: ({ x }) => setNumber(dragged(plan, Number(get().number), x)),
+    grab: () => Number(get().number),
+    move: ({ x }, held) => setNumber(dragged(plan, held, x)),
   });
   const draw = (state, width, before) => {
     plan = layout(state, width);
