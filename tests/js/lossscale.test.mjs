@@ -28,7 +28,7 @@ test("the sentences say what there is to say", () => {
     "In fp16 at a loss scale of 2⁻¹², ", " loss scale of 2⁶, ",
     " of 2²⁴, ", " of 3\u202f000 gradients ", "> 99.99 %",
     " overflow: a scaler would skip the step.", " become zero. The",
-    " all are normal numbers. The",
+    " are normal numbers. The",
     ", beyond the slider.",
   ]);
   assert.equal(shareText(0.123456), "12.35 %");

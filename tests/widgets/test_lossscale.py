@@ -165,7 +165,7 @@ def test_the_largest_scale_without_overflow(show, given):
         control(page, "format").select_option(name)
         best = math.log2(best_scale(given, name))
         if best > 24:
-            every = page.get_by_text("Every scale here is without overflow")
+            every = page.get_by_text("No scale here overflows")
             assert every.is_disabled()
             continue
         button.press("Enter")

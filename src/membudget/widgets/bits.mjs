@@ -235,7 +235,8 @@ function* drawRanges(id, plan, state, then) {
   const shown = rows.find(({ name }) => name === state.format);
   const value = keptText(shown.value, Number(state.number));
   const big = { class: "mb-value mb-big" };
-  yield text(0, 17, `${state.format}: ${value}`, big);
+  const form = lines > 1 ? "" : `${state.format}: `;
+  yield text(0, 17, form + value, big);
   yield text(0, 36, fate(shown), { class: `mb-value mb-${shown.kind}` });
   for (const { name, y, bar, ends, at, ...of } of rows) {
     const [low, normal, high] = ends;

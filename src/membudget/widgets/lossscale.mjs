@@ -76,10 +76,12 @@ export function sentence(state) {
     subnormal && `${shareText(subnormal)} are subnormal`,
     above && `${shareText(above)} overflow`,
   ].filter(Boolean);
+  const all = `${grouped(histogram.gradients)} gradients`;
   return (
-    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, of ` +
-    `${grouped(histogram.gradients)} gradients ` +
-    (listed(found) || "all are normal numbers") +
+    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, ` +
+    (found.length
+      ? `of ${all} ${listed(found)}`
+      : `all ${all} are normal numbers`) +
     (skipped ? ": a scaler would skip the step. " : ". ") +
     `The largest scale without overflow is ${powerOfTwo(best)}` +
     (inside(histogram, best) === best ? "." : ", beyond the slider.")
@@ -230,7 +232,7 @@ const NOTE =
   "the tokens: 2⁻¹⁰ for 1 024 times as many.";
 
 const BEST = "Largest scale without overflow";
-const ANY = "Every scale here is without overflow";
+const ANY = "No scale here overflows";
 
 function build({ id, get, set }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
