@@ -226,8 +226,9 @@ function results(id, state) {
 
 const NOTE =
   "A bar for each binade, from a power of two to the next. Its height is " +
-  "the share of the gradients there, or 3 pixels. A factor 2 of the loss scale moves all " +
-  "bars by one binade; axis and walls stay. Dotted: before the last change. " +
+  "the share of the gradients there, but at least 3 pixels. A factor 2 of " +
+  "the loss scale moves all bars by one binade; axis and walls stay. " +
+  "Dotted: before the last change. " +
   "A scale below 1 stands for a larger batch, because the mean divides by " +
   "the tokens: 2⁻¹⁰ for 1 024 times as many.";
 
