@@ -63,7 +63,7 @@ test("the sentence says each case", () => {
     "on 1 rank: each holds", "Nothing is sent.", "wait to be reduced)",
     "as much as DDP.", "1.5 times as much as DDP", "times less than DDP",
     "fit one T4 without sharding.", "Half as many ranks would be too few.",
-    " 128 ranks would be enough.", "nothing is split.", "too little is split.",
+    " Fewer ranks would be enough.", " More ranks would make", "nothing is split.", "too little is split.",
   ]);
 });
 
@@ -139,9 +139,10 @@ test("everything is inside the picture, at every width", () => {
           page({ x: end + 6 + 6.5 * value.length, y: y + 16 });
         }
       }
-      near(sum(plan.runs.map(({ width }) => width)), plan.plot.right - 34);
-      for (const { phase } of plan.moments) {
-        const words = PHASES[phase].at(-1);
+      near(plan.edges.at(-1), plan.plot.right);
+      for (const { phase, block } of plan.moments) {
+        const { said, ofBlock = said } = PHASES[phase];
+        const words = block ? ofBlock : said;
         assert.ok(lines(words, plan.plot.right).length <= 2, words);
       }
     }
@@ -158,7 +159,7 @@ test("bars are as high as their bytes, on an axis that ranks do not move", () =>
     const { bytes } = describe(state)[state.stage];
     const tall = plan.plot.bottom - plan.axis.y(bytes);
     const drawn = sum(plan.boxes.map(({ height }) => height));
-    if (plan.beyond === null) near(drawn, tall);
+    if (!plan.broken) near(drawn, tall);
     else near(drawn, plan.plot.bottom - plan.plot.top);
   }
 });

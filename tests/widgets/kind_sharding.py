@@ -31,6 +31,7 @@ def controls(widget):
         "card": widget.card,
         "accumulation_steps": widget.accumulation_steps.bit_length() - 1,
         "synchronise_last": widget.synchronise_last,
+        "moment": 0,
     }
 
 
@@ -60,7 +61,7 @@ def states():
 KIND = Kind(
     "sharding",
     widgets.Sharding,
-    "Model states of 7.5 B parameters, recipe master",
+    "Model states of 7.5 B parameters: bf16 model, fp32 copy",
     controls,
     printed,
     said,

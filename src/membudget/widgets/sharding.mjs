@@ -1,5 +1,6 @@
 import {
   LETTER,
+  PHASE_WORDS,
   axes,
   budgetLine,
   checkBox,
@@ -13,8 +14,10 @@ import {
   heights,
   html,
   legend,
+  line,
   numberField,
   patterns,
+  phaseRuns,
   player,
   plural,
   radios,
@@ -106,26 +109,38 @@ export const describe = (state) =>
 
 // ---- a training step -----------------------------------------------------
 
-/** Of each phase: its colour, its name, long and short, and what happens. */
+const { forward, backward, optimizer } = PHASE_WORDS;
+
+/** Of each phase: its colour, its name, the longest first, and what happens,
+    also where gradients are freed block by block. */
 export const PHASES = {
-  rest: ["", "Between two steps",
-    "Play a step, or drag along it, to see what the ranks send."],
-  gather: ["parameters", "all-gather", "gather",
-    "Each passes a slice of a block’s parameters on, until all have it."],
-  forward: ["phase-forward", "forward", "F",
-    "Each rank runs this on its own samples."],
-  free: ["phase-optimizer", "free", "",
-    "Each keeps its own slice alone. So it goes block by block."],
-  backward: ["phase-backward", "backward", "B",
-    "Each rank has whole gradients, of its own samples alone."],
-  reduce: ["gradients", "reduce-scatter", "reduce",
-    "Each passes a slice on, and the next adds its own to it."],
-  spread: ["gradients", "all-gather", "gather",
-    "Second half of an all-reduce: each passes a sum on, until all have all."],
-  optimizer: ["phase-optimizer", "optimizer", "O",
-    "Each rank updates what it has the optimizer states of."],
-  renew: ["parameters", "all-gather", "gather",
-    "Each passes a slice of new parameters on, until all have all."],
+  rest: { words: ["Between two steps"],
+    said: "Play, or drag here: F is forward, B is backward, S the optimizer " +
+      "step." },
+  gather: { part: "parameters", words: ["gather"],
+    said: "All-gather of one block: each passes its slice on, until all " +
+      "have it." },
+  forward: { part: "phase-forward", words: forward,
+    said: "Each rank runs this on its own samples." },
+  free: { part: "phase-optimizer", words: ["free"],
+    said: "Each keeps its own slice alone. So it goes block by block." },
+  backward: { part: "phase-backward", words: backward,
+    said: "Each rank has whole gradients, of its own samples alone.",
+    ofBlock: "Whole gradients of one block: reduced and freed before the " +
+      "next one’s." },
+  reduce: { part: "gradients", words: ["reduce"],
+    said: "Reduce-scatter: each passes a slice on, and the next adds its " +
+      "own to it.",
+    ofBlock: "Reduce-scatter of one block: each passes a slice, the next " +
+      "adds its own." },
+  spread: { part: "gradients", words: ["gather"],
+    said: "All-gather ends the all-reduce: each passes a sum on, until all " +
+      "have all." },
+  optimizer: { part: "phase-optimizer", words: optimizer,
+    said: "Each rank updates what it has the optimizer states of." },
+  renew: { part: "parameters", words: ["gather"],
+    said: "All-gather: each passes a slice of new parameters on, until all " +
+      "have all." },
 };
 
 /** The ranks that are drawn: their numbers, and null for those between. */
@@ -159,8 +174,11 @@ export function step(state) {
   const count = cells.gradients.length;
   const moments = [];
   let batch = "";
-  const add = (phase, moves = []) =>
-    moments.push({ phase, batch, moves, cells: structuredClone(cells) });
+  const block = gradients && !waits(state);
+  const add = (phase, moves = []) => {
+    const now = structuredClone(cells);
+    moments.push({ phase, batch, block, moves, cells: now });
+  };
   const ring = (phase, part, first, arrive) => {
     for (let round = 1; round < count; round += 1) {
       const moves = cells[part].map((_, from) => {
@@ -217,7 +235,8 @@ function fitting({ stage, ranks, card }, { fits, fewest }) {
   }
   if (fewest === 1) return ` They fit one ${card} without sharding.`;
   if (fewest === ranks) return " Half as many ranks would be too few.";
-  return ` ${fewest} ranks would be enough.`;
+  if (fewest < ranks) return " Fewer ranks would be enough.";
+  return " More ranks would make them fit.";
 }
 
 /** The chosen stage in words. */
@@ -227,7 +246,10 @@ export function sentence(state, all = describe(state)) {
   const than = (words) => (stage === "ddp" ? "" : `, ${words}`);
   const wait = n.parts.waiting;
   const more = times(sum(n.each) / sum(ddp.each), "as much as");
-  const sends = `Each sends ${formatBytes(n.sent)} per step${than(more)}.`;
+  const often = state.accumulation_steps > 1 && !state.synchronise_last;
+  const why = often ? " (gradients are reduced after every micro-batch)" : "";
+  const sent = `${formatBytes(n.sent)} per step${why}`;
+  const sends = `Each sends ${sent}${than(more)}.`;
   return (
     `${nameOf(state, stage)} on ${plural(ranks, "rank")}: each holds ` +
     `${formatBytes(n.bytes)} of model states` +
@@ -238,20 +260,23 @@ export function sentence(state, all = describe(state)) {
   );
 }
 
-function titleOf({ model, recipe }) {
+function titleOf({ model, recipe, tables }) {
   const own = typeof model === "number";
   const what = own ? grouped(model) : model;
   const parameters = own || what.endsWith(" B") ? " parameters" : "";
-  return `Model states of ${what}${parameters}, recipe ${recipe}`;
+  const how = row(tables.recipes, recipe)[0];
+  return `Model states of ${what}${parameters}: ${how}`;
 }
 
-/* What everybody sees, and what it comes from. */
+/* What everybody sees, what it is of, and what it is compared with. */
 function verdict(state, { bytes, fits }) {
   const [size, card] = [formatBytes(bytes), cardOf(state)];
-  if (fits === null) return [`${size} per rank`, "No card is chosen."];
-  const words = `${size} of ${formatBytes(card)} on ${state.card}`;
+  const what = "Model states between two steps";
+  if (fits === null) return [`${size} per rank`, what, "no card is chosen"];
   const over = formatBytes(Math.abs(card - bytes));
-  return [fits ? `fits, ${over} left` : `${over} too much`, words];
+  const usable = `${state.card}: ${formatBytes(card)} usable`;
+  const big = fits ? `fits, ${over} left` : `${over} too much`;
+  return [big, `${what}: ${size}`, usable];
 }
 
 /** Words in lines of so many pixels. */
@@ -266,10 +291,12 @@ export function lines(words, width) {
 }
 
 const NOTE =
-  "Each box is a rank’s card, as high as what a step can have of it. Of the " +
-  "cells below, a column is a slice: a filled one is on this rank, a pale " +
-  "one for a while, a hatched pale one is not yet reduced. Ranks send in a " +
-  "ring, each to the next; of many, a few stand for all. Activations, " +
+  "Each box is a rank’s card, as high as what a step can have of it. A bar " +
+  "with a break is too high for the axis: above it, only shares are true. " +
+  "Of the cells below, a column is a slice: a filled one is on this rank, a " +
+  "pale one for a while, a hatched pale one is not yet reduced, and a " +
+  "dotted one stands for many. Ranks send in a ring, each to the next. " +
+  "Activations, " +
   "gathered blocks and buffers come on top and are not counted. ZeRO-1 and " +
   "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
   "FSDP2’s zero-2 for every micro-batch.";
@@ -334,31 +361,39 @@ function charts(state, all, place) {
   ];
 }
 
-/* The phases of a step, one after the other. */
-function runs(moments, { left, right }) {
-  const wide = (right - left) / moments.length;
-  const found = [];
-  moments.forEach(({ phase }, i) => {
-    if (phase !== found.at(-1)?.phase) {
-      const [part, ...words] = PHASES[phase].slice(0, -1);
-      found.push({ phase, part, words, x: left + i * wide, width: 0 });
-    }
-    found.at(-1).width += wide;
-  });
-  return found;
+/* Where moments begin on the track; a round of a ring is a short one. */
+function edgesOf(moments, { left, right }) {
+  const ends = [0];
+  for (const { phase, moves } of moments) {
+    const short = moves.length || phase === "rest";
+    ends.push(ends.at(-1) + (short ? 1 : 3));
+  }
+  return ends.map((end) => left + ((right - left) * end) / ends.at(-1));
 }
 
-/** Where everything stands; `moment` is null between two steps. */
-export function layout(state, width, moment = null, before = null) {
-  const [all, moments] = [describe(state), step(state)];
+/* The heights of bytes. What is too high for the axis is pressed together
+   above the card, so that all of its parts are seen. */
+function scale(axis, { top }, card, bytes) {
+  if (axis.y(bytes) >= top) return axis.y;
+  const edge = axis.y(card);
+  const press = (edge - top) / (bytes - card);
+  return (size) => (size > card ? edge - (size - card) * press : axis.y(size));
+}
+
+/** Where everything stands; the first and the last moment are between two
+    steps. */
+export function layout(state, width, moment = 0, before = null) {
+  const [all, rest] = [describe(state), atRest(state)];
+  const moments = [rest, ...step(state), rest];
   const { bytes, parts, fits } = all[state.stage];
   const wide = width >= 560;
   const right = wide ? Math.round(0.57 * width) : width - 4;
   const size = wide ? { bottom: 214, tall: 17 } : { bottom: 180, tall: 12 };
   const plot = { left: 34, right, top: 70, ...size };
   const card = cardOf(state);
-  const axis = heights(plot, card ? 1.2 * card : 1.05 * all.ddp.bytes);
-  const y = (bytes) => Math.max(axis.y(bytes), plot.top);
+  const axis = heights(plot, card ? 1.3 * card : 1.05 * all.ddp.bytes);
+  const ticks = axis.ticks.filter((t) => !card || t.y >= axis.y(card));
+  const y = scale(axis, plot, card, bytes);
   const box = ({ part, from, to }) => {
     return { part, y: y(to), height: y(from) - y(to) };
   };
@@ -371,28 +406,37 @@ export function layout(state, width, moment = null, before = null) {
     width: wide ? width - right - 24 : width,
     pitch: wide ? 28 : 19,
   });
-  const place = ((moment ?? 0) + 0.5) / moments.length;
+  const edges = edgesOf(moments, plot);
+  const runs = phaseRuns(moments.map(({ phase }) => phase), edges)
+    .filter(({ phase }) => phase !== "rest")
+    .map((run) => ({ ...run, ...PHASES[run.phase] }));
+  const middle = (edges[moment] + edges[moment + 1]) / 2;
   return {
-    ...{ plot, axis, moments, moment, track, charts: pair },
+    ...{ plot, moments, moment, edges, runs, track, charts: pair },
+    axis: { ...axis, ticks },
     ranks: state.ranks,
     verdict: [...verdict(state, all[state.stage]), fits === false],
-    card: card && y(card),
+    card: card && axis.y(card),
     boxes: pile(parts).map(box),
-    beyond: axis.y(bytes) < plot.top ? formatBytes(bytes) : null,
+    broken: axis.y(bytes) < plot.top,
     ghost: ghost ? axis.y(old) : null,
     stations: stations(state, plot),
-    now: moment === null ? atRest(state) : moments[moment],
-    runs: runs(moments, plot),
-    cursor: { x: plot.left + place * (right - plot.left), y: track + 3.5 },
+    now: moments[moment],
+    cursor: { x: middle, y: track + 3.5 },
     height: wide ? under : pair[1].bars.at(-1).y + 17,
   };
 }
 
 /** The moment at a place on the track. */
-export function momentAt({ plot, moments }, x) {
-  const share = (x - plot.left) / (plot.right - plot.left);
-  const at = Math.floor(share * moments.length);
-  return Math.min(Math.max(at, 0), moments.length - 1);
+export const momentAt = ({ edges }, x) =>
+  edges.slice(1, -1).filter((edge) => edge <= x).length;
+
+/** Which moment of the step it is, in words. */
+function momentOf({ now, moment, moments }) {
+  const [head] = PHASES[now.phase].words;
+  if (now.phase === "rest") return head;
+  const place = `${moment} of ${moments.length - 2}`;
+  return [place, now.batch, head].filter((word) => word).join(", ");
 }
 
 /** The stage whose bar is at a place, or null. */
@@ -405,14 +449,24 @@ export const stageAt = ({ charts }, { x, y }) =>
 
 const MIDDLE = { "text-anchor": "middle" };
 
-function* drawCards(id, { plot, card, ghost, beyond, ...plan }) {
+/* A zigzag through a bar: its upper part is on another scale. */
+function brokenAt({ x, width }, y) {
+  const side = width / 12;
+  const d = `M${x} ${y}${`l${side} -4l${side} 4`.repeat(6)}`;
+  return svg("path", { d, class: "mb-break" });
+}
+
+function* drawCards(id, { plot, card, ghost, ...plan }) {
   const { top, bottom } = plot;
-  const [big, small, over] = plan.verdict;
+  const [big, small, usable, over] = plan.verdict;
   const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
   const rect = (box, name) => svg("rect", { ...box, class: name });
   yield* axes(plot, plan.axis);
   yield text(2, 21, big, { class: look });
   yield text(2, 41, small);
+  yield text(plot.right, top - 11, usable, { "text-anchor": "end" });
+  const budget = card ? budgetLine(id, plot, card, over) : [];
+  yield* budget.slice(0, -1);
   for (const { rank, bar, middle } of plan.stations) {
     const name = rank === null ? `${plan.ranks - 4} more` : rank || "rank 0";
     yield text(middle, bottom + 18, name, MIDDLE);
@@ -426,11 +480,9 @@ function* drawCards(id, { plot, card, ghost, beyond, ...plan }) {
       yield* filled(id, part, "rect", { ...bar, ...box });
     }
     if (ghost !== null) yield rect(from(ghost), "mb-ghost");
-    const d = `M${middle - 7} ${top + 12}l7 -9l7 9z`;
-    if (beyond) yield svg("path", { d, class: "mb-head mb-up" });
+    if (plan.broken) yield brokenAt(bar, card - 4);
   }
-  if (card) yield* budgetLine(id, plot, card, over);
-  if (beyond) yield text(plot.left + 18, top - 10, `↑ ${beyond}`);
+  yield* budget.slice(-1);
 }
 
 /* The slices on each rank. */
@@ -449,6 +501,10 @@ function* drawSlices(id, { plot, stations, now }) {
           yield* filled(id, name, "rect", box);
         }
         yield svg("rect", { ...box, class: "mb-cell" });
+        if (stations[j].rank !== null) continue;
+        const start = `M${box.x + cell / 2 - 3} ${y + height / 2}`;
+        const d = `${start}h0m2.5 0h0m2.5 0h0`;
+        yield svg("path", { d, class: "mb-dots" });
       }
     }
   }
@@ -475,16 +531,16 @@ function* drawMoves(id, { plot, stations, now }) {
 }
 
 /* The step, where it is, and what happens. */
-function* drawTrack(id, { plot, track, cursor, now, moment, ...plan }) {
-  const [, head, ...rest] = PHASES[now.phase];
-  const many = plan.moments.length;
-  const place = moment === null ? "" : `${moment + 1} of ${many}`;
-  const words = [place, now.batch, head].filter((word) => word).join(", ");
+function* drawTrack(id, { plot, track, cursor, now, ...plan }) {
+  const { said, ofBlock } = PHASES[now.phase];
+  const words = (now.block && ofBlock) || said;
+  yield line(plot.left, cursor.y, plot.right, cursor.y, "mb-axis");
   yield* strip(id, track, plan.runs);
-  if (place) yield dot(cursor, "mb-handle", 6);
-  yield text(2, track + 41, words, { class: "mb-value mb-moment" });
-  for (const [i, line] of lines(rest.at(-1), plot.right).entries()) {
-    yield text(2, track + 58 + 17 * i, line);
+  yield dot(cursor, "mb-handle", 6);
+  const look = { class: "mb-value mb-moment" };
+  yield text(2, track + 41, momentOf({ now, ...plan }), look);
+  for (const [i, part] of lines(words, plot.right).entries()) {
+    yield text(2, track + 58 + 17 * i, part);
   }
 }
 
@@ -529,8 +585,13 @@ function build({ id, get, set }) {
   const from = (rows, words) =>
     Object.fromEntries(rows.map((one) => [one[0], words(one)]));
   const change = (key) => (value) => set({ [key]: value });
-  const power = (label, key) =>
-    slider({ label, key, min: 0, onInput: (i) => set({ [key]: 2 ** i }) });
+  const power = (label, key) => {
+    const onInput = (i) => set({ [key]: 2 ** i });
+    const control = slider({ label, key, min: 0, onInput });
+    const held = () => String(2 ** control.held());
+    const enter = (text) => control.enter(String(Math.log2(text)));
+    return { ...control, held, enter };
+  };
   const place = (value, most, thing) => ({
     ...{ value: Math.log2(value), max: Math.log2(most) },
     ...{ text: value, spoken: plural(value, thing) },
@@ -548,7 +609,10 @@ function build({ id, get, set }) {
     "Model",
     "model",
     { ...from(models, ([name]) => name), own: "own number" },
-    (name) => set({ model: name === "own" ? countOf(get()) : name }),
+    (name) => {
+      set({ model: name === "own" ? countOf(get()) : name });
+      showCount();
+    },
   );
   const count = numberField({
     label: "Parameters Ψ",
@@ -556,6 +620,10 @@ function build({ id, get, set }) {
     max: MOST_PARAMETERS,
     onChange: (model) => model !== countOf(get()) && set({ model }),
   });
+  const showCount = () => {
+    count.root.hidden = typeof get().model !== "number";
+    count.update({ value: countOf(get()) });
+  };
   const sized = ([name, size]) =>
     size ? `${name}: ${formatBytes(size)}` : name;
   const card = pick("Card, usable memory", "card", from(cards, sized));
@@ -569,7 +637,7 @@ function build({ id, get, set }) {
     onChange: change("synchronise_last"),
   });
 
-  let moment = null; // null: between two steps
+  let moment = 0;
   let plan;
   let paint = () => {};
   const see = (at) => {
@@ -581,8 +649,17 @@ function build({ id, get, set }) {
     every: 450,
     step: () => {
       const end = plan.moments.length - 1;
-      see(moment === null || moment >= end ? 0 : moment + 1);
+      see(moment === end ? 1 : moment + 1);
       return moment < end;
+    },
+  });
+  const when = slider({
+    label: "Moment of the step",
+    key: "moment",
+    min: 0,
+    onInput(at) {
+      play.stop();
+      see(at);
     },
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
@@ -613,10 +690,13 @@ function build({ id, get, set }) {
         ...drawTrack(id, plan),
         ...drawCharts(id, plan, state),
       );
+      const most = plan.moments.length - 1;
+      const words = momentOf(plan);
+      when.update({ value: moment, max: most, text: words, spoken: words });
     };
-    if (step(state).length !== plan?.moments.length) {
+    if (step(state).length + 2 !== plan?.moments.length) {
       play.stop();
-      moment = null; // it was of another step
+      moment = 0; // it was of another step
     }
     paint();
     const said = sentence(state, all);
@@ -627,7 +707,7 @@ function build({ id, get, set }) {
     stage.update({ value: nameOf(state, state.stage), options: names });
     ranks.update(place(state.ranks, RANKS.at(-1), "rank"));
     model.update({ value: own ? "own" : state.model });
-    count.update({ value: countOf(state) });
+    showCount();
     card.update({ value: state.card });
     recipe.update({ value: state.recipe });
     steps.update(place(micro, MOST_STEPS, "accumulation step"));
@@ -644,7 +724,8 @@ function build({ id, get, set }) {
     ...{ picture, note, draw, stop: play.stop },
     controls: [stage, ranks, play],
     legend: legend(id, PARTS),
-    more: [card, model, count, recipe, steps, last],
+    // what is played is not in the page's address: it has no key
+    more: [card, model, count, recipe, steps, last, { root: when.root }],
   };
 }
 
