@@ -2,10 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  PHASES,
   atRest,
   describe,
   drawnOf,
+  happens,
   layout,
   lines,
   momentAt,
@@ -63,7 +63,7 @@ test("the sentence says each case", () => {
     "on 1 rank: each holds", "Nothing is sent.", "wait to be reduced)",
     "as much as DDP.", "1.5 times as much as DDP", "times less than DDP",
     "fit one T4 without sharding.", "Half as many ranks would be too few.",
-    " Fewer ranks would be enough.", " More ranks would make", "nothing is split.", "too little is split.",
+    " Fewer ranks would do.", " More ranks would do.", "nothing is split.", "too little is split.",
   ]);
 });
 
@@ -140,9 +140,7 @@ test("everything is inside the picture, at every width", () => {
         }
       }
       near(plan.edges.at(-1), plan.plot.right);
-      for (const { phase, block } of plan.moments) {
-        const { said, ofBlock = said } = PHASES[phase];
-        const words = block ? ofBlock : said;
+      for (const words of plan.moments.map(happens)) {
         assert.ok(lines(words, plan.plot.right).length <= 2, words);
       }
     }
@@ -162,6 +160,16 @@ test("bars are as high as their bytes, on an axis that ranks do not move", () =>
     if (!plan.broken) near(drawn, tall);
     else near(drawn, plan.plot.bottom - plan.plot.top);
   }
+});
+
+test("a bar that is cut shows all of its parts", () => {
+  const card = { recipe: "master", stage: "ddp", card: "RTX 4090" };
+  const plan = layout({ ...plain, ...card }, 640);
+  assert.ok(plan.broken);
+  const [parameters, , optimizer] = plan.boxes;
+  near(parameters.y, plan.axis.y(15e9)); // below the card: to scale
+  assert.ok(optimizer.height > 20);
+  near(optimizer.y, plan.plot.top);
 });
 
 test("a place in the picture is a moment, or a stage", () => {

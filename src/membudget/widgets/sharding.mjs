@@ -14,7 +14,6 @@ import {
   heights,
   html,
   legend,
-  line,
   numberField,
   patterns,
   phaseRuns,
@@ -111,37 +110,30 @@ export const describe = (state) =>
 
 const { forward, backward, optimizer } = PHASE_WORDS;
 
-/** Of each phase: its colour, its name, the longest first, and what happens,
-    also where gradients are freed block by block. */
+/** Of each phase: its colour, its names and what happens. */
 export const PHASES = {
-  rest: { words: ["Between two steps"],
-    said: "Play, or drag here: F is forward, B is backward, S the optimizer " +
-      "step." },
-  gather: { part: "parameters", words: ["gather"],
-    said: "All-gather of one block: each passes its slice on, until all " +
-      "have it." },
-  forward: { part: "phase-forward", words: forward,
-    said: "Each rank runs this on its own samples." },
-  free: { part: "phase-optimizer", words: ["free"],
-    said: "Each keeps its own slice alone. So it goes block by block." },
-  backward: { part: "phase-backward", words: backward,
-    said: "Each rank has whole gradients, of its own samples alone.",
-    ofBlock: "Whole gradients of one block: reduced and freed before the " +
-      "next one’s." },
-  reduce: { part: "gradients", words: ["reduce"],
-    said: "Reduce-scatter: each passes a slice on, and the next adds its " +
-      "own to it.",
-    ofBlock: "Reduce-scatter of one block: each passes a slice, the next " +
-      "adds its own." },
-  spread: { part: "gradients", words: ["gather"],
-    said: "All-gather ends the all-reduce: each passes a sum on, until all " +
-      "have all." },
-  optimizer: { part: "phase-optimizer", words: optimizer,
-    said: "Each rank updates what it has the optimizer states of." },
-  renew: { part: "parameters", words: ["gather"],
-    said: "All-gather: each passes a slice of new parameters on, until all " +
-      "have all." },
+  rest: ["rest", ["Between two steps"],
+    "Play a step, or drag along it. F is forward, B is backward."],
+  gather: ["parameters", ["gather"],
+    "All-gather: each passes its slice on, until all have it."],
+  forward: ["phase-forward", forward,
+    "Each rank runs this on its own samples."],
+  free: ["phase-optimizer", ["free"], "Each keeps its own slice alone."],
+  backward: ["phase-backward", backward,
+    "Each rank has whole gradients, of its own samples alone."],
+  reduce: ["gradients", ["reduce"],
+    "Reduce-scatter: each passes a slice on, the next adds its own."],
+  spread: ["gradients", ["gather"],
+    "All-gather ends the all-reduce: each passes a sum on."],
+  optimizer: ["phase-optimizer", optimizer.slice(0, 2),
+    "Each rank updates what it has the optimizer states of."],
+  renew: ["parameters", ["gather"],
+    "All-gather: each passes new parameters on, until all have all."],
 };
+
+/** What happens at a moment. */
+export const happens = ({ phase, block }) =>
+  PHASES[phase][2] + (block ? " Block by block." : "");
 
 /** The ranks that are drawn: their numbers, and null for those between. */
 export const drawnOf = (ranks) =>
@@ -174,10 +166,12 @@ export function step(state) {
   const count = cells.gradients.length;
   const moments = [];
   let batch = "";
-  const block = gradients && !waits(state);
+  const split = gradients && !waits(state);
+  // one block after the other
+  const blocks = { gather: true, free: true, backward: split, reduce: split };
   const add = (phase, moves = []) => {
-    const now = structuredClone(cells);
-    moments.push({ phase, batch, block, moves, cells: now });
+    const now = { phase, batch, block: blocks[phase], moves };
+    moments.push({ ...now, cells: structuredClone(cells) });
   };
   const ring = (phase, part, first, arrive) => {
     for (let round = 1; round < count; round += 1) {
@@ -235,8 +229,7 @@ function fitting({ stage, ranks, card }, { fits, fewest }) {
   }
   if (fewest === 1) return ` They fit one ${card} without sharding.`;
   if (fewest === ranks) return " Half as many ranks would be too few.";
-  if (fewest < ranks) return " Fewer ranks would be enough.";
-  return " More ranks would make them fit.";
+  return ` ${fewest < ranks ? "Fewer" : "More"} ranks would do.`;
 }
 
 /** The chosen stage in words. */
@@ -247,7 +240,7 @@ export function sentence(state, all = describe(state)) {
   const wait = n.parts.waiting;
   const more = times(sum(n.each) / sum(ddp.each), "as much as");
   const often = state.accumulation_steps > 1 && !state.synchronise_last;
-  const why = often ? " (gradients are reduced after every micro-batch)" : "";
+  const why = often ? " (reduced after every micro-batch)" : "";
   const sent = `${formatBytes(n.sent)} per step${why}`;
   const sends = `Each sends ${sent}${than(more)}.`;
   return (
@@ -291,15 +284,13 @@ export function lines(words, width) {
 }
 
 const NOTE =
-  "Each box is a rank’s card, as high as what a step can have of it. A bar " +
-  "with a break is too high for the axis: above it, only shares are true. " +
-  "Of the cells below, a column is a slice: a filled one is on this rank, a " +
-  "pale one for a while, a hatched pale one is not yet reduced, and a " +
-  "dotted one stands for many. Ranks send in a ring, each to the next. " +
-  "Activations, " +
-  "gathered blocks and buffers come on top and are not counted. ZeRO-1 and " +
-  "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
-  "FSDP2’s zero-2 for every micro-batch.";
+  "Each box is what a step can have of a rank’s card. Above a break in a " +
+  "bar, only shares are true. Of the cells below, a column is a slice: a " +
+  "filled one is on this rank, a pale one for a while, a hatched pale one is " +
+  "not yet reduced, a dotted one stands for many. Ranks send in a ring, each " +
+  "to the next. Activations, gathered blocks and buffers come on top and are " +
+  "not counted. ZeRO-1 and ZeRO-2 are the paper’s: they gather new " +
+  "parameters once in a step, and FSDP2’s zero-2 for every micro-batch.";
 
 // ---- geometry ------------------------------------------------------------
 
@@ -361,7 +352,7 @@ function charts(state, all, place) {
   ];
 }
 
-/* Where moments begin on the track; a round of a ring is a short one. */
+/* Where moments begin; a round of a ring is short. */
 function edgesOf(moments, { left, right }) {
   const ends = [0];
   for (const { phase, moves } of moments) {
@@ -371,8 +362,8 @@ function edgesOf(moments, { left, right }) {
   return ends.map((end) => left + ((right - left) * end) / ends.at(-1));
 }
 
-/* The heights of bytes. What is too high for the axis is pressed together
-   above the card, so that all of its parts are seen. */
+/* The heights of bytes. What is too high is pressed together above the card,
+   so that all of its parts are seen. */
 function scale(axis, { top }, card, bytes) {
   if (axis.y(bytes) >= top) return axis.y;
   const edge = axis.y(card);
@@ -408,8 +399,8 @@ export function layout(state, width, moment = 0, before = null) {
   });
   const edges = edgesOf(moments, plot);
   const runs = phaseRuns(moments.map(({ phase }) => phase), edges)
-    .filter(({ phase }) => phase !== "rest")
-    .map((run) => ({ ...run, ...PHASES[run.phase] }));
+    .map((run) => [run, ...PHASES[run.phase]])
+    .map(([run, part, words]) => ({ ...run, part, words }));
   const middle = (edges[moment] + edges[moment + 1]) / 2;
   return {
     ...{ plot, moments, moment, edges, runs, track, charts: pair },
@@ -431,9 +422,9 @@ export function layout(state, width, moment = 0, before = null) {
 export const momentAt = ({ edges }, x) =>
   edges.slice(1, -1).filter((edge) => edge <= x).length;
 
-/** Which moment of the step it is, in words. */
+/** Which moment it is, in words. */
 function momentOf({ now, moment, moments }) {
-  const [head] = PHASES[now.phase].words;
+  const [head] = PHASES[now.phase][1];
   if (now.phase === "rest") return head;
   const place = `${moment} of ${moments.length - 2}`;
   return [place, now.batch, head].filter((word) => word).join(", ");
@@ -448,13 +439,6 @@ export const stageAt = ({ charts }, { x, y }) =>
 // ---- drawing -------------------------------------------------------------
 
 const MIDDLE = { "text-anchor": "middle" };
-
-/* A zigzag through a bar: its upper part is on another scale. */
-function brokenAt({ x, width }, y) {
-  const side = width / 12;
-  const d = `M${x} ${y}${`l${side} -4l${side} 4`.repeat(6)}`;
-  return svg("path", { d, class: "mb-break" });
-}
 
 function* drawCards(id, { plot, card, ghost, ...plan }) {
   const { top, bottom } = plot;
@@ -480,7 +464,9 @@ function* drawCards(id, { plot, card, ghost, ...plan }) {
       yield* filled(id, part, "rect", { ...bar, ...box });
     }
     if (ghost !== null) yield rect(from(ghost), "mb-ghost");
-    if (plan.broken) yield brokenAt(bar, card - 4);
+    const tooth = `l${bar.width / 12} -4l${bar.width / 12} 4`;
+    const d = `M${bar.x} ${card - 4}${tooth.repeat(6)}`;
+    if (plan.broken) yield svg("path", { d, class: "mb-break" });
   }
   yield* budget.slice(-1);
 }
@@ -532,14 +518,11 @@ function* drawMoves(id, { plot, stations, now }) {
 
 /* The step, where it is, and what happens. */
 function* drawTrack(id, { plot, track, cursor, now, ...plan }) {
-  const { said, ofBlock } = PHASES[now.phase];
-  const words = (now.block && ofBlock) || said;
-  yield line(plot.left, cursor.y, plot.right, cursor.y, "mb-axis");
   yield* strip(id, track, plan.runs);
   yield dot(cursor, "mb-handle", 6);
-  const look = { class: "mb-value mb-moment" };
-  yield text(2, track + 41, momentOf({ now, ...plan }), look);
-  for (const [i, part] of lines(words, plot.right).entries()) {
+  const words = momentOf({ now, ...plan });
+  yield text(2, track + 41, words, { class: "mb-value mb-moment" });
+  for (const [i, part] of lines(happens(now), plot.right).entries()) {
     yield text(2, track + 58 + 17 * i, part);
   }
 }
@@ -653,14 +636,15 @@ function build({ id, get, set }) {
       return moment < end;
     },
   });
+  const seek = (at) => {
+    play.stop();
+    see(at);
+  };
   const when = slider({
     label: "Moment of the step",
     key: "moment",
     min: 0,
-    onInput(at) {
-      play.stop();
-      see(at);
-    },
+    onInput: seek,
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
@@ -670,9 +654,8 @@ function build({ id, get, set }) {
       return chosen || near ? { chosen } : null;
     },
     move({ x }, { chosen }) {
-      play.stop();
       if (chosen) set({ stage: chosen });
-      else see(momentAt(plan, x));
+      else seek(momentAt(plan, x));
     },
   });
   const note = html("p", { class: "mb-note" });
@@ -724,7 +707,7 @@ function build({ id, get, set }) {
     ...{ picture, note, draw, stop: play.stop },
     controls: [stage, ranks, play],
     legend: legend(id, PARTS),
-    // what is played is not in the page's address: it has no key
+    // no key: not in the address
     more: [card, model, count, recipe, steps, last, { root: when.root }],
   };
 }
