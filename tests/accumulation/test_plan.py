@@ -158,15 +158,11 @@ def test_the_peak_is_known_to_the_byte_at_every_size(name):
 
 @of_each_setting
 def test_windows_with_a_remainder(name):
-    """Exact with two full micro-batches; with one, an upper bound."""
     for n, rest in ((8, 3), (64, 1), (65, 64)):
-        sizes = [n, n, rest]
-        plan = Plan(sum(sizes), n, 10**4, found(name))
-        assert plan.sizes == sizes
-        assert plan.peak == traced(name, *sizes)
-        peak = traced(name, n, rest)
-        assert Plan(n + rest, n, 10**4, found(name)).peak >= peak
-        assert peak == max(found(name).peak(n, 1), found(name).peak(rest, 2))
+        for sizes in [n, n, rest], [n, rest]:
+            plan = Plan(sum(sizes), n, 10**4, found(name))
+            assert plan.sizes == sizes
+            assert plan.peak == traced(name, *sizes)
 
 
 @of_each_setting
@@ -249,7 +245,8 @@ def test_a_plan_against_brute_force(batch, micro, samples, normalisation):
     if len(sizes) == 1:
         assert plan.peak == max(200, 150 + 3 * batch) == plan.whole_peak
     else:
-        assert plan.peak == max(210, 190 + 3 * micro)
+        after = micro if len(sizes) > 2 else sizes[-1]
+        assert plan.peak == max(210, 150 + 3 * micro, 190 + 3 * after)
     assert plan.whole_peak == max(200, 150 + 3 * batch)
     assert plan.steps_per_epoch == len(range(0, samples, batch))
 

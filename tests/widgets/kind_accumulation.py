@@ -50,10 +50,8 @@ def said(widget):
         weights = "The weights sum to "
     elif numbers["weight_ratio"] < 1 + 1e-9:
         weights = "Every sample counts 1/N, as in the whole batch"
-    bound = widget.steps == 2 and widget.plan.last < widget.plan.largest
-    most = "at most " if bound else ""
     return [
-        f"the peak is {most}{format_bytes(numbers['peak'])}, ",
+        f"the peak is {format_bytes(numbers['peak'])}, ",
         f" {format_bytes(abs(over))} {than} the budget",
         weights,
     ]

@@ -185,12 +185,13 @@ class Plan:
 
     @property
     def peak(self) -> int:
-        """Peak bytes of the window.
-
-        With a remainder and only one full micro-batch it is a bound from
-        above, as if the remainder were full.
-        """
-        return self.footprint.peak(self.largest, self.steps)
+        """Peak bytes of the window: of its first micro-batch, or of the
+        largest after it, which adds to the gradients that are there."""
+        first = self.footprint.peak(self.largest, 1)
+        if self.steps == 1:
+            return first
+        after = self.largest if self.steps > 2 else self.last
+        return max(first, self.footprint.peak(after, 2))
 
     @property
     def whole_peak(self) -> int:

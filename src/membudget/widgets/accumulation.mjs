@@ -64,7 +64,7 @@ export function describe(state) {
   const weightOf = WEIGHTS[state.normalisation];
   const weight = weightOf(size, count, all);
   const lastWeight = weightOf(last, count, all);
-  const memory = highest(footprint, rowsOf(footprint, count), size);
+  const memory = peakOf(footprint, count, size, last);
   const wholeMemory = highest(footprint, footprint.alone, all);
   const windows = Math.ceil(samples / all);
   return {
@@ -79,7 +79,6 @@ export function describe(state) {
     weight_ratio: Math.max(weight, lastWeight) / Math.min(weight, lastWeight),
     peak: bytesOf(memory),
     whole_peak: bytesOf(wholeMemory),
-    bound: count === 2 && last < size, // the peak may be lower
     over: bytesOf(memory) - budget,
     memory,
     whole_memory: wholeMemory,
@@ -88,8 +87,15 @@ export function describe(state) {
   };
 }
 
-const rowsOf = (footprint, count) =>
-  count === 1 ? footprint.alone : footprint.later;
+/* What is alive at the peak: of the first micro-batch, or of the largest after
+   it, which adds to the gradients that are there. */
+function peakOf(footprint, count, size, last) {
+  const first = highest(footprint, footprint.alone, size);
+  if (count === 1) return first;
+  const after = count > 2 ? size : last;
+  const later = highest(footprint, footprint.later, after);
+  return bytesOf(later) >= bytesOf(first) ? later : first;
+}
 
 const bytesOf = (memory) => Object.values(memory).reduce((a, b) => a + b);
 
@@ -188,8 +194,7 @@ export function sentence(state) {
   const n = describe(state);
   const than = n.over > 0 ? "above" : "below";
   const by = formatBytes(Math.abs(n.over));
-  const most = n.bound ? "at most " : "";
-  const peak = `the peak is ${most}${formatBytes(n.peak)}`;
+  const peak = `the peak is ${formatBytes(n.peak)}`;
   const room = `${by} ${than} the budget`;
   const first = `${cutText(n)}: ${peak}, ${room}`;
   return `${first}. ${weightText(n)}. ${costText(state, n)}.`;
@@ -286,7 +291,7 @@ function cornersOf(state, plot, end) {
       i ? footprint.gradients : 0,
     ).map(({ at, memory }) => ({ x: x + at * width, memory })),
   );
-  const rows = rowsOf(footprint, count);
+  const rows = count === 1 ? footprint.alone : footprint.later;
   const step = stepCorners(footprint, rows, end, plot.right);
   return { blocks, corners: [...passes, ...step] };
 }
@@ -414,7 +419,7 @@ function* drawMemory(id, { plot, axis, end, memory, before }, n, state) {
       ? [[memory.whole, "whole batch", size(n.whole_peak)]]
       : []),
     [{ x: right, y: memory.budget }, "budget", formatBytes(state.budget)],
-    [memory.peak, n.bound ? "at most" : "peak", size(n.peak)],
+    [memory.peak, "peak", size(n.peak)],
   ]);
   yield dot(memory.peak, "mb-peak");
   yield text((end + right) / 2, bottom + 22, "step", MIDDLE);
