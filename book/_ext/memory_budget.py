@@ -19,6 +19,8 @@ import re
 import sys
 from pathlib import Path
 
+import rcssmin
+import rjsmin
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.errors import ConfigError
@@ -36,8 +38,7 @@ WIDGETS = ROOT / "src/membudget/widgets"
 EXPERIMENTS = ROOT / "src/membudget/experiments"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
-INDENT = re.compile(r"^[ \t]+", re.M)
-COMMENT = re.compile(r"^[ \t]*/\*.*?\*/[ \t]*\n", re.M | re.S)
+EXPORT = re.compile(r"^export (?:(default) )?", re.M)
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def add_widgets(app, pagename, templatename, context, doctree):
             None, body=module, type="text/x-esm", **{"data-widget": name}
         )
     style = BUNDLE.base_style() + "".join(map(BUNDLE.own_style, names))
-    style = light(style)
+    style = rcssmin.cssmin(style)
     context["metatags"] = (
         context.get("metatags", "") + f"<style>{style}</style>"
     )
@@ -221,9 +222,11 @@ def add_widgets(app, pagename, templatename, context, doctree):
     context["body"] += f'<script src="{host}"></script>'
 
 
-def light(text):
-    """A module or a style without comments of whole lines and indentation."""
-    return INDENT.sub("", COMMENT.sub("", text))
+def light(module):
+    """A module as a function's body, which returns what it exports; without
+    comments and blanks."""
+    body = EXPORT.sub(lambda found: "return " if found[1] else "", module)
+    return rjsmin.jsmin(body)
 
 
 def plain_code(app, pagename, templatename, context, doctree):

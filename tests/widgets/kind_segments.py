@@ -1,5 +1,6 @@
 """What the tests have to know of the segments widget."""
 
+from functools import cache
 from itertools import accumulate, pairwise, product
 
 from kind import Kind
@@ -31,8 +32,18 @@ def size(widget, run):
     return run.peak / (1 if widget.chain else module.UNIT)
 
 
+@cache
+def peaks_of(stages, split):
+    """Of each number of segments, from 0."""
+    widget = widgets.Segments(layers=len(stages), split=split)
+    if stages != widget.stages:
+        widget.chain = stages
+    return [widget.run(k).peak for k in range(len(stages) + 1)]
+
+
 def curve(widget):
-    return [size(widget, widget.run(k)) for k in range(widget.layers + 1)]
+    unit = 1 if widget.chain else module.UNIT
+    return [peak / unit for peak in peaks_of(widget.stages, widget.split)]
 
 
 def sizes(widget):
