@@ -18,6 +18,7 @@ from bs4 import BeautifulSoup
 from project import PATIENCE, ROOT, pages
 
 MAX_WEIGHT = 300_000
+MAX_WIDGETS = 60_000
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
@@ -105,6 +106,20 @@ def page_weight(site, page):
     return weight + sum(path.stat().st_size for path in own)
 
 
+def check_widgets(site, page):
+    """The code of a page's widgets, with their style."""
+    parts = soup(site, page).select('style, script[type="text/x-esm"]')
+    texts = [part.get_text() for part in parts]
+    weight = sum(
+        len(text.encode())
+        for part, text in zip(parts, texts, strict=True)
+        if part.name == "script" or ".mb-root" in text
+    )
+    if weight <= MAX_WIDGETS:
+        return []
+    return [f"{page}: {weight} bytes of widgets (at most {MAX_WIDGETS})"]
+
+
 def check_addresses(site, page, url, colab):
     """The buttons of a page lead where the book is published, and it has
     none where that is not known.
@@ -167,6 +182,7 @@ STATIC = (
     check_images,
     check_links,
     check_weight,
+    check_widgets,
 )
 
 

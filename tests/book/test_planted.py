@@ -71,6 +71,10 @@ def test_a_missing_page(copy, page):
         (checks.check_links, '<a href="nowhere.html">x</a></article>'),
         (checks.check_links, '<a href="#nowhere">x</a></article>'),
         (checks.check_weight, f"{300_000 * 'x'}</article>"),
+        (
+            checks.check_widgets,
+            f'<script type="text/x-esm">/*{60_000 * "x"}*/</script></article>',
+        ),
     ],
 )
 def test_a_static_fault(copy, page, check, planted):

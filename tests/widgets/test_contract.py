@@ -1,7 +1,5 @@
 """What every widget promises its reader, in a browser without a kernel."""
 
-import json
-import re
 from itertools import pairwise
 
 import pytest
@@ -240,10 +238,3 @@ def test_a_link_shows_the_same(open_page, kind, widget):
     pages.walk(page, [list(kind.controls(widget).items())])
     page.reload()
     agree(kind, page, widget)
-
-
-def test_the_modules_weight(kind, widget):
-    """As the book puts it into a page, without what indents it."""
-    text = bundle.module_text(kind.name) + bundle.style_text(kind.name)
-    assert len(re.sub(r"^[ \t]+", "", text, flags=re.M)) < 60_000
-    assert len(json.dumps(widget.state())) < 30_000
