@@ -2,38 +2,48 @@
 
 import json
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from html import escape
-from numbers import Integral
 from typing import Any, ClassVar
 
 import anywidget
 import traitlets
 
-from membudget.checks import number
+from membudget.checks import number, whole
 from membudget.measuring.units import format_bytes, round_half_up
 from membudget.widgets.bundle import module_text, style_text
 
-__all__ = ["Whole", "Widget", "format_bytes", "format_number"]
+__all__ = ["Checked", "Whole", "Widget", "format_bytes", "format_number"]
 
 
 MOST = 10**24
 """Of a number with two decimals."""
 
 
-class Whole(traitlets.Int):
+class Checked(traitlets.TraitType):
+    """A trait whose value a function checks and returns, as it is kept.
+
+    The function gets the value and the trait's name, and raises what
+    :mod:`membudget.checks` does.
+    """
+
+    def __init__(self, check: Callable, default: Any = None) -> None:
+        super().__init__(default)
+        self.check = check
+
+    def validate(self, obj: Any, value: Any) -> Any:
+        try:
+            return self.check(value, self.name)
+        except (TypeError, ValueError) as error:
+            raise traitlets.TraitError(str(error)) from None
+
+
+class Whole(Checked):
     """A trait for a whole number of at least 1."""
 
-    def validate(self, obj: Any, value: Any) -> int:
-        if (
-            not isinstance(value, Integral)
-            or isinstance(value, bool)
-            or value < 1
-        ):
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a whole number of at least 1"
-            )
-        return int(value)
+    def __init__(self, default: int = 1) -> None:
+        super().__init__(whole, default)
 
 
 class Widget(anywidget.AnyWidget):
