@@ -463,15 +463,13 @@ export function checkBox({ label, key, onChange }) {
   };
 }
 
-/** A labelled choice; `options` maps each value to its text. */
+/** A labelled choice; `options` maps each value to its text, or is a list of
+    values that are texts. */
 export function choice({ label, key, options, onChange }) {
-  const input = control(
-    "select",
-    { "data-key": key },
-    ...Object.entries(options).map(([value, text]) =>
-      html("option", { value }, text),
-    ),
-  );
+  const values = Array.isArray(options) ? options : Object.keys(options);
+  const option = (value) =>
+    html("option", { value }, values === options ? value : options[value]);
+  const input = control("select", { "data-key": key }, ...values.map(option));
   const { root, disable } = labelled(label, input, input);
   input.addEventListener("change", () => onChange(input.value));
   return {
@@ -482,7 +480,8 @@ export function choice({ label, key, options, onChange }) {
       disable(disabled);
     },
     held: () => input.value,
-    enter: (text) => text in options && !input.disabled && onChange(text),
+    enter: (text) =>
+      values.includes(text) && !input.disabled && onChange(text),
   };
 }
 
@@ -628,15 +627,17 @@ function redraw(model, el, draw) {
 
     @param name of its style and its class
     @param keys the traits it reads
-    @param build gets { id, get, set }: an id, the state now, and how to change
-      traits. It returns what stands on the page, from top to bottom:
-      `controls`, at most three; `picture`; `legend`; then what is folded:
-      `more`, other controls, and `note`, how to read it. A control without
-      `root` is something in the picture that can be grabbed; it has its key in
-      the page's address like the others. And `draw(state, width, before)`,
-      which draws and returns { title, sentence, numbers }: two texts and
-      elements. `before` is the state before the last change, or null. `stop`,
-      if there is one, is called at the end. */
+    @param build gets { id, get, set, picture, again }: an id, the state now,
+      how to change traits, the picture, and how to draw it again. It returns
+      what stands on the page, from top to bottom: `controls`, at most three;
+      `picture`, where something stands around it; `legend`; then what is
+      folded: `more`, other controls, and `note`, how to read it. A control
+      without `root` is something in the picture that can be grabbed; it has
+      its key in the page's address like the others. And `draw(state, width,
+      before)`, which returns two texts and elements: { title, sentence,
+      numbers, drawn }, and the `height` of what is `drawn` in the picture.
+      `before` is the state before the last change, or null. `stop`, if there
+      is one, is called at the end. */
 export function widget({ name, keys, build }) {
   const render = ({ model, el }) => {
     const get = () => Object.fromEntries(keys.map((k) => [k, model.get(k)]));
@@ -652,7 +653,11 @@ export function widget({ name, keys, build }) {
       for (const [key, value] of other) model.set(key, value);
       model.save_changes();
     };
-    const parts = build({ id: makeId(), get, set });
+    const id = makeId();
+    const picture = svg("svg", { role: "img", class: "mb-picture" });
+    const again = () => now();
+    const parts = build({ id, get, set, picture, again });
+    parts.picture ??= picture;
     const controls = [...parts.controls, ...(parts.more ?? [])].filter(
       ({ key }) => key,
     );
@@ -706,6 +711,11 @@ export function widget({ name, keys, build }) {
       const state = get();
       el.classList.toggle("mb-narrow", width < 480);
       const shown = parts.draw(state, width, before);
+      if (shown.drawn) {
+        picture.setAttribute("viewBox", `0 0 ${width} ${shown.height}`);
+        picture.setAttribute("aria-label", shown.sentence);
+        picture.replaceChildren(patterns(id), ...shown.drawn);
+      }
       title.textContent = shown.title;
       numbers.replaceChildren(...shown.numbers);
       reset.root.disabled = keys.every((key) => state[key] === start[key]);
@@ -716,7 +726,10 @@ export function widget({ name, keys, build }) {
       }
       clearTimeout(speaking);
       said.textContent = shown.sentence;
-      const speak = () => (live.textContent = shown.sentence);
+      const speak = () => {
+        if (live.textContent === shown.sentence) return;
+        live.textContent = shown.sentence;
+      };
       if (ready) speaking = setTimeout(speak, 150);
       else speak();
     });
