@@ -59,6 +59,12 @@ class Widget(anywidget.AnyWidget):
     name: ClassVar[str]
     _ipython_display_ = None  # ipywidgets 7 would show it without the bundle
 
+    def __init__(self, **traits: Any) -> None:
+        for name in traits:
+            if not self.has_trait(name):
+                raise TypeError(f"{type(self).__name__} has no {name!r}")
+        super().__init__(**traits)
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "name" in cls.__dict__:  # not the class that add_traits makes
             cls._esm = module_text(cls.name)
