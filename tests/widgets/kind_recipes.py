@@ -21,26 +21,22 @@ def controls(widget):
 
 
 @cache
-def step(name, recipe, batch, checkpointed, cuda):
+def step(name, recipe, batch, checkpointed):
     network, tokens = (
         (GPT2, 1024) if name.startswith("GPT-2") else (cases.SMALL, 64)
     )
     return predict(
-        network,
-        batch,
-        tokens,
+        *(network, batch, tokens),
         recipe=recipe,
         checkpointed=checkpointed,
-        lists="cuda" if cuda else "cpu",
-        foreach=cuda,
+        lists="cuda",
+        foreach=True,
     )
 
 
 def peaks(widget):
-    account = widget.account
-    cuda = account["rules"] == "a GPU’s"
-    rest = widget.batch, widget.checkpointed, cuda
-    return {r: step(account["name"], r, *rest) for r in RECIPES}
+    of = widget.batch, widget.checkpointed
+    return {r: step(widget.account["name"], r, *of) for r in RECIPES}
 
 
 def printed(widget):
@@ -78,7 +74,7 @@ KIND = Kind(
     ],
     given=[
         {"batch": 20, "checkpointed": True, "card": "T4"},
-        {"lists": "cpu", "foreach": False, "card": "RTX 4090"},
+        {"card": "RTX 4090"},
         {"network": GPT2, "tokens": 1024, "batches": (8, 32), "card": "T4"},
     ],
     tabs=("batch", "card", "checkpointed"),

@@ -134,10 +134,9 @@ def loss_scales():
 
 def accounts():
     """States of the recipes, each with the peaks."""
-    for given in ({}, {"lists": "cpu", "foreach": False}):
-        widget = recipes(**given)
-        for place, widget.batch in enumerate(BATCHES):
-            for widget.checkpointed in (False, True):
-                for widget.card in ("", "T4", "H100 80 GB"):
-                    rows = widget.account["peaks"][int(widget.checkpointed)]
-                    yield {"state": widget.state(), "parts": rows[place]}
+    widget = recipes()
+    for place, widget.batch in enumerate(BATCHES):
+        for widget.checkpointed in (False, True):
+            for widget.card in ("", "T4", "H100 80 GB"):
+                rows = widget.account["peaks"][int(widget.checkpointed)]
+                yield {"state": widget.state(), "parts": rows[place]}

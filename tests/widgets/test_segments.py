@@ -67,7 +67,7 @@ def test_both_in_one_go():
     assert (widget.layers, widget.segments) == (8, 8)
     widget.set_state({"segments": 2, "layers": 3})
     assert (widget.layers, widget.segments) == (3, 2)
-    with pytest.raises(TraitError, match="segments is 7: with 5 layers"):
+    with pytest.raises(TraitError, match="segments is 7: use a whole number"):
         widget.set_state({"layers": 5, "segments": 7})
     assert (widget.layers, widget.segments) == (3, 2)
 

@@ -21,11 +21,21 @@ MOST = 10**24
 """Of a number with two decimals."""
 
 
-class Checked(traitlets.TraitType):
-    """A trait whose value a function checks and returns, as it is kept.
+def checked(check: Callable, *arguments: Any) -> Any:
+    """What a function of :mod:`membudget.checks` returns.
 
-    The function gets the value and the trait's name, and raises what
-    :mod:`membudget.checks` does.
+    Raises:
+        traitlets.TraitError: what it raises.
+    """
+    try:
+        return check(*arguments)
+    except (TypeError, ValueError) as error:
+        raise traitlets.TraitError(str(error)) from None
+
+
+class Checked(traitlets.TraitType):
+    """A trait whose value a function checks, from it and the trait's name,
+    and returns as it is kept.
     """
 
     def __init__(self, check: Callable, default: Any = None) -> None:
@@ -33,10 +43,7 @@ class Checked(traitlets.TraitType):
         self.check = check
 
     def validate(self, obj: Any, value: Any) -> Any:
-        try:
-            return self.check(value, self.name)
-        except (TypeError, ValueError) as error:
-            raise traitlets.TraitError(str(error)) from None
+        return checked(self.check, value, self.name)
 
 
 class Whole(Checked):

@@ -1,33 +1,16 @@
 """The bits widget: one number in six formats, bit by bit."""
 
-import math
-from numbers import Real
 from typing import Any
 
 import traitlets
 
+from membudget.checks import number
 from membudget.precision import FORMATS
-from membudget.widgets.base import Widget
+from membudget.widgets.base import Checked, Widget
 
 
-class _Number(traitlets.Float):
-    """A trait for any number but NaN."""
-
-    def validate(self, obj: Any, value: Any) -> float:
-        real = isinstance(value, Real) and not isinstance(value, bool)
-        try:
-            number = float(value) if real else math.nan
-        except OverflowError:
-            raise traitlets.TraitError(
-                f"{self.name} is beyond the largest number, 1.8e308: use a "
-                "smaller one, or inf"
-            ) from None
-        if math.isnan(number):
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a number such as 0.1, 3e-5 "
-                "or inf"
-            )
-        return number
+def _number(value: Any, name: str) -> float:
+    return float(number(value, name, infinite=True))
 
 
 class Bits(Widget):
@@ -50,7 +33,7 @@ class Bits(Widget):
 
     name = "bits"
 
-    number = _Number(0.1).tag(
+    number = Checked(_number, 0.1).tag(
         sync=True,
         to_json=lambda value, widget: repr(value).replace("inf", "Infinity"),
         from_json=lambda text, widget: float(text),
@@ -59,9 +42,9 @@ class Bits(Widget):
     formats = traitlets.List(read_only=True).tag(sync=True)
 
     def __init__(
-        self, number: float = 0.1, format: str = "fp16", **kwargs: Any
+        self, number: float = 0.1, format: str = "fp16", **traits: Any
     ) -> None:
-        super().__init__(number=number, format=format, **kwargs)
+        super().__init__(number=number, format=format, **traits)
 
     @traitlets.default("formats")
     def _formats(self) -> list[dict[str, Any]]:

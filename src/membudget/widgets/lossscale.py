@@ -1,17 +1,15 @@
 """The loss-scale widget: gradients by binade between two walls."""
 
-import math
 from collections.abc import Iterable
 from math import log2
-from numbers import Real
 from typing import Any
 
 import torch
 import traitlets
 
-from membudget.checks import iterable
+from membudget.checks import iterable, number
 from membudget.precision import best_scale, binades, format_of, lost
-from membudget.widgets.base import Widget
+from membudget.widgets.base import Checked, Widget
 
 FORMATS = ("fp16", "bf16", "fp8-e5m2", "fp8-e4m3")
 """Among which the reader can choose."""
@@ -23,23 +21,13 @@ MOST_BINADES = 56
 """Of the histogram; the first holds what is smaller, too."""
 
 
-class _Scale(traitlets.TraitType):
-    """A trait for a power of two."""
-
-    default_value = 1
-
-    def validate(self, obj: Any, value: Any) -> float:
-        real = isinstance(value, Real) and not isinstance(value, bool)
-        if not (
-            real
-            and 2.0**LEAST <= value <= 2**MOST
-            and math.frexp(value)[0] == 0.5
-        ):
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a power of two, from "
-                f"2**{LEAST} to 2**{MOST}"
-            )
-        return int(value) if value >= 1 else float(value)
+def _scale(value: Any, name: str) -> float:
+    if number(value, name) not in [2.0**e for e in range(LEAST, MOST + 1)]:
+        raise ValueError(
+            f"{name} is {value!r}: use a power of two, from 2**{LEAST} to "
+            f"2**{MOST}"
+        )
+    return int(value) if value >= 1 else float(value)
 
 
 class LossScale(Widget):
@@ -72,20 +60,15 @@ class LossScale(Widget):
     name = "lossscale"
 
     format = traitlets.Enum(FORMATS, "fp16").tag(sync=True)
-    scale = _Scale().tag(sync=True)
+    scale = Checked(_scale, 1).tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
     histogram = traitlets.Dict(read_only=True).tag(sync=True)
 
     def __init__(
-        self,
-        gradients: Iterable[torch.Tensor],
-        *,
-        format: str = "fp16",
-        scale: float = 1,
-        label: str = "",
+        self, gradients: Iterable[torch.Tensor], **traits: Any
     ) -> None:
         self.set_trait("histogram", _histogram(gradients))
-        super().__init__(format=format, scale=scale, label=label)
+        super().__init__(**traits)
 
     def sentence(self) -> str:
         """What is lost at this scale."""
@@ -145,13 +128,9 @@ def _lost(gradients: list[torch.Tensor], name: str) -> list[list[int]]:
     """How many are below, subnormal and above, at every scale."""
     sizes = torch.cat([g.detach().flatten().double() for g in gradients])
     found = [lost(sizes, name, 2.0**e) for e in range(LEAST, MOST + 1)]
-    return [
-        [
-            round(share * of.numbers)
-            for share in (of.below, of.subnormal, of.above)
-        ]
-        for of in found
-    ]
+    shares = [(of.below, of.subnormal, of.above) for of in found]
+    count = found[0].numbers
+    return [[round(count * share) for share in row] for row in shares]
 
 
 def _limits(name: str) -> list[float]:

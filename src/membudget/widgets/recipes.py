@@ -1,12 +1,13 @@
 """The recipes widget: the peak of a training step, by recipe and card."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import traitlets
 
 from membudget.cards import CARDS
-from membudget.checks import listed
+from membudget.checks import listed, whole
 from membudget.ledger import (
     GPT2,
     PRESETS,
@@ -34,8 +35,7 @@ MOST_BATCHES = 12
 class Recipes(Widget):
     """The peak of a training step with Adam, by recipe, beside a card.
 
-    As :func:`membudget.ledger.predict` gives it, with a GPU's rules unless
-    they are changed.
+    As :func:`membudget.ledger.predict` gives it, by a GPU's rules.
 
     Args:
         network: what is trained.
@@ -45,8 +45,6 @@ class Recipes(Widget):
         batch: one of ``batches``; by default 8, or else the first.
         card: one of :data:`membudget.cards.CARDS`; ``""`` for none.
         checkpointed: whether each block (or segment of a ``Chain``) is.
-        lists: whose operator lists autocast follows, ``"cpu"`` or ``"cuda"``.
-        foreach: whether the optimizer works on all parameters at once.
 
     Attributes:
         account: what the widget shows, for every batch.
@@ -63,7 +61,7 @@ class Recipes(Widget):
 
     name = "recipes"
 
-    batch = Whole(8).tag(sync=True)
+    batch = Whole().tag(sync=True)
     card = traitlets.Enum(["", *CARDS], "").tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
     account = traitlets.Dict(read_only=True).tag(sync=True)
@@ -73,26 +71,22 @@ class Recipes(Widget):
         network: Transformer | Chain = GPT2,
         tokens: int = 1024,
         batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
-        *,
-        batch: int | None = None,
-        card: str = "",
-        checkpointed: bool = False,
-        lists: str = "cuda",
-        foreach: bool = True,
+        **traits: Any,
     ) -> None:
-        account = _account(network, tokens, batches, lists, foreach)
-        self.set_trait("account", account)
-        if batch is None:
-            batch = 8 if 8 in account["batches"] else account["batches"][0]
-        super().__init__(batch=batch, card=card, checkpointed=checkpointed)
+        self.set_trait("account", _account(network, tokens, batches))
+        super().__init__(**traits)
+
+    @traitlets.default("batch")
+    def _some_batch(self) -> int:
+        batches = self.account["batches"]
+        return 8 if 8 in batches else batches[0]
 
     @traitlets.validate("batch")
     def _check_batch(self, proposal: Any) -> int:
         batch, batches = proposal["value"], self.account["batches"]
         if batch not in batches:
             raise traitlets.TraitError(
-                f"batch is {batch!r}: use one of {batches}, or hand over "
-                "other batches"
+                f"batch is {batch}: use one of {batches}, or other batches"
             )
         return batch
 
@@ -116,37 +110,28 @@ class Recipes(Widget):
 
 
 def _account(
-    network: Transformer | Chain,
-    tokens: int,
-    batches: Sequence[int],
-    lists: str,
-    foreach: bool,
+    network: Transformer | Chain, tokens: int, batches: Sequence[int]
 ) -> dict[str, Any]:
     """The peak of every batch and recipe, plain and checkpointed."""
-    batches = listed(batches, "batches", "numbers", 0)
-    if not (
-        1 <= len(batches) <= MOST_BATCHES
-        and all(type(batch) is int and batch >= 1 for batch in batches)
-        and batches == sorted(set(batches))
-    ):
-        raise ValueError(
-            f"batches is {batches}: use 1 to {MOST_BATCHES} ascending whole "
-            "numbers, such as (1, 2, 4)"
-        )
+    batches = [
+        whole(batch, "one of batches")
+        for batch in listed(batches, "batches", "numbers")
+    ]
+    whole(len(batches), "the number of batches", 1, MOST_BATCHES)
+    if batches != sorted(set(batches)):
+        raise ValueError(f"batches is {batches}: use ascending numbers")
     sizes = () if isinstance(network, Chain) else (tokens,)
-    rules = {"lists": lists, "foreach": foreach}
-
-    def steps(checkpointed: bool) -> list[list[Any]]:
-        rules["checkpointed"] = checkpointed
-        return [
+    step = partial(predict, network, lists="cuda", foreach=True)
+    moments = [
+        [
             [
-                predict(network, b, *sizes, recipe=r, **rules).at_peak
+                step(b, *sizes, recipe=r, checkpointed=on).at_peak
                 for r in RECIPES
             ]
             for b in batches
         ]
-
-    moments = [steps(False), steps(True)]
+        for on in (False, True)
+    ]
     states = [bytes_per_parameter(recipe) for recipe in RECIPES]
     return {
         "name": _name(network, tokens),
@@ -157,14 +142,11 @@ def _account(
             [[[m.split[p] for p in PARTS] for m in row] for row in rows]
             for rows in moments
         ],
-        "phases": [
-            [[m.phase for m in row] for row in rows] for rows in moments
-        ],
+        "phases": [[[m.phase for m in r] for r in rows] for rows in moments],
         "cards": [
             {"name": name, "usable": card.usable, "bf16": card.bf16}
             for name, card in CARDS.items()
         ],
-        "rules": "a GPU’s" if foreach and lists == "cuda" else "a CPU’s",
     }
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
-from numbers import Integral, Real
 from typing import Any
 
 import traitlets
@@ -16,10 +14,12 @@ from membudget.checkpointing import (
     pytorch_segments,
     simulate,
 )
-from membudget.checks import listed, whole
+from membudget.checks import instance, listed, number, shown, whole
 from membudget.widgets.base import (
+    Checked,
     Whole,
     Widget,
+    checked,
     format_bytes,
     format_number,
 )
@@ -35,75 +35,30 @@ MOST_STAGES = 200
 """Of a chain; the curve simulates every number of segments."""
 
 
-class _Count(traitlets.Int):
-    """A trait for a number of segments."""
-
-    def validate(self, obj: Any, value: Any) -> int:
-        if not _whole(value) or value < 0:
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a whole number; 0 is no "
-                "checkpointing"
-            )
-        return int(value)
+def _share(value: Any, name: str) -> float:
+    twentieths = 20 * number(value, name, above=0, most=1)
+    if abs(twentieths - round(twentieths)) > 1e-9:
+        raise ValueError(f"{name} is {value}: use a multiple of 0.05")
+    return round(twentieths) / 20
 
 
-class _Share(traitlets.Float):
-    """A trait for a multiple of 0.05, above 0 and up to 1."""
-
-    def validate(self, obj: Any, value: Any) -> float:
-        number = isinstance(value, Real) and value is not True
-        number = number and isfinite(value)
-        twentieths = round(20 * value) if number else 0
-        if not 1 <= twentieths <= 20 or abs(20 * value - twentieths) > 1e-9:
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a multiple of 0.05, above 0 "
-                "and up to 1"
-            )
-        return twentieths / 20
+def _chain(value: Any, name: str) -> tuple[Stage, ...] | None:
+    if value is None:
+        return None
+    use = "stages, as membudget.checkpointing.profile gives; or None"
+    stages = listed(value, name, use)
+    whole(len(stages), f"the length of {name}", 1, MOST_STAGES)
+    return tuple(instance(s, Stage, f"one of {name}", use) for s in stages)
 
 
-class _Chain(traitlets.TraitType):
-    """A trait for the stages of a chain, or None."""
-
-    default_value = None
-
-    def validate(self, obj: Any, value: Any) -> tuple[Stage, ...] | None:
-        if value is None:
-            return None
-        if (
-            not isinstance(value, Sequence)
-            or not 1 <= len(value) <= MOST_STAGES
-            or not all(isinstance(stage, Stage) for stage in value)
-        ):
-            raise traitlets.TraitError(
-                f"{self.name} is {_short(value)}: use a list of 1 to "
-                f"{MOST_STAGES} stages, as membudget.checkpointing.profile "
-                "gives, or None and layers"
-            )
-        return tuple(value)
-
-
-def _chain_json(
-    chain: tuple[Stage, ...] | None, widget: Widget
-) -> list[list[int]] | None:
+def _chain_json(chain: tuple[Stage, ...] | None, widget: Widget) -> Any:
     """Rows of numbers; ``simulate`` of the module reads them."""
-    return None if chain is None else [_row(stage) for stage in chain]
-
-
-def _row(stage: Stage) -> list[int]:
-    return [
-        stage.output,
-        stage.inner,
-        int(stage.holds_input),
-        int(stage.holds_output),
-        stage.forward_workspace,
-        stage.record_workspace,
-        stage.recompute_workspace,
-        stage.backward_workspace,
-        stage.again_workspace,
-        stage.gradients,
-        stage.gradient,
-    ]
+    names = (
+        *("output", "inner", "holds_input", "holds_output"),
+        *("forward_workspace", "record_workspace", "recompute_workspace"),
+        *("backward_workspace", "again_workspace", "gradients", "gradient"),
+    )
+    return chain and [[int(getattr(s, n)) for n in names] for s in chain]
 
 
 def _measured_json(measured: dict[int, float], widget: Widget) -> dict:
@@ -147,11 +102,11 @@ class Segments(Widget):
 
     name = "segments"
 
-    chain = _Chain().tag(sync=True, to_json=_chain_json)
+    chain = Checked(_chain).tag(sync=True, to_json=_chain_json)
     layers = Whole().tag(sync=True)
-    segments = _Count().tag(sync=True)
+    segments = traitlets.Any().tag(sync=True)
     cuts = traitlets.List().tag(sync=True)
-    checkpoint = _Share(1.0).tag(sync=True)
+    checkpoint = Checked(_share, 1.0).tag(sync=True)
     split = traitlets.Enum(list(SPLITS), "balanced").tag(sync=True)
     measured = traitlets.Dict().tag(sync=True, to_json=_measured_json)
     label = traitlets.Unicode().tag(sync=True)
@@ -159,28 +114,9 @@ class Segments(Widget):
     _before: tuple | None = None  # the setting and what was measured in it
 
     def __init__(
-        self,
-        chain: Sequence[Stage] | None = None,
-        *,
-        layers: int | None = None,
-        segments: int | None = None,
-        cuts: Sequence[int] = (),
-        checkpoint: float = 1.0,
-        split: str = "balanced",
-        measured: dict[int, float] | None = None,
-        label: str = "",
-        **kwargs: Any,
+        self, chain: Sequence[Stage] | None = None, **traits: Any
     ) -> None:
-        given = {"layers": layers, "segments": segments, "measured": measured}
-        kwargs.update((k, v) for k, v in given.items() if v is not None)
-        super().__init__(
-            chain=chain,
-            cuts=listed(cuts, "cuts", "whole numbers", 0),
-            checkpoint=checkpoint,
-            split=split,
-            label=label,
-            **kwargs,
-        )
+        super().__init__(chain=chain, **traits)
 
     @traitlets.default("layers")
     def _some_layers(self) -> int:
@@ -193,65 +129,41 @@ class Segments(Widget):
     @traitlets.validate("layers")
     def _check_layers(self, proposal: Any) -> int:
         layers = proposal["value"]
-        if self.chain is not None and layers != len(self.chain):
+        if self.chain is None:
+            return checked(whole, layers, "layers", 1, MOST_LAYERS)
+        if layers != len(self.chain):
             raise traitlets.TraitError(
                 f"layers is {layers}: it follows from the chain, which has "
                 f"{len(self.chain)} stages; set chain instead"
-            )
-        if self.chain is None and layers > MOST_LAYERS:
-            raise traitlets.TraitError(
-                f"layers is {layers}: use 1 to {MOST_LAYERS}"
             )
         return layers
 
     @traitlets.validate("segments")
     def _check_segments(self, proposal: Any) -> int:
-        count = proposal["value"]
-        if count > self.layers:
-            raise traitlets.TraitError(
-                f"segments is {count}: with {self.layers} layers use 0 to "
-                f"{self.layers}"
-            )
-        return count
+        return checked(whole, proposal["value"], "segments", 0, self.layers)
 
     @traitlets.validate("cuts")
     def _check_cuts(self, proposal: Any) -> list[int]:
-        cuts, most = proposal["value"], self.layers - 1
-        fit = all(_whole(cut) and 1 <= cut <= most for cut in cuts)
-        if not fit or cuts != sorted(set(cuts)):
+        given, most = proposal["value"], self.layers - 1
+        cuts = [checked(whole, cut, "one of cuts", 1, most) for cut in given]
+        if cuts != sorted(set(cuts)):
             raise traitlets.TraitError(
-                f"cuts is {_short(cuts)}: use ascending whole numbers from 1 "
-                f"to {most}, the layers before which checkpoints are kept"
+                f"cuts is {shown(given)}: use ascending whole numbers, the "
+                "layers before which checkpoints are kept"
             )
-        return [int(cut) for cut in cuts]
+        return cuts
 
     @traitlets.validate("measured")
     def _check_measured(self, proposal: Any) -> dict[int, float]:
-        measured = proposal["value"]
-        for count, value in measured.items():
-            if not _whole(count) or not 0 <= count <= self.layers:
-                raise traitlets.TraitError(
-                    f"measured holds {count!r}: use numbers of segments, "
-                    f"from 0 to {self.layers}"
-                )
-            if not isinstance(value, Real) or not 0 <= value < float("inf"):
-                raise traitlets.TraitError(
-                    f"measured[{count}] is {value!r}: use a peak, in bytes "
-                    "for a chain and in units without one"
-                )
-        return {
-            int(count): int(value) if _whole(value) else float(value)
-            for count, value in measured.items()
-        }
+        measured, most = proposal["value"], self.layers
+        for count, peak in measured.items():
+            checked(whole, count, "a key of measured", 0, most)
+            checked(number, peak, f"measured[{count}]", 0)
+        return {int(k): number(peak, "peak") for k, peak in measured.items()}
 
     @traitlets.observe(
-        "chain",
-        "layers",
-        "segments",
-        "cuts",
-        "checkpoint",
-        "split",
-        "measured",
+        *("chain", "layers", "segments", "cuts"),
+        *("checkpoint", "split", "measured"),
     )
     def _follow(self, change: Any) -> None:
         """Set what follows from what has changed."""
@@ -309,20 +221,19 @@ class Segments(Widget):
             self._size(run.peak) for run in (self.run(0), self.run())
         )
         thing = "layer" if self.chain is None else "stage"
-        text = f"{self.layers} {thing}{'' if self.layers == 1 else 's'} "
+        text = _plural(self.layers, thing)
         if not self.segments:
-            return f"{text}without checkpointing: the peak is {plain}."
+            return f"{text} without checkpointing: the peak is {plain}."
+        segments = _plural(self.segments, "checkpointed segment")
         return (
-            f"{text}in {self.segments} checkpointed "
-            f"segment{'' if self.segments == 1 else 's'}: the peak is {ours}; "
-            f"without checkpointing {plain}."
+            f"{text} in {segments}: the peak is {ours}; without "
+            f"checkpointing {plain}."
         )
 
     def _size(self, value: int) -> str:
         if self.chain is not None:
             return format_bytes(value)
-        number = format_number(value / UNIT)
-        return f"{number} unit{'' if number == '1' else 's'}"
+        return _plural(format_number(value / UNIT), "unit")
 
     def __repr__(self) -> str:
         start = f"Segments(layers={self.layers}, segments={self.segments}, "
@@ -331,10 +242,5 @@ class Segments(Widget):
         return f"{start}split={self.split!r})"
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:56]} …"
+def _plural(count: int | str, thing: str) -> str:
+    return f"{count} {thing}{'' if str(count) == '1' else 's'}"
