@@ -9,7 +9,6 @@ import {
   legend,
   line,
   listed,
-  patterns,
   percent,
   slider,
   svg,
@@ -54,56 +53,45 @@ export function describe(state) {
 
 // ---- words ---------------------------------------------------------------
 
-const fitText = (left) =>
-  left < 0 ? `${formatBytes(-left)} too much` : "fits";
-
-/* Whether a card computes a recipe's 16 bits natively. */
-const emulated = (state, recipe) =>
-  recipe !== "fp32" && cardOf(state)?.bf16 === false;
-
-/* Whether the optimizer's step, with fp32 copies of gradients, is the peak. */
-const copies = ({ recipe, phase }) =>
-  recipe === "master" && phase === "optimizer";
-
-/* What a card that emulates bf16 means for a recipe. */
-const advice = (recipe) =>
-  recipe === "autocast" ? " (use fp16: same bytes)" : " (bf16 emulated)";
-
 /** The key numbers in words. */
 export function sentence(state) {
   const { batch, card, checkpointed } = state;
   const all = describe(state);
-  const [full, low] = all;
-  const stepping = all.find(copies);
-  const fit = all.filter(({ left }) => left >= 0).map(({ recipe }) => recipe);
-  const usable = card && formatBytes(cardOf(state).usable);
-  return (
+  const [full, low] = all.map(({ bytes }) => bytes);
+  const said = [
     `Batch ${batch}${checkpointed ? ", checkpointed" : ""}: the peak is ` +
-    `${formatBytes(full.bytes)} in fp32 and ${formatBytes(low.bytes)} ` +
-    `under autocast, ${percent(low.bytes, full.bytes)} of it.` +
-    (card
-      ? ` The ${card} has ${usable}: ${listed(fit) || "none"} ` +
-        `${fit.length > 1 ? "fit" : "fits"}.`
-      : "") +
-    (stepping
-      ? ` ${stepping.recipe} peaks in the optimizer’s step, on fp32 copies ` +
-        "of the gradients."
-      : "")
-  );
+      `${formatBytes(full)} in fp32 and ${formatBytes(low)} under ` +
+      `autocast, ${percent(low, full)} of it.`,
+  ];
+  if (card) {
+    const fit = all.filter(({ left }) => left >= 0).map((of) => of.recipe);
+    const fits = `${listed(fit) || "none"} ${fit.length > 1 ? "fit" : "fits"}`;
+    const usable = formatBytes(cardOf(state).usable);
+    said.push(`The ${card} has ${usable}: ${fits}.`);
+  }
+  const master = all.find(({ recipe }) => recipe === "master");
+  if (master.phase === "optimizer") {
+    const copies = "on fp32 copies of the gradients";
+    said.push(`master peaks in the optimizer’s step, ${copies}.`);
+  }
+  return said.join(" ");
+}
+
+/* What a card that emulates bf16 means for a recipe. */
+function advice(state, recipe) {
+  if (recipe === "fp32" || cardOf(state)?.bf16 !== false) return "";
+  const same = " (use fp16: same bytes)";
+  return recipe === "autocast" ? same : " (bf16 emulated)";
 }
 
 // ---- geometry ------------------------------------------------------------
 
-/* The end of the axis: of the card, or of all batches. */
-function topOf(state) {
-  if (state.card) return 1.35 * cardOf(state).usable;
-  const peaks = state.account.peaks.flat(2).map(sum);
-  return 1.04 * Math.max(...peaks);
-}
-
 /** A bar for each recipe, over an axis that the batch does not move. */
 export function layout(state, width) {
-  const top = topOf(state);
+  const { account } = state;
+  const usable = cardOf(state)?.usable;
+  const largest = Math.max(...account.peaks.flat(2).map(sum));
+  const top = usable ? 1.35 * usable : 1.04 * largest;
   const narrow = width < 480;
   const plot = { left: 4, right: width - 14, top: 22 };
   const per = (plot.right - plot.left) / top;
@@ -121,9 +109,7 @@ export function layout(state, width) {
     return { ...of, y, bar, parts, beyond: of.bytes > top, end: x(of.bytes) };
   });
   plot.bottom = bars.at(-1).bar + 26;
-  const room = Math.max(2, Math.floor(width / 90));
-  const { unit, marks } = byteTicks(top, room);
-  const usable = cardOf(state)?.usable;
+  const { unit, marks } = byteTicks(top, Math.floor(width / 90));
   return {
     plot,
     narrow,
@@ -145,43 +131,38 @@ const TALL = 18; // of a bar
 
 /* The card's end; hatched what is beyond it, where something is. */
 function* drawLimit(id, { plot, limit, narrow, bars }, card) {
-  const { x } = limit;
+  const { x, usable } = limit;
   const top = plot.top - 6;
+  const box = { x, y: top, width: plot.right - x, height: plot.bottom - top };
   const over = bars.filter(({ left }) => left < 0);
-  if (over.length) {
-    const beyond = { x, y: top, width: plot.right - x };
-    const height = plot.bottom - top;
-    yield* filled(id, "over", "rect", { ...beyond, height });
-  }
+  if (over.length) yield* filled(id, "over", "rect", box);
   for (const { bar, end } of over) {
-    const box = { x, y: bar - 1, width: end - x, height: TALL + 2 };
-    yield svg("rect", { ...box, class: "mb-excess" });
+    const excess = { x, y: bar - 1, width: end - x, height: TALL + 2 };
+    yield svg("rect", { ...excess, class: "mb-excess" });
   }
   yield line(x, top, x, plot.bottom, "mb-limit");
-  const size = formatBytes(limit.usable);
-  const label = `${card}: ${size}${narrow ? "" : " usable"}`;
-  const half = (LETTER * label.length) / 2;
-  const at = Math.min(x, plot.right + 14 - half);
+  const label = `${card}: ${formatBytes(usable)}${narrow ? "" : " usable"}`;
+  const at = Math.min(x, plot.right + 14 - (LETTER * label.length) / 2);
   yield text(at, 12, label, { ...MIDDLE, class: "mb-value" });
   yield text(plot.left, 12, `not measured${narrow ? "" : " on a GPU"}`);
 }
 
 function* drawWords(state, { bars, narrow, plot }) {
+  const halo = { class: "mb-halo" };
   for (const { recipe, bytes, left, y } of bars) {
-    const slow = emulated(state, recipe) ? advice(recipe) : "";
     const size = formatBytes(bytes);
-    const halo = { class: "mb-halo" };
-    const label = text(plot.left, y, "", halo);
     const name = narrow ? recipe : `${recipe}: ${size}`;
-    label.append(svg("tspan", { class: "mb-value" }, name), slow);
+    const label = text(plot.left, y, "", halo);
+    const bold = svg("tspan", { class: "mb-value" }, name);
+    label.append(bold, advice(state, recipe));
     yield label;
     if (narrow) yield text(plot.left, y + 15, size, halo);
     if (left === null) continue;
-    const look = left < 0 ? "mb-broken" : "mb-fits";
-    yield text(plot.right, narrow ? y + 15 : y, fitText(left), {
-      ...END,
-      class: `mb-value mb-halo mb-verdict ${look}`,
-    });
+    const over = left < 0;
+    const verdict = over ? `${formatBytes(-left)} too much` : "fits";
+    const look = `mb-value mb-halo mb-big${over ? " mb-broken" : ""}`;
+    const place = [plot.right, narrow ? y + 15 : y];
+    yield text(...place, verdict, { ...END, class: look });
   }
 }
 
@@ -195,9 +176,8 @@ function* drawBars(id, plan, state, before) {
   yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
   for (const { bar, parts, beyond } of bars) {
     for (const { part, x, width } of parts) {
-      if (!width) continue;
       const box = { x, y: bar, width, height: TALL };
-      yield* filled(id, part, "rect", box);
+      if (width) yield* filled(id, part, "rect", box);
     }
     const d = `M${plot.right + 2} ${bar + 2}l9 7l-9 7z`;
     if (beyond) yield svg("path", { d, class: "mb-beyond" });
@@ -212,11 +192,9 @@ function* drawBars(id, plan, state, before) {
 
 /* The parts that are ever long enough to be seen. */
 function visible({ peaks }) {
-  const all = peaks.flat(2);
-  const seen = (k) => all.some((parts) => parts[k] > 0.002 * sum(parts));
-  return Object.fromEntries(
-    Object.entries(PARTS).filter((_, k) => seen(k)),
-  );
+  const seen = (_, k) =>
+    peaks.flat(2).some((parts) => parts[k] > 0.002 * sum(parts));
+  return Object.fromEntries(Object.entries(PARTS).filter(seen));
 }
 
 function results(id, state) {
@@ -242,7 +220,8 @@ const NOTE =
   "predicted. The peak is one moment: what is not alive then, as gradients " +
   "still to come, is not in the bar. Temporaries are mostly gradients on " +
   "their way back, above all of the logits; in the optimizer’s step, its " +
-  "workspace. Bytes per parameter: parameters + gradients + optimizer states.";
+  "workspace. Bytes per parameter: parameters + gradients + optimizer " +
+  "states. It goes by a GPU’s rules and was not measured on a GPU.";
 
 function build({ id, get, set }) {
   const batch = slider({
@@ -263,41 +242,30 @@ function build({ id, get, set }) {
     key: "checkpointed",
     onChange: (value) => set({ checkpointed: value }),
   });
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
-  const note = html("p", { class: "mb-note" });
   const draw = (state, width, before) => {
     const { account } = state;
     const plan = layout(state, width);
     const same = before && before.card === state.card;
-    const said = sentence(state);
-    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-    picture.setAttribute("aria-label", said);
-    picture.replaceChildren(
-      patterns(id),
-      ...drawBars(id, plan, state, same && layout(before, width)),
-    );
     batch.update({
       value: account.batches.indexOf(state.batch),
       max: account.batches.length - 1,
       text: state.batch,
       spoken: `batch ${state.batch}`,
     });
-    note.textContent =
-      `${NOTE} It goes by ${account.rules} rules and was not ` +
-      "measured on a GPU.";
     card.update({ value: state.card });
     checkpointed.update({ value: state.checkpointed });
     return {
       title: `Predicted peak of a training step: ${account.name}`,
-      sentence: said,
+      sentence: sentence(state),
+      height: plan.height,
+      drawn: drawBars(id, plan, state, same && layout(before, width)),
       numbers: results(id, state),
     };
   };
   return {
     controls: [batch, card, checkpointed],
-    picture,
     legend: legend(id, visible(get().account)),
-    note,
+    note: html("p", { class: "mb-note" }, NOTE),
     draw,
   };
 }
