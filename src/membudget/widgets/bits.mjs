@@ -9,7 +9,6 @@ import {
   legend,
   line,
   listed,
-  patterns,
   powerOfTwo,
   svg,
   table,
@@ -146,8 +145,13 @@ function factors({ bits, value }, { normal }) {
   return [sign, powerOfTwo(e), numberText(size / 2 ** e, 7)];
 }
 
+/* What every format makes of the number. */
 const describe = ({ number, formats }) =>
-  formats.map((of) => ({ name: of.name, of, ...stored(Number(number), of) }));
+  formats.map((of) => {
+    const row = stored(Number(number), of);
+    const words = [keptText(row.value, Number(number)), fate(row)];
+    return { name: of.name, of, words, ...row };
+  });
 
 const chosen = ({ format, formats }) =>
   formats.find(({ name }) => name === format);
@@ -233,23 +237,21 @@ function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
   const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
   const shown = rows.find(({ name }) => name === state.format);
-  const value = keptText(shown.value, Number(state.number));
-  const big = { class: "mb-value mb-big" };
-  const form = lines > 1 ? "" : `${state.format}: `;
-  yield text(0, 17, form + value, big);
-  yield text(0, 36, fate(shown), { class: `mb-value mb-${shown.kind}` });
-  for (const { name, y, bar, ends, at, ...of } of rows) {
+  const big = (lines > 1 ? "" : `${state.format}: `) + shown.words[0];
+  yield text(0, 17, big, { class: "mb-value mb-big" });
+  yield text(0, 36, shown.words[1], { class: `mb-value mb-${shown.kind}` });
+  for (const { name, y, bar, ends, at, kind, words } of rows) {
     const [low, normal, high] = ends;
     const box = { y: bar, height: 9 };
     const whole = { ...box, x: normal, width: high - normal };
     const few = { ...box, x: low, width: normal - low };
     yield* filled(id, "parameters", "rect", whole);
     yield* filled(id, "subnormal", "rect", few);
+    const look = { class: `mb-${kind}` };
     yield text(0, y, name, { class: name === state.format && "mb-value" });
-    const look = { class: `mb-${of.kind}` };
-    yield text(76, y, keptText(of.value, Number(state.number)), look);
-    yield text(...(lines > 1 ? [0, y + 15] : [226, y]), fate(of), look);
-    const lost = of.kind === "underflow" || of.kind === "overflow";
+    yield text(76, y, words[0], look);
+    yield text(...(lines > 1 ? [0, y + 15] : [226, y]), words[1], look);
+    const lost = kind === "underflow" || kind === "overflow";
     const d = `M${now - 5} ${bar - 1}l10 10m0 -10l-10 10`;
     yield lost
       ? svg("path", { d, class: "mb-gone" })
@@ -267,16 +269,16 @@ function* drawRanges(id, plan, state, then) {
   yield text(plot.right, 17, "◀ drag ▶", END);
 }
 
-function results(id, state) {
-  const rows = describe(state).map(({ name, ...row }) => ({
+function results(id, { rows }) {
+  const row = ({ name, value, error, bits, words }) => ({
     label: name,
     cells: [
-      [`${name}.value`, row.value, keptText(row.value, Number(state.number))],
-      [`${name}.error`, row.error, fate(row)],
-      [name, row.bits],
+      [`${name}.value`, value, words[0]],
+      [`${name}.error`, error, words[1]],
+      [name, bits],
     ],
-  }));
-  return [table(id, ["format", "stored", "kept", "bits"], rows)];
+  });
+  return [table(id, ["format", "stored", "kept", "bits"], rows.map(row))];
 }
 
 // ---- the bits ------------------------------------------------------------
@@ -290,49 +292,46 @@ function bitButtons({ onFlip }) {
   let [shown, all] = ["", []];
   root.addEventListener("keydown", ({ key }) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
-    const open = all.filter((bit) => !bit.disabled);
+    const open = [...root.querySelectorAll("button:enabled")];
     const next = open[open.indexOf(document.activeElement) + by];
     if (!next) return;
-    for (const bit of all) bit.tabIndex = bit === next ? 0 : -1;
+    for (const { bit } of all) bit.tabIndex = bit === next ? 0 : -1;
     next.focus();
   });
   const build = (bits) => {
-    let place = -1;
+    all = [];
+    let from = 0;
     const fields = bits.split(" ").map((digits, k) => {
-      place += 1; // the blank, and for each bit
-      const buttons = [...digits].map(() => {
-        const at = place++;
-        const onClick = () => onFlip(at);
-        const { root: bit } = button({ label: "0", onClick });
+      const buttons = [...digits].map((_, i) => {
+        const at = from + i;
+        const name = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
+        const { root: bit } = button({ label: "", onClick: () => onFlip(at) });
         bit.tabIndex = at ? -1 : 0;
+        all.push({ bit, at, name });
         return bit;
       });
-      const name = html("small", {});
+      from += digits.length + 1; // and the blank
       const look = `mb-field mb-${FIELDS[k]}`;
+      const name = html("small");
       return html("div", { class: look }, name, html("div", {}, ...buttons));
     });
     root.replaceChildren(...fields);
-    all = [...root.querySelectorAll("button")];
   };
   const update = (of, { bits, value }) => {
     if (of.name !== shown) build(bits);
     shown = of.name;
     root.setAttribute("aria-label", `Bits of ${shown}: arrow keys move`);
-    const words = factors({ bits, value }, of);
-    [...root.children].forEach((field, k) => {
-      field.firstChild.textContent = `${FIELDS[k]} ${words[k]}`;
-      const digits = bits.split(" ")[k];
-      [...field.lastChild.children].forEach((bit, i) => {
-        const label = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
-        const at = bits.split(" ", k).join("").length + k + i;
-        const none = Number.isNaN(fromBits(flipped(bits, at), of));
-        bit.textContent = digits[i];
-        bit.setAttribute("aria-label", `${label}: ${digits[i]}`);
-        bit.classList.toggle("mb-one", digits[i] === "1");
-        bit.disabled = none;
-        bit.title = none ? "flipped, it would be NaN: no number" : "";
-      });
+    factors({ bits, value }, of).forEach((words, k) => {
+      root.children[k].firstChild.textContent = `${FIELDS[k]} ${words}`;
     });
+    for (const { bit, at, name } of all) {
+      const none = Number.isNaN(fromBits(flipped(bits, at), of));
+      bit.textContent = bits[at];
+      bit.setAttribute("aria-label", `${name}: ${bits[at]}`);
+      bit.classList.toggle("mb-one", bits[at] === "1");
+      bit.disabled = none;
+      bit.title = none ? "flipped, it would be NaN: no number" : "";
+    }
   };
   return { root, update };
 }
@@ -345,9 +344,8 @@ const NOTE =
   "is the range of a format, over powers of two. The line is the number, " +
   "the dot is what the format stores; a cross says that the number is lost.";
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   const setNumber = (x) => set({ number: textOf(x) });
-  const names = get().formats.map(({ name }) => name);
   const exact = field({
     label: "Number (↑ × 2, ↓ ÷ 2)",
     key: "number",
@@ -368,7 +366,7 @@ function build({ id, get, set }) {
   const format = choice({
     label: "Format whose bits are shown",
     key: "format",
-    options: Object.fromEntries(names.map((name) => [name, name])),
+    options: get().formats.map(({ name }) => name),
     onChange: (value) => set({ format: value }),
   });
   const bits = bitButtons({
@@ -378,7 +376,6 @@ function build({ id, get, set }) {
       setNumber(fromBits(flipped(now, place), of));
     },
   });
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   let plan;
   drag(picture, {
     grab: () => Number(get().number),
@@ -386,21 +383,17 @@ function build({ id, get, set }) {
   });
   const draw = (state, width, before) => {
     plan = layout(state, width);
-    const said = sentence(state);
-    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-    picture.setAttribute("aria-label", said);
-    picture.replaceChildren(
-      patterns(id),
-      ...drawRanges(id, plan, state, layout(before ?? state, width).now),
-    );
+    const { now } = layout(before ?? state, width);
     const of = chosen(state);
     exact.update({ value: Number(state.number) });
     format.update({ value: state.format });
     bits.update(of, stored(Number(state.number), of));
     return {
       title: "One number in six formats",
-      sentence: said,
-      numbers: results(id, state),
+      sentence: sentence(state),
+      height: plan.height,
+      drawn: drawRanges(id, plan, state, now),
+      numbers: results(id, plan),
     };
   };
   return {

@@ -11,7 +11,6 @@ import {
   legend,
   line,
   listed,
-  patterns,
   powerOfTwo,
   slider,
   stairs,
@@ -55,36 +54,34 @@ export function shareText(share) {
   return `${formatNumber(share * 100)} %`;
 }
 
-const scaleText = (e) => (e < 0 ? powerOfTwo(e) : grouped(2 ** e));
-
 /* What comes of the largest gradients. */
 function verdict({ histogram, format }, { above }) {
   if (!above) return "no overflow";
-  return histogram.saturates.includes(format)
-    ? "overflow: clipped"
-    : "overflow: step skipped";
+  const clipped = histogram.saturates.includes(format);
+  return `overflow: ${clipped ? "clipped" : "step skipped"}`;
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
   const { histogram, format } = state;
-  const { below, subnormal, above, best } = describe(state)[format];
+  const n = describe(state)[format];
   const e = exponentOf(state);
-  const skipped = above && !histogram.saturates.includes(format);
   const found = [
-    below && `${shareText(below)} become zero`,
-    subnormal && `${shareText(subnormal)} are subnormal`,
-    above && `${shareText(above)} overflow`,
+    n.below && `${shareText(n.below)} become zero`,
+    n.subnormal && `${shareText(n.subnormal)} are subnormal`,
+    n.above && `${shareText(n.above)} overflow`,
   ].filter(Boolean);
   const all = `${grouped(histogram.gradients)} gradients`;
+  const what = found.length
+    ? `of ${all} ${listed(found)}`
+    : `all ${all} are normal numbers`;
+  const skipped = verdict(state, n).endsWith("skipped");
+  const beyond = inside(histogram, n.best) !== n.best;
   return (
-    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, ` +
-    (found.length
-      ? `of ${all} ${listed(found)}`
-      : `all ${all} are normal numbers`) +
+    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, ${what}` +
     (skipped ? ": a scaler would skip the step. " : ". ") +
-    `The largest scale without overflow is ${powerOfTwo(best)}` +
-    (inside(histogram, best) === best ? "." : ", beyond the slider.")
+    `The largest scale without overflow is ${powerOfTwo(n.best)}` +
+    (beyond ? ", beyond the slider." : ".")
   );
 }
 
@@ -100,8 +97,8 @@ export function layout({ histogram, format, scale }, width) {
   const clamp = (x) => Math.min(Math.max(x, plot.left), plot.right);
   const x = (e) => plot.left + (e - low) * each;
   const most = Math.max(...counts) / gradients;
-  const y = (share) =>
-    plot.bottom - ((plot.bottom - plot.top) * share) / (1.04 * most);
+  const tall = (plot.bottom - plot.top) / (1.04 * most);
+  const y = (share) => plot.bottom - tall * share;
   const e = Math.log2(scale);
   const edges = [...counts, 0].map((_, i) => clamp(x(start + i + e)));
   const walls = limits[format].map((limit) => clamp(x(limit)));
@@ -158,38 +155,33 @@ const COLUMNS = [
 ];
 
 function* drawShares({ plot }, n, words) {
-  const broken = (share) => (share ? " mb-broken" : "");
+  const big = (bad) => `mb-value mb-big${bad ? " mb-broken" : ""}`;
   const narrow = plot.right < 440;
-  const middle = (plot.left + plot.right) / 2;
-  const places = [[0, {}], [middle, MIDDLE], [plot.right, END]];
-  yield text(0, 16, words, { class: `mb-value mb-big${broken(n.above)}` });
+  const places = [[0, {}], [(plot.left + plot.right) / 2, MIDDLE]];
+  places.push([plot.right, END]);
+  yield text(0, 16, words, { class: big(n.above) });
   yield text(plot.right, 14, narrow ? "◀ drag ▶" : "◀ drag the bars ▶", END);
   for (const [i, [key, long, short]] of COLUMNS.entries()) {
     const [x, look] = places[i];
-    const lost = key === "subnormal" ? "" : broken(n[key]);
+    const lost = key !== "subnormal" && n[key];
     yield text(x, 37, narrow ? short : long, look);
-    const value = { ...look, class: `mb-value mb-big${lost}` };
-    yield text(x, 57, shareText(n[key]), value);
+    yield text(x, 57, shareText(n[key]), { ...look, class: big(lost) });
   }
 }
 
 function* drawHistogram(id, plan, before) {
   const { plot, zones, heights, ticks } = plan;
   const { left, right, top, bottom } = plot;
-  const marks = plan.shares;
-  yield* axes(plot, { ticks: marks, unit: "%" });
+  yield* axes(plot, { ticks: plan.shares, unit: "%" });
   const runs = ZONES.map((zone, i) => {
-    const width = zones[i + 1] - zones[i];
-    return { ...zone, x: zones[i], width };
+    return { ...zone, x: zones[i], width: zones[i + 1] - zones[i] };
   }).filter(({ width }) => width > 0);
   yield* strip(id, top - 32, runs);
-  for (const [i, { part }] of ZONES.entries()) {
-    const [from, to] = [zones[i], zones[i + 1]];
-    if (to <= from) continue;
-    const box = { x: from, width: to - from, y: top, height: bottom - top };
+  for (const { part, x, width } of runs) {
+    const d = bars(plan, x, x + width);
     const wall = part === "over";
+    const box = { x, width, y: top, height: bottom - top };
     if (wall) yield svg("rect", { ...box, class: "mb-wall" });
-    const d = bars(plan, from, to);
     yield* filled(id, wall ? "lost" : "gradients", "path", { d });
     if (wall) yield svg("path", { d, fill: `url(#${id}-over)` });
   }
@@ -208,12 +200,10 @@ function* drawHistogram(id, plan, before) {
 }
 
 function results(id, state) {
-  const share = (name, n, key) =>
-    [`${name}.${key}`, n[key], shareText(n[key])];
   const rows = Object.entries(describe(state)).map(([name, n]) => ({
     label: name,
     cells: [
-      ...COLUMNS.map(([key]) => share(name, n, key)),
+      ...COLUMNS.map(([key]) => [`${name}.${key}`, n[key], shareText(n[key])]),
       [`${name}.best`, n.best, powerOfTwo(n.best)],
     ],
   }));
@@ -235,20 +225,19 @@ const NOTE =
 const BEST = "Largest scale without overflow";
 const ANY = "No scale here overflows";
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
-  const { histogram } = get();
+  const { formats, scales } = get().histogram;
   const scale = slider({
     label: "Loss scale",
     key: "scale",
-    min: histogram.scales[0],
+    min: scales[0],
     onInput: go,
   });
-  const names = histogram.formats;
   const format = choice({
     label: "Format",
     key: "format",
-    options: Object.fromEntries(names.map((name) => [name, name])),
+    options: formats,
     onChange: (value) => set({ format: value }),
   });
   const best = button({
@@ -256,7 +245,6 @@ function build({ id, get, set }) {
     key: "best",
     onClick: () => go(get().histogram.best[get().format]),
   });
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   const note = html("p", { class: "mb-note" });
   let plan;
   drag(picture, {
@@ -265,27 +253,22 @@ function build({ id, get, set }) {
     drop: () => scale.focus(),
   });
   const draw = (state, width, before) => {
+    const { merged, zeros, best: largest } = state.histogram;
     const n = describe(state)[state.format];
     const moved = before && before.scale !== state.scale;
     plan = layout(state, width);
-    const said = sentence(state);
-    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-    picture.setAttribute("aria-label", said);
-    picture.replaceChildren(
-      patterns(id),
-      ...drawShares(plan, n, verdict(state, n)),
-      ...drawHistogram(id, plan, moved && layout(before, width)),
-    );
     const e = exponentOf(state);
-    const [, most] = state.histogram.scales;
-    const power = `2 to the power of ${e}`;
-    const words = e < 1 ? scaleText(e) : `${powerOfTwo(e)} = ${scaleText(e)}`;
-    scale.update({ value: e, max: most, text: words, spoken: power });
+    const words = e < 1 ? "" : ` = ${grouped(2 ** e)}`;
+    scale.update({
+      value: e,
+      max: scales[1],
+      text: e ? powerOfTwo(e) + words : "1",
+      spoken: `2 to the power of ${e}`,
+    });
     format.update({ value: state.format });
-    const any = state.histogram.best[state.format] > most;
+    const any = largest[state.format] > scales[1];
     best.root.disabled = any;
     best.root.textContent = any ? ANY : BEST;
-    const { merged, zeros } = state.histogram;
     note.textContent =
       NOTE +
       (merged ? " The first bar holds what is smaller, too." : "") +
@@ -294,13 +277,17 @@ function build({ id, get, set }) {
       title:
         `Gradients × loss scale in ${state.format}` +
         (state.label && `: ${state.label}`),
-      sentence: said,
+      sentence: sentence(state),
+      height: plan.height,
+      drawn: [
+        ...drawShares(plan, n, verdict(state, n)),
+        ...drawHistogram(id, plan, moved && layout(before, width)),
+      ],
       numbers: results(id, state),
     };
   };
   return {
     controls: [scale, format, best],
-    picture,
     legend: legend(id, {
       gradients: "gradients",
       subnormal: "subnormal",
