@@ -145,13 +145,14 @@ test("bands are stacked from the axis up, as high as what is alive", () => {
   }
 });
 
-test("the axis stays where it is while segments are moved", () => {
+test("the axis stays while segments, and a few layers, are moved", () => {
   const ticks = (changes) =>
     layout(state(changes), 640).step.axis.ticks.map(({ y }) => y);
   for (let segments = 0; segments <= 16; segments += 1) {
     assert.deepEqual(ticks({ segments }), ticks({ segments: 1 }));
   }
   assert.deepEqual(ticks({ cuts: [5, 9] }), ticks({ segments: 1 }));
+  assert.deepEqual(ticks({ layers: 12 }), ticks({ layers: 19 }));
 });
 
 test("phases cover the picture in order", () => {

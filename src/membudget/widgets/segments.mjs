@@ -13,7 +13,6 @@ import {
   line,
   names,
   numberList,
-  patterns,
   percent,
   phaseRuns,
   phaseStrip,
@@ -59,6 +58,8 @@ const [OUTPUT, INNER, HOLDS_INPUT, HOLDS_OUTPUT, FORWARD, RECORD, RECOMPUTE] =
   [0, 1, 2, 3, 4, 5, 6];
 const [BACKWARD, AGAIN, GRADIENTS, GRADIENT] = [7, 8, 9, 10];
 
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
 /** The moments of a chain whose first stages are checkpointed in segments of
     these sizes; what remains keeps its tapes. A moment's parts are those of
     PARTS in tape.py. */
@@ -68,48 +69,39 @@ export function simulate(chain, sizes) {
   const root = [0]; // a view is counted where its storage is
   chain.forEach((stage, i) => root.push(stage[OUTPUT] ? i + 1 : root[i]));
   const size = (boundary) => (boundary ? chain[boundary - 1][OUTPUT] : 0);
-  const taped = root.map(() => 0); // by how many tapes a boundary is held
+  const held = root.map(() => 0); // how often a boundary's storage is held
   const kept = root.map(() => 0); // as how many checkpoints
-  let [keptBytes, tapeBytes, left, next] = [0, 0, 0, last];
-  let value = 0; // the boundary at work; -1 for none
+  let [heldBytes, keptBytes, inner, left, next] = [0, 0, 0, 0, last];
 
-  const tape = (boundary, by) => {
-    const before = taped[boundary];
-    taped[boundary] += by;
-    if (before > 0 === taped[boundary] > 0 || kept[boundary]) return;
-    tapeBytes += by * size(boundary);
+  const hold = (holders, boundary, by) => {
+    const before = holders[boundary] > 0;
+    holders[boundary] += by;
+    return before === holders[boundary] > 0 ? 0 : by * size(boundary);
   };
-  const keep = (boundary, by) => {
-    const before = kept[boundary];
-    kept[boundary] += by;
-    if (before > 0 === kept[boundary] > 0) return;
-    keptBytes += by * size(boundary);
-    if (taped[boundary]) tapeBytes -= by * size(boundary);
+  const keep = (i, by) => {
+    keptBytes += hold(kept, root[i], by);
+    heldBytes += hold(held, root[i], by);
   };
-  const tapes = (i, by) => {
-    if (chain[i][HOLDS_INPUT]) tape(root[i], by);
-    if (chain[i][HOLDS_OUTPUT]) tape(root[i + 1], by);
-    tapeBytes += by * chain[i][INNER];
+  const tape = (i, by) => {
+    if (chain[i][HOLDS_INPUT]) heldBytes += hold(held, root[i], by);
+    if (chain[i][HOLDS_OUTPUT]) heldBytes += hold(held, root[i + 1], by);
+    inner += by * chain[i][INNER];
   };
-  const alone = (boundary) =>
-    boundary < 0 || taped[boundary] || kept[boundary] ? 0 : size(boundary);
-  const add = (kind, stage, extra, workspace = 0, more = value) => {
-    const values = alone(value) + (more === value ? 0 : alone(more));
+  const add = (kind, stage, workspace, values = [], extra = false) => {
+    const alone = values.filter((boundary) => !held[boundary]);
     const moving = next >= 0 && next < last ? chain[next][GRADIENT] : 0;
-    const parts = [keptBytes, values, tapeBytes, left + moving, workspace];
-    moments.push({ kind, stage, parts, extra });
+    const tapes = inner + heldBytes - keptBytes;
+    const parts = [keptBytes, sum(alone.map(size)), tapes, left + moving];
+    moments.push({ kind, stage, parts: [...parts, workspace], extra });
   };
-
-  const run = (kind, i, workspace, extra = false) => {
-    value = root[i];
-    if (kind === "record") tapes(i, 1);
-    add(kind, i, extra, chain[i][workspace], root[i + 1]);
-    value = root[i + 1];
+  const run = (kind, i, column, extra) => {
+    if (kind === "record") tape(i, 1);
+    const values = [...new Set([root[i], root[i + 1]])];
+    add(kind, i, chain[i][column], values, extra);
   };
-  const backward = (i, workspace) => {
-    value = -1;
-    add("backward", i, false, chain[i][workspace]);
-    tapes(i, -1);
+  const backward = (i, column) => {
+    add("backward", i, chain[i][column]);
+    tape(i, -1);
     left += chain[i][GRADIENTS];
     next -= 1;
   };
@@ -118,8 +110,8 @@ export function simulate(chain, sizes) {
   const segments = sizes.map((count) => [end, (end += count)]);
   for (const [start, stop] of segments) {
     if (start) {
-      keep(root[start], 1);
-      add("keep", start, false);
+      keep(start, 1);
+      add("keep", start, 0);
     }
     for (let i = start; i < stop; i += 1) run("forward", i, FORWARD);
   }
@@ -131,21 +123,20 @@ export function simulate(chain, sizes) {
     }
     for (let i = stop - 1; i >= start; i -= 1) backward(i, AGAIN);
     if (start) {
-      add("drop", start, false);
-      keep(root[start], -1);
+      add("drop", start, 0);
+      keep(start, -1);
     }
   }
   return moments;
 }
 
-const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const live = ({ parts: [a, b, c, d, e] }) => a + b + c + d + e;
-const peakOf = (moments) =>
-  moments.reduce((peak, moment) => Math.max(peak, live(moment)), 0);
+const peakOf = (moments) => Math.max(...moments.map(live));
 
 // ---- numbers -------------------------------------------------------------
 
-/* The chain and its segments, whatever the state says. */
+/* The chain and its segments, whatever the state says; sizes are in bytes,
+   or `unit` of them are one. */
 function chosen({ chain, layers, checkpoint, segments, cuts, split }) {
   const c = Math.round(UNIT * checkpoint);
   const row = [c, UNIT - c, 1, 1, 0, 0, 0, c, c, 0, c];
@@ -168,9 +159,8 @@ export function sizesOf(length, count, split) {
 const curves = new Map();
 
 /* The peak of every number of segments, from 0. */
-function curveOf(stages, split, unit) {
-  const what = unit === 1 ? stages.join(";") : [stages.length, stages[0]];
-  const key = `${split} ${what}`;
+function curveOf(stages, split) {
+  const key = `${split} ${stages.join(";")}`;
   if (!curves.has(key)) {
     const peak = (_, k) =>
       peakOf(simulate(stages, sizesOf(stages.length, k, split)));
@@ -204,42 +194,7 @@ function shownOf(moments) {
   });
 }
 
-/** What the widget shows. Sizes are bytes with a chain, else units. */
-export function describe(state) {
-  const { stages, sizes, unit } = chosen(state);
-  const layers = stages.length;
-  const plain = atPeak(simulate(stages, []), unit);
-  const ours = atPeak(simulate(stages, sizes), unit);
-  const curve = curveOf(stages, state.split, unit).map((peak) => peak / unit);
-  const least = Math.min(...curve);
-  const most = Math.max(layers - 1, 1); // as many can be checkpoints
-  const outputs = stages.slice(0, most).map((stage) => stage[OUTPUT]);
-  const tapes = plain.moments[layers - 1].parts[2];
-  const count = state.cuts.length
-    ? state.cuts.length + 1
-    : Math.min(state.segments, layers);
-  return {
-    layers,
-    segments: count,
-    sizes,
-    rest: layers - sum(sizes),
-    peak: ours.peak,
-    peak_moment: ours.place,
-    phase: phaseOf(ours.moments[ours.place]),
-    parts: ours.parts,
-    plain_peak: plain.peak,
-    plain_parts: plain.parts,
-    extra_runs: ours.moments.filter(({ extra }) => extra).length,
-    curve,
-    best: [...curve.keys()].filter((k) => curve[k] === least),
-    best_peak: least,
-    root: sum(outputs)
-      ? Math.sqrt((tapes * outputs.length) / sum(outputs))
-      : null,
-    measured: state.cuts.length ? null : (state.measured[count] ?? null),
-  };
-}
-
+/* A run, its peak and what is alive there, in the state's unit. */
 function atPeak(moments, unit) {
   const peak = peakOf(moments);
   const place = moments.findIndex((moment) => live(moment) === peak);
@@ -248,25 +203,55 @@ function atPeak(moments, unit) {
   return { moments, place, peak: peak / unit, parts };
 }
 
+/** What the widget shows. Sizes are bytes with a chain, else units. */
+export function describe(state) {
+  const { stages, sizes, unit } = chosen(state);
+  const layers = stages.length;
+  const plain = atPeak(simulate(stages, []), unit);
+  const ours = atPeak(simulate(stages, sizes), unit);
+  const curve = curveOf(stages, state.split).map((peak) => peak / unit);
+  const least = Math.min(...curve);
+  const most = Math.max(layers - 1, 1); // as many can be checkpoints
+  const outputs = sum(stages.slice(0, most).map((stage) => stage[OUTPUT]));
+  const tapes = plain.moments[layers - 1].parts[2];
+  const own = state.cuts.length > 0;
+  const count = own ? sizes.length : Math.min(state.segments, layers);
+  return {
+    layers,
+    unit,
+    moments: ours.moments,
+    segments: count,
+    sizes,
+    rest: layers - sum(sizes),
+    peak: ours.peak,
+    peak_moment: ours.place,
+    parts: ours.parts,
+    plain_peak: plain.peak,
+    plain_parts: plain.parts,
+    extra_runs: ours.moments.filter(({ extra }) => extra).length,
+    curve,
+    best: [...curve.keys()].filter((k) => curve[k] === least),
+    best_peak: least,
+    root: outputs ? Math.sqrt((tapes * most) / outputs) : null,
+    measured: own ? null : (state.measured[count] ?? null),
+  };
+}
+
 // ---- words ---------------------------------------------------------------
 
 const shortText = ({ chain }, value) =>
   chain ? formatBytes(value) : formatNumber(value);
 
 /* A size in words. */
-function sizeText({ chain }, value) {
-  if (chain) return formatBytes(value);
-  const number = formatNumber(value);
-  return `${number} unit${number === "1" ? "" : "s"}`;
-}
+const sizeText = ({ chain }, value) =>
+  chain ? formatBytes(value) : plural(Number(formatNumber(value)), "unit");
 
 /* "3 × 6 + 1 × 5", or in their order "5 + 4 + 3" */
 function sizesText({ sizes, rest }, own) {
-  const many = new Map();
-  sizes.forEach((size) => many.set(size, (many.get(size) ?? 0) + 1));
+  const count = (size) => sizes.filter((other) => other === size).length;
   const parts = own
     ? [...sizes]
-    : [...many].map(([size, count]) => `${count} × ${size}`);
+    : [...new Set(sizes)].map((size) => `${count(size)} × ${size}`);
   if (rest) parts.push(`${rest} not checkpointed`);
   return parts.join(" + ");
 }
@@ -291,31 +276,28 @@ export function sentence(state) {
   const thing = thingOf(state);
   const size = (value) => sizeText(state, value);
   const own = state.cuts.length > 0;
-  const place = n.segments
-    ? `in ${plural(n.segments, "segment")} (${sizesText(n, own)})`
-    : "without checkpointing";
-  let peak = `the peak is ${size(n.peak)}`;
+  let peak = `without checkpointing: the peak is ${size(n.peak)}`;
   if (n.segments) {
     const share = percent(n.peak, n.plain_peak);
-    peak += `, ${share} of the ${size(n.plain_peak)} without checkpointing`;
+    peak =
+      `in ${plural(n.segments, "segment")} (${sizesText(n, own)}): the peak ` +
+      `is ${size(n.peak)}, ${share} of the ${size(n.plain_peak)} without ` +
+      "checkpointing";
   }
+  const runs = n.extra_runs === 1 ? "runs" : "run";
   const share = percent(n.extra_runs, n.layers);
   const again = n.extra_runs
-    ? `${n.extra_runs} ${thing}${n.extra_runs > 1 ? "s run" : " runs"} ` +
-      `again, ${share} of a forward pass`
+    ? `${plural(n.extra_runs, thing)} ${runs} again, ${share} of a forward pass`
     : `No ${thing} runs again`;
   const least = `${size(n.best_peak)}, with k = ${ranges(n.best)}`;
-  let best = `Equal segments reach ${least}`;
+  let best = `${own ? "Equal segments reach" : "The least peak is"} ${least}`;
   if (n.peak < n.best_peak) best = `That beats equal segments: ${least}`;
   else if (!own && n.best.includes(n.segments)) {
     best = "No number of segments has a lower peak";
-  } else if (!own) best = `The least peak is ${least}`;
-  const measured =
-    n.measured === null ? "" : ` Measured here: ${size(n.measured)}.`;
-  return (
-    `${plural(n.layers, thing)} ${place}: ${peak}. ${again}. ${best}.` +
-    measured
-  );
+  }
+  const said = [`${plural(n.layers, thing)} ${peak}`, again, best];
+  if (n.measured !== null) said.push(`Measured here: ${size(n.measured)}`);
+  return `${said.join(". ")}.`;
 }
 
 /* Where the checkpoints are. */
@@ -337,29 +319,29 @@ function deed(state, { kind, stage, extra }) {
 // ---- geometry ------------------------------------------------------------
 
 /** Geometry of the picture, in pixels, for a given width: the layers, below
-    them the step, below it the curve. */
+    them the step, below it the curve. The axis goes in large steps. */
 export function layout(state, width, moment = null, before = null) {
   const n = describe(state);
-  const { stages, sizes, unit } = chosen(state);
   const measured = Object.entries(state.measured)
     .map(([k, peak]) => ({ k: Number(k), peak }))
     .filter(({ k }) => k <= n.layers);
   const sides = { left: 34, right: width - 84 };
   const most = Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
+  const top = state.chain ? 1.04 * most : 20 * Math.ceil(most / 20);
   const step = { ...sides, top: 82, bottom: 240 };
   const curve = { ...sides, top: 292, bottom: 376 };
   const units = state.chain ? undefined : "units";
-  const axis = heights(step, 1.04 * most, units);
-  const below = heights(curve, 1.04 * most, units);
-  const moments = simulate(stages, sizes);
-  const at = Math.min(moment ?? n.peak_moment, moments.length - 1);
+  const axis = heights(step, top, units);
+  const below = heights(curve, top, units);
+  const at = Math.min(moment ?? n.peak_moment, n.moments.length - 1);
+  const words = deed(state, n.moments[at]);
   return {
     width,
     height: 416,
-    layers: layersLayout(moments, at, n, sides),
-    step: { plot: step, axis, ...stepLayout(moments, n, step, unit, axis.y) },
-    cursor: { at, words: deed(state, moments[at]), count: moments.length },
-    before: before && stepLayout(...stepOf(before, step, axis.y)),
+    layers: layersLayout(n, at, sides),
+    step: { plot: step, axis, ...stepLayout(n, step, axis.y) },
+    cursor: { at, words, count: n.moments.length },
+    before: before && stepLayout(describe(before), step, axis.y),
     curve: {
       plot: curve,
       axis: below,
@@ -368,56 +350,45 @@ export function layout(state, width, moment = null, before = null) {
   };
 }
 
-const stepOf = (state, plot, y) => {
-  const { stages, sizes, unit } = chosen(state);
-  return [simulate(stages, sizes), describe(state), plot, unit, y];
-};
-
 /* The layers at a moment: what each holds, and where the checkpoints are. */
-function layersLayout(moments, at, n, { left, right }) {
+function layersLayout(n, at, { left, right }) {
   const wide = (right - left) / n.layers;
   const holds = Array(n.layers).fill("");
   const kept = new Set();
-  for (const { kind, stage, extra } of moments.slice(0, at + 1)) {
-    if (kind === "record") holds[stage] = extra ? "recomputation" : "activations";
-    if (kind === "backward") holds[stage] = "";
+  for (const [i, { kind, stage, extra }] of n.moments.entries()) {
+    if (i > at) break;
+    const tape = extra ? "recomputation" : "activations";
+    if (kind === "record") holds[stage] = tape;
+    if (kind === "backward" && i < at) holds[stage] = ""; // afterwards
     if (kind === "keep") kept.add(stage);
     if (kind === "drop") kept.delete(stage);
   }
-  const { kind, stage } = moments[at];
-  // while its backward pass runs, a layer still has its tape
-  if (kind === "backward") {
-    const again = moments.slice(0, at).some(
-      (moment) => moment.stage === stage && moment.extra,
-    );
-    holds[stage] = again ? "recomputation" : "activations";
-  }
-  const ends = cutsOf(n);
-  const odd = (i) => ends.filter((end) => end <= i).length % 2 === 1;
+  const { kind, stage } = n.moments[at];
+  const running = kind === "keep" || kind === "drop" ? null : stage;
+  const cuts = cutsOf(n);
   return {
     wide,
     cells: holds.map((part, i) => ({
       part,
       x: left + i * wide,
-      odd: odd(i),
-      runs: i === stage && kind !== "keep" && kind !== "drop",
+      runs: i === running,
+      odd: cuts.filter((cut) => cut <= i).length % 2 === 1,
     })),
-    cuts: ends.map((cut) => ({
-      ...{ cut, x: left + cut * wide },
-      kept: kept.has(cut),
-    })),
+    cuts: cuts.map((cut) => {
+      return { cut, x: left + cut * wide, kept: kept.has(cut) };
+    }),
   };
 }
 
-function stepLayout(moments, n, plot, unit, y) {
+function stepLayout(n, plot, y) {
+  const { moments, unit } = n;
   const wide = (plot.right - plot.left) / moments.length;
   const edges = [...moments, 0].map((_, i) => plot.left + i * wide);
-  const shown = shownOf(moments);
   const size = (bytes) => y(bytes / unit);
   const middle = (i) => (edges[i] + edges[i + 1]) / 2;
   return {
     edges,
-    bands: stacked(shown, Object.keys(PARTS), size),
+    bands: stacked(shownOf(moments), Object.keys(PARTS), size),
     tops: moments.map((moment) => size(live(moment))),
     phases: phaseRuns(moments.map(phaseOf), edges),
     middle,
@@ -495,22 +466,22 @@ function* drawLayers(id, { layers, cursor, step }, thing) {
   yield text(right + 12, top + 33, "drag ▲");
 }
 
-function* drawStep(id, { step, before, cursor }, marks) {
-  const { plot, axis, edges, bands, phases, peak } = step;
+function* drawStep(id, { step, before, cursor }, state, n) {
+  const { plot, axis, edges, bands, phases, peak, plain } = step;
   yield* axes(plot, axis);
   for (const { key, lower, upper } of bands) {
     yield* filled(id, key, "path", { d: band(edges, lower, upper) });
   }
   if (before) {
-    yield svg("path", {
-      d: stairs(before.edges, before.tops),
-      class: "mb-ghost",
-    });
+    const d = stairs(before.edges, before.tops);
+    yield svg("path", { d, class: "mb-ghost" });
   }
   yield* phaseStrip(id, plot, phases);
   const x = step.middle(cursor.at);
   yield line(x, plot.top - 6, x, plot.bottom + 12, "mb-cursor");
-  yield* names(plot, marks);
+  const marks = [[peak, "peak", shortText(state, n.peak)]];
+  const other = [plain, "with k = 0", shortText(state, n.plain_peak)];
+  yield* names(plot, n.segments ? [...marks, other] : marks);
   yield dot(peak, "mb-peak", 4.5);
 }
 
@@ -525,12 +496,15 @@ function* drawCurve({ curve, width }, n, state) {
   if (n.root !== null) {
     const plain = !state.chain && state.checkpoint === 1;
     const label = `${plain ? "√L" : "√(L·a/c)"} = ${formatNumber(n.root)}`;
-    const [y, look] = [plot.bottom + 35, "mb-value"];
-    if (curve.root !== null) {
-      const place = Math.min(Math.max(curve.root, 58), plot.right);
+    const y = plot.bottom + 35;
+    const bold = { class: "mb-value" };
+    if (curve.root === null) {
+      yield text(plot.right, y, `${label} →`, { ...END, ...bold });
+    } else {
+      const x = Math.min(Math.max(curve.root, 58), plot.right);
       yield line(curve.root, plot.top, curve.root, plot.bottom + 5, "mb-mark");
-      yield text(place, y, label, { ...MIDDLE, class: look });
-    } else yield text(plot.right, y, `${label} →`, { ...END, class: look });
+      yield text(x, y, label, { ...MIDDLE, ...bold });
+    }
   }
   const path = points.map(({ x, y }) => `${x.toFixed(1)},${y.toFixed(1)}`);
   yield svg("polyline", { points: path.join(" "), class: "mb-curve" });
@@ -549,11 +523,8 @@ function* drawCurve({ curve, width }, n, state) {
 
 function results(id, state, n) {
   const unit = `${state.chain ? "bytes" : "units"} at the peak`;
-  const cell = (key, value) => [
-    key,
-    value,
-    value ? shortText(state, value) : "–",
-  ];
+  const size = (value) => shortText(state, value);
+  const cell = (key, value) => [key, value, value ? size(value) : "–"];
   const rows = Object.entries(PARTS).map(([part, label]) => ({
     part,
     label,
@@ -562,29 +533,23 @@ function results(id, state, n) {
       cell(`plain_parts.${part}`, n.plain_parts[part]),
     ],
   }));
-  const size = (value) => shortText(state, value);
+  const peaks = [cell("peak", n.peak), cell("plain_peak", n.plain_peak)];
+  const total = { sum: true, label: "peak", cells: peaks };
+  const head = [unit, `k = ${n.segments}`, "k = 0"];
+  const sizes = sizesText(n, state.cuts.length > 0);
   const again = `${n.extra_runs} (${percent(n.extra_runs, n.layers)} of L)`;
-  const own = state.cuts.length > 0;
-  return [
-    table(id, [unit, `k = ${n.segments}`, "k = 0"], [
-      ...rows.reverse(),
-      {
-        sum: true,
-        label: "peak",
-        cells: [cell("peak", n.peak), cell("plain_peak", n.plain_peak)],
-      },
-    ]),
-    numberList([
-      ["segment sizes", "sizes", JSON.stringify(n.sizes), sizesText(n, own)],
-      [`extra ${thingOf(state)} runs`, "extra_runs", n.extra_runs, again],
-      ["best k", "best", JSON.stringify(n.best), ranges(n.best)],
-      ["least peak of equal segments", "best_peak", n.best_peak,
-        size(n.best_peak)],
-      ...(n.measured === null
-        ? []
-        : [["measured peak", "measured", n.measured, size(n.measured)]]),
-    ]),
+  const least = "least peak of equal segments";
+  const list = [
+    ["segment sizes", "sizes", JSON.stringify(n.sizes), sizes],
+    [`extra ${thingOf(state)} runs`, "extra_runs", n.extra_runs, again],
+    ["best k", "best", JSON.stringify(n.best), ranges(n.best)],
+    [least, "best_peak", n.best_peak, size(n.best_peak)],
   ];
+  const { measured } = n;
+  if (measured !== null) {
+    list.push(["measured peak", "measured", measured, size(measured)]);
+  }
+  return [table(id, head, [...rows.reverse(), total]), numberList(list)];
 }
 
 const NOTES = {
@@ -610,7 +575,7 @@ const keys = [
   ...["checkpoint", "split", "measured", "label"],
 ];
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture, again }) {
   // What was measured belongs to the setting that it came with.
   let came = {};
   const known = (state) => {
@@ -621,10 +586,9 @@ function build({ id, get, set }) {
   };
   let moment = null; // null: the peak
   let plan;
-  let redrawn = () => {};
   const see = (at) => {
     moment = at;
-    redrawn();
+    again();
   };
   const go = (traits) => {
     moment = null;
@@ -688,7 +652,6 @@ function build({ id, get, set }) {
   cuts.held = () => get().cuts.join("-");
   when.held = () => (moment === null ? "" : String(moment + 1));
 
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   const note = html("p", { class: "mb-note" });
   drag(picture, {
     grab({ x, y }) {
@@ -699,19 +662,16 @@ function build({ id, get, set }) {
       return far[index] < 24 ? { zone: "layers", index } : null;
     },
     move({ x }, { zone, index }) {
+      if (zone === "step") return see(momentAt(plan, x));
       if (zone === "curve") {
         const count = countAt(plan, x);
-        if (count !== get().segments || get().cuts.length) {
-          go({ segments: count });
-        }
-      } else if (zone === "step") see(momentAt(plan, x));
-      else {
-        const cuts = plan.layers.cuts.map(({ cut }) => cut);
-        const next = moved(plan, cuts, index, x);
-        if (next[index] !== cuts[index]) {
-          go({ cuts: next, segments: cuts.length + 1 });
-        }
+        const other = count !== get().segments || get().cuts.length;
+        return other && go({ segments: count });
       }
+      const cuts = plan.layers.cuts.map(({ cut }) => cut);
+      const next = moved(plan, cuts, index, x);
+      if (next[index] === cuts[index]) return;
+      go({ cuts: next, segments: cuts.length + 1 });
     },
     drop: ({ zone }) => zone === "curve" && segments.focus(),
   });
@@ -719,33 +679,14 @@ function build({ id, get, set }) {
   const draw = (raw, width, before) => {
     const state = known(raw);
     const n = describe(state);
-    const paint = () => {
-      const same = before && ["layers", "chain"].every(
-        (key) => before[key] === state[key],
-      );
-      plan = layout(state, width, moment, same ? before : null);
-      const marks = [[plan.step.peak, "peak", shortText(state, n.peak)]];
-      if (n.segments) {
-        const { plain } = plan.step;
-        marks.push([plain, "with k = 0", shortText(state, n.plain_peak)]);
-      }
-      when.update({
-        value: plan.cursor.at + 1,
-        max: plan.cursor.count,
-        spoken: plan.cursor.words,
-      });
-      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-      picture.replaceChildren(
-        patterns(id),
-        ...drawLayers(id, plan, thingOf(state)),
-        ...drawStep(id, plan, marks),
-        ...drawCurve(plan, n, state),
-      );
-    };
-    redrawn = paint;
-    paint();
-    const said = sentence(state);
-    picture.setAttribute("aria-label", said);
+    const same =
+      before?.layers === state.layers && before.chain === state.chain;
+    plan = layout(state, width, moment, same ? before : null);
+    when.update({
+      value: plan.cursor.at + 1,
+      max: plan.cursor.count,
+      spoken: plan.cursor.words,
+    });
     layers.root.hidden = checkpoint.root.hidden = Boolean(state.chain);
     layers.update({ value: n.layers, max: Math.max(MOST_LAYERS, n.layers) });
     checkpoint.update({
@@ -754,13 +695,13 @@ function build({ id, get, set }) {
       text: formatNumber(state.checkpoint),
       spoken: formatNumber(state.checkpoint),
     });
-    const peak = sizeText(state, n.peak);
+    const place = n.segments
+      ? plural(n.segments, "segment")
+      : "no checkpointing";
     segments.update({
       value: n.segments,
       max: n.layers,
-      spoken: n.segments
-        ? `${plural(n.segments, "segment")}: peak ${peak}`
-        : `no checkpointing: peak ${peak}`,
+      spoken: `${place}: peak ${sizeText(state, n.peak)}`,
     });
     cuts.update({ value: cutsOf(n) });
     const options = Object.values(SPLITS);
@@ -771,13 +712,18 @@ function build({ id, get, set }) {
       (Object.keys(state.measured).length ? NOTES.points : "");
     return {
       title: "Memory during one step" + (state.label && `: ${state.label}`),
-      sentence: said,
+      sentence: sentence(state),
+      height: plan.height,
+      drawn: [
+        ...drawLayers(id, plan, thingOf(state)),
+        ...drawStep(id, plan, state, n),
+        ...drawCurve(plan, n, state),
+      ],
       numbers: results(id, state, n),
     };
   };
   return {
     controls: [layers, segments, play],
-    picture,
     legend: legend(id, PARTS, "R recomputation, B backward pass"),
     more: [when, cuts, checkpoint, split],
     note,
