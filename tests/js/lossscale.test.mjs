@@ -39,10 +39,10 @@ test("bars move with the scale; walls and axis stay", () => {
   for (const { state } of cases) {
     for (const width of [288, 760]) {
       const plan = layout(state, width);
-      const { plot, edges, heights, zones, ticks } = plan;
+      const { plot, edges, tops, zones, ticks } = plan;
       const one = layout({ ...state, scale: 1 }, width);
       assert.deepEqual([one.zones, one.ticks], [zones, ticks]);
-      assert.deepEqual(one.heights, heights);
+      assert.deepEqual(one.tops, tops);
       const moved = plan.each * Math.log2(state.scale);
       edges.forEach((x, i) => {
         const to = Math.max(one.edges[i] + moved, plot.left);
@@ -53,14 +53,14 @@ test("bars move with the scale; walls and axis stay", () => {
       assert.deepEqual(zones.toSorted((a, b) => a - b), zones);
       const inside = within(plot);
       [...edges, ...zones].forEach((x) => inside({ x }));
-      [...ticks, ...plan.shares].forEach(inside);
-      heights.forEach((y) => inside({ y }));
+      [...ticks, ...plan.axis.ticks].forEach(inside);
+      tops.forEach((y) => inside({ y }));
     }
   }
 });
 
 test("a wall cuts a bar where it stands", () => {
-  const plan = { edges: [0, 10, 20], heights: [5, 0], plot: { bottom: 8 } };
+  const plan = { edges: [0, 10, 20], tops: [5, 0], plot: { bottom: 8 } };
   assert.equal(bars(plan, 0, 15), "M0.0 8V5.0H10.0V8ZM10.0 8V0.0H15.0V8Z");
   assert.equal(bars(plan, 15, 40), "M15.0 8V0.0H20.0V8Z");
   assert.equal(bars(plan, 20, 40), "");
@@ -68,11 +68,11 @@ test("a wall cuts a bar where it stands", () => {
 
 test("heights are shares of the gradients", () => {
   for (const { state } of cases) {
-    const { plot, heights } = layout(state, 640);
+    const { plot, tops } = layout(state, 640);
     const { counts, gradients } = state.histogram;
     assert.equal(counts.reduce((a, b) => a + b), gradients);
     const most = Math.max(...counts);
-    heights.forEach((y, i) => {
+    tops.forEach((y, i) => {
       const per = (plot.bottom - plot.top) / 1.04;
       const high = (per * counts[i]) / most; // what is there is seen
       const wanted = counts[i] ? Math.max(high, 3) : 0;

@@ -153,26 +153,25 @@ const describe = ({ number, formats }) =>
     return { name: of.name, of, words, ...row };
   });
 
-const chosen = ({ format, formats }) =>
-  formats.find(({ name }) => name === format);
-
-const LOST = {
-  subnormal: "subnormal",
-  underflow: "lost to underflow",
-  overflow: "overflow",
-};
+const chosen = (state) =>
+  describe(state).find(({ name }) => name === state.format);
 
 /** The key numbers in words. */
 export function sentence(state) {
   const x = Number(state.number);
-  const all = describe(state);
-  const where = (test) => listed(all.filter(test).map(({ name }) => name));
-  const exact = where(({ value }) => value === x) || "no format";
-  const lost = Object.entries(LOST).map(([kind, words]) => {
+  const where = (test) =>
+    listed(describe(state).filter(test).map(({ name }) => name));
+  const lost = (kind, words) => {
     const names = where((of) => of.kind === kind);
     return names && `; ${words} in ${names}`;
-  });
-  return `${numberText(x)} is exact in ${exact}${lost.join("")}.`;
+  };
+  return (
+    `${numberText(x)} is exact in ` +
+    (where(({ value }) => value === x) || "no format") +
+    lost("subnormal", "subnormal") +
+    lost("underflow", "lost to underflow") +
+    `${lost("overflow", "overflow")}.`
+  );
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -193,22 +192,14 @@ export function layout(state, width) {
     const { smallest, normal, largest } = row.of;
     const ends = [smallest, normal, largest].map(place);
     const y = plot.top + i * (15 * lines + 20);
-    const bar = y + 15 * lines - 9;
-    return { ...row, y, bar, ends, at: place(row.value) };
+    return { ...row, y, bar: y + 15 * lines - 9, ends, at: place(row.value) };
   });
   plot.bottom = rows.at(-1).bar + 18;
   const step = wide < 480 ? 64 : 32;
   const ticks = [];
   for (let e = -128; e <= 128; e += step) ticks.push({ e, x: x(e) });
-  return {
-    plot,
-    rows,
-    ticks,
-    lines,
-    now: place(Number(state.number)),
-    per,
-    height: plot.bottom + 40,
-  };
+  const now = place(Number(state.number));
+  return { plot, rows, ticks, lines, now, per, height: plot.bottom + 40 };
 }
 
 /** The number as it is after it was dragged to `x`, in three digits. */
@@ -222,12 +213,6 @@ export function dragged({ plot, per }, number, x) {
   return negative(number) ? -short : short;
 }
 
-/** Twice or half the number, as far as fp64 goes. */
-export function stepped(number, factor) {
-  const next = number * factor;
-  return next && Math.abs(next) < Infinity ? next : number;
-}
-
 // ---- drawing -------------------------------------------------------------
 
 const MIDDLE = { "text-anchor": "middle" };
@@ -236,7 +221,7 @@ const END = { "text-anchor": "end" };
 function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
   const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
-  const shown = rows.find(({ name }) => name === state.format);
+  const shown = chosen(state);
   const big = (lines > 1 ? "" : `${state.format}: `) + shown.words[0];
   yield text(0, 17, big, { class: "mb-value mb-big" });
   yield text(0, 36, shown.words[1], { class: `mb-value mb-${shown.kind}` });
@@ -304,10 +289,10 @@ function bitButtons({ onFlip }) {
     const fields = bits.split(" ").map((digits, k) => {
       const buttons = [...digits].map((_, i) => {
         const at = from + i;
-        const name = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
+        const label = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
         const { root: bit } = button({ label: "", onClick: () => onFlip(at) });
         bit.tabIndex = at ? -1 : 0;
-        all.push({ bit, at, name });
+        all.push({ bit, at, label });
         return bit;
       });
       from += digits.length + 1; // and the blank
@@ -317,17 +302,17 @@ function bitButtons({ onFlip }) {
     });
     root.replaceChildren(...fields);
   };
-  const update = (of, { bits, value }) => {
-    if (of.name !== shown) build(bits);
-    shown = of.name;
+  const update = ({ name, of, bits, value }) => {
+    if (name !== shown) build(bits);
+    shown = name;
     root.setAttribute("aria-label", `Bits of ${shown}: arrow keys move`);
     factors({ bits, value }, of).forEach((words, k) => {
       root.children[k].firstChild.textContent = `${FIELDS[k]} ${words}`;
     });
-    for (const { bit, at, name } of all) {
+    for (const { bit, at, label } of all) {
       const none = Number.isNaN(fromBits(flipped(bits, at), of));
       bit.textContent = bits[at];
-      bit.setAttribute("aria-label", `${name}: ${bits[at]}`);
+      bit.setAttribute("aria-label", `${label}: ${bits[at]}`);
       bit.classList.toggle("mb-one", bits[at] === "1");
       bit.disabled = none;
       bit.title = none ? "flipped, it would be NaN: no number" : "";
@@ -361,7 +346,8 @@ function build({ id, get, set, picture }) {
     const factor = { ArrowUp: 2, ArrowDown: 0.5 }[event.key];
     if (!factor) return;
     event.preventDefault();
-    setNumber(stepped(Number(get().number), factor));
+    const next = Number(get().number) * factor;
+    if (next && Math.abs(next) < Infinity) setNumber(next);
   });
   const format = choice({
     label: "Format whose bits are shown",
@@ -371,9 +357,8 @@ function build({ id, get, set, picture }) {
   });
   const bits = bitButtons({
     onFlip(place) {
-      const of = chosen(get());
-      const now = stored(Number(get().number), of).bits;
-      setNumber(fromBits(flipped(now, place), of));
+      const { of, bits } = chosen(get());
+      setNumber(fromBits(flipped(bits, place), of));
     },
   });
   let plan;
@@ -384,10 +369,9 @@ function build({ id, get, set, picture }) {
   const draw = (state, width, before) => {
     plan = layout(state, width);
     const { now } = layout(before ?? state, width);
-    const of = chosen(state);
     exact.update({ value: Number(state.number) });
     format.update({ value: state.format });
-    bits.update(of, stored(Number(state.number), of));
+    bits.update(chosen(state));
     return {
       title: "One number in six formats",
       sentence: sentence(state),

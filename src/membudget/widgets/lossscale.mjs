@@ -1,12 +1,12 @@
 import {
   axes,
   button,
-  byteTicks,
   choice,
   drag,
   filled,
   formatNumber,
   grouped,
+  heights,
   html,
   legend,
   line,
@@ -96,9 +96,8 @@ export function layout({ histogram, format, scale }, width) {
   const each = (plot.right - plot.left) / (high - low);
   const clamp = (x) => Math.min(Math.max(x, plot.left), plot.right);
   const x = (e) => plot.left + (e - low) * each;
-  const most = Math.max(...counts) / gradients;
-  const tall = (plot.bottom - plot.top) / (1.04 * most);
-  const y = (share) => plot.bottom - tall * share;
+  const shares = counts.map((count) => (100 * count) / gradients);
+  const axis = heights(plot, 1.04 * Math.max(...shares), "%");
   const e = Math.log2(scale);
   const edges = [...counts, 0].map((_, i) => clamp(x(start + i + e)));
   const walls = limits[format].map((limit) => clamp(x(limit)));
@@ -111,21 +110,18 @@ export function layout({ histogram, format, scale }, width) {
     plot,
     each,
     edges,
-    heights: counts.map((count) =>
-      Math.min(y(count / gradients), plot.bottom - (count ? 3 : 0)),
+    axis,
+    tops: shares.map((share) =>
+      Math.min(axis.y(share), plot.bottom - (share ? 3 : 0)),
     ),
     zones: [plot.left, ...walls, plot.right],
     ticks,
-    shares: byteTicks(100 * most, 3).marks.map(({ value, label }) => ({
-      label,
-      y: y(value / 100),
-    })),
     height: plot.bottom + 42,
   };
 }
 
 /** The path of those parts of the bars that are between two places. */
-export function bars({ edges, heights, plot }, from, to) {
+export function bars({ edges, tops, plot }, from, to) {
   const bar = (y, i) => {
     const left = Math.max(edges[i], from);
     const right = Math.min(edges[i + 1], to);
@@ -133,7 +129,7 @@ export function bars({ edges, heights, plot }, from, to) {
     const [a, b, top] = [left, right, y].map((place) => place.toFixed(1));
     return `M${a} ${plot.bottom}V${top}H${b}V${plot.bottom}Z`;
   };
-  return heights.map(bar).join("");
+  return tops.map(bar).join("");
 }
 
 // ---- drawing -------------------------------------------------------------
@@ -170,9 +166,9 @@ function* drawShares({ plot }, n, words) {
 }
 
 function* drawHistogram(id, plan, before) {
-  const { plot, zones, heights, ticks } = plan;
+  const { plot, zones, tops, ticks } = plan;
   const { left, right, top, bottom } = plot;
-  yield* axes(plot, { ticks: plan.shares, unit: "%" });
+  yield* axes(plot, plan.axis);
   const runs = ZONES.map((zone, i) => {
     return { ...zone, x: zones[i], width: zones[i + 1] - zones[i] };
   }).filter(({ width }) => width > 0);
@@ -189,7 +185,7 @@ function* drawHistogram(id, plan, before) {
     if (x > left && x < right) yield line(x, top, x, bottom, "mb-limit");
   }
   if (before) {
-    const d = stairs(before.edges, heights);
+    const d = stairs(before.edges, tops);
     yield svg("path", { d, class: "mb-ghost" });
   }
   for (const { x, label } of ticks) {

@@ -178,15 +178,15 @@ const phaseOf = ({ kind, extra }) => {
 function shownOf(moments) {
   let again = false;
   return moments.map(({ parts, extra }) => {
-    let [checkpoints, inputs, tapes, gradients, temporaries] = parts;
+    const [checkpoints, values, tapes, gradients, workspace] = parts;
     again ||= extra;
     // A recomputation that ends early does not make all of it.
-    const less = Math.min(inputs, Math.max(0, -temporaries));
-    const fewer = Math.min(tapes, Math.max(0, -temporaries - less));
-    inputs -= less;
-    tapes -= fewer;
-    temporaries += less + fewer;
-    const [activations, recomputation] = again ? [0, tapes] : [tapes, 0];
+    const early = Math.max(0, -workspace);
+    const inputs = Math.max(0, values - early);
+    const made = tapes - Math.min(tapes, Math.max(0, early - values));
+    const activations = again ? 0 : made;
+    const recomputation = again ? made : 0;
+    const temporaries = workspace + (values - inputs) + (tapes - made);
     return {
       ...{ checkpoints, activations, recomputation },
       ...{ inputs, gradients, temporaries },
