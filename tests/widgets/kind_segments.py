@@ -11,10 +11,6 @@ from membudget.widgets import format_bytes, format_number
 from membudget.widgets import segments as module
 
 CHAIN = [Stage(output=2**20, inner=3 * 2**20, backward_workspace=2**20)] * 12
-SPLITS = {
-    "balanced": "balanced, longer first",
-    "pytorch": "PyTorch’s checkpoint_sequential",
-}
 
 
 def controls(widget):
@@ -24,7 +20,7 @@ def controls(widget):
         "segments": widget.segments,
         "cuts": "-".join(map(str, cuts(widget))),
         "moment": widget.run().peak_moment + 1,
-        "split": SPLITS[widget.split],
+        "split": widget.split,
     }
 
 
@@ -105,7 +101,7 @@ KIND = Kind(
         for layers, share in product((1, 2, 9, 16, 47, 100), (1, 7, 20))
         for k in sorted({0, 1, layers // 9, layers // 2, layers})
     ]
-    + [{"split": split, "segments": 7} for split in reversed(SPLITS)],
+    + [{"split": split, "segments": 7} for split in reversed(module.SPLITS)],
     given=[
         {
             **{"layers": 23, "segments": 5, "checkpoint": 0.25},
@@ -126,7 +122,7 @@ KIND = Kind(
             {"layers": 97, "checkpoint": 0.35},
             [
                 {"split": split, "segments": k}
-                for split, k in product(SPLITS, (0, 1, 9, 45, 97))
+                for split, k in product(module.SPLITS, (0, 1, 9, 45, 97))
             ],
         )
     ],

@@ -18,11 +18,6 @@ def agree(page, **state):
     kind.agree(kind_segments.KIND, page, Segments(**state))
 
 
-def radio(page, split):
-    words = kind_segments.SPLITS[split]
-    return page.get_by_role("radio", name=words, exact=True)
-
-
 def picture(page):
     return page.locator(".mb-picture")
 
@@ -91,7 +86,7 @@ def test_a_chain_in_bytes(show):
     assert "√(L·a/c) = 6.93" in found
     unfold(page)
     assert page.get_by_text("In bytes, from the sizes").is_visible()
-    radio(page, "pytorch").check()
+    control(page, "split").select_option("pytorch")
     agree(page, chain=CHAIN, segments=3, split="pytorch")
 
 
@@ -203,10 +198,10 @@ def test_measured_points_belong_to_their_setting(show):
     state = {"measured": {4: 8.25}}
     page = show(Segments(**state))
     unfold(page)
-    radio(page, "pytorch").check()
+    control(page, "split").select_option("pytorch")
     agree(page, split="pytorch")
     assert page.locator(".mb-measured").count() == 0
-    radio(page, "balanced").check()
+    control(page, "split").select_option("balanced")
     agree(page, **state)
     control(page, "segments").press("ArrowRight")
     agree(page, segments=5, **state)

@@ -2,6 +2,7 @@ import {
   axes,
   band,
   byteTicks,
+  choice,
   dot,
   drag,
   field,
@@ -18,7 +19,6 @@ import {
   phaseStrip,
   player,
   plural,
-  radios,
   slider,
   stacked,
   stairs,
@@ -613,11 +613,11 @@ function build({ id, get, set, picture, again }) {
     key: "checkpoint",
     onInput: (value) => go({ checkpoint: value / 20 }),
   });
-  const split = radios({
+  const split = choice({
     label: "Split",
     key: "split",
-    onChange: (value) =>
-      go({ split: Object.keys(SPLITS).find((key) => SPLITS[key] === value) }),
+    options: SPLITS,
+    onChange: (value) => go({ split: value }),
   });
   const play = player({
     key: "play",
@@ -679,6 +679,7 @@ function build({ id, get, set, picture, again }) {
   const draw = (raw, width, before) => {
     const state = known(raw);
     const n = describe(state);
+    const size = (value) => sizeText(state, value);
     const same =
       before?.layers === state.layers && before.chain === state.chain;
     plan = layout(state, width, moment, same ? before : null);
@@ -695,17 +696,13 @@ function build({ id, get, set, picture, again }) {
       text: formatNumber(state.checkpoint),
       spoken: formatNumber(state.checkpoint),
     });
-    const place = n.segments
-      ? plural(n.segments, "segment")
-      : "no checkpointing";
     segments.update({
       value: n.segments,
       max: n.layers,
-      spoken: `${place}: peak ${sizeText(state, n.peak)}`,
+      spoken: `${plural(n.segments, "segment")}: peak ${size(n.peak)}`,
     });
     cuts.update({ value: cutsOf(n) });
-    const options = Object.values(SPLITS);
-    split.update({ value: SPLITS[state.split], options });
+    split.update({ value: state.split });
     note.textContent =
       NOTES[state.chain ? "bytes" : "units"] +
       NOTES.all +
