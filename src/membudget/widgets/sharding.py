@@ -1,5 +1,6 @@
 """The sharding widget: model states and communication of each rank."""
 
+from functools import partial
 from numbers import Integral
 from types import ModuleType
 from typing import Any
@@ -50,15 +51,9 @@ CARDS = {"none": 0} | {name: c.usable for name, c in cards.CARDS.items()}
 MOST_PARAMETERS = 2**40
 """Bytes stay below 2^53, where a browser's numbers are no longer whole."""
 
-MOST_RANKS = 1024
-
-MOST_STEPS = 16
-
 
 def _room() -> ModuleType:
-    """Imported when it is used: PyTorch's FSDP takes most of a second, which
-    every notebook with a widget would wait for.
-    """
+    """Imported late: PyTorch's FSDP takes most of a second."""
     from membudget import sharding
 
     return sharding
@@ -81,18 +76,14 @@ class _Model(traitlets.TraitType):
 
 
 class _Power(traitlets.Int):
-    """A trait for a power of two."""
-
-    def __init__(self, default: int, most: int) -> None:
-        self.most = most
-        super().__init__(default)
+    """A trait for a power of two, up to ``max``."""
 
     def validate(self, obj: Any, value: Any) -> int:
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not whole or not 1 <= value <= self.most or value & (value - 1):
+        powers = [2**i for i in range(self.max.bit_length())]
+        if value is True or value not in powers:
             raise traitlets.TraitError(
                 f"{self.name} is {value!r}: use a power of two, from 1 to "
-                f"{self.most}"
+                f"{self.max}"
             )
         return int(value)
 
@@ -129,36 +120,34 @@ class Sharding(Widget):
 
     name = "sharding"
 
-    model = _Model("7.5 B").tag(sync=True)
-    ranks = _Power(64, MOST_RANKS).tag(sync=True)
+    model = _Model().tag(sync=True)
+    ranks = _Power(64, max=1024).tag(sync=True)
     stage = traitlets.Enum(list(STAGE_NAMES), "zero-3").tag(sync=True)
     recipe = traitlets.Enum(list(HOW), "master").tag(sync=True)
-    accumulation_steps = _Power(1, MOST_STEPS).tag(sync=True)
+    accumulation_steps = _Power(1, max=16).tag(sync=True)
     synchronise_last = traitlets.Bool(False).tag(sync=True)
     card = traitlets.Enum(list(CARDS), "none").tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
-    def __init__(
-        self,
-        model: str | int = "7.5 B",
-        ranks: int = 64,
-        stage: str = "zero-3",
-        recipe: str = "master",
-        accumulation_steps: int = 1,
-        *,
-        synchronise_last: bool = False,
-        card: str = "none",
-    ) -> None:
-        self.set_trait("tables", _tables())
-        super().__init__(
-            model=model,
-            ranks=ranks,
-            stage=stage,
-            recipe=recipe,
-            accumulation_steps=accumulation_steps,
-            synchronise_last=synchronise_last,
-            card=card,
-        )
+    def __init__(self, model: str | int = "7.5 B", **traits: Any) -> None:
+        super().__init__(model=model, **traits)
+
+    @traitlets.default("tables")
+    def _tables(self) -> dict[str, Any]:
+        """The names, and the coefficients of the formulas, in their order."""
+        return {
+            "models": [[name, count] for name, count in MODELS.items()],
+            "stages": [
+                [
+                    name,
+                    STAGE_NAMES[name],
+                    [s.parameters, s.gradients, s.optimizer],
+                ]
+                for name, s in _room().STAGES.items()
+            ],
+            "recipes": [_recipe(name) for name in HOW],
+            "cards": [[name, size] for name, size in CARDS.items()],
+        }
 
     @property
     def parameters(self) -> int:
@@ -210,32 +199,14 @@ class Sharding(Widget):
         )
 
 
-def _tables() -> dict[str, Any]:
-    """The names, and the coefficients of the formulas, in their order."""
-    kept = {name: bytes_per_parameter(of) for name, (of, *_) in HOW.items()}
-    return {
-        "models": [[name, count] for name, count in MODELS.items()],
-        "stages": [
-            [
-                stage,
-                STAGE_NAMES[stage],
-                [of.parameters, of.gradients, of.optimizer],
-            ]
-            for stage, of in _room().STAGES.items()
-        ],
-        "recipes": [
-            [
-                name,
-                text,
-                [each.parameters, each.gradients, each.optimizer],
-                [_sent(stage, name) for stage in STAGE_NAMES],
-            ]
-            for (name, each), (_, _, text) in zip(
-                kept.items(), HOW.values(), strict=True
-            )
-        ],
-        "cards": [[name, size] for name, size in CARDS.items()],
-    }
+def _recipe(name: str) -> list[Any]:
+    """A recipe's name, its words, and bytes of each parameter: of what is
+    kept, and by stage :func:`_sent`.
+    """
+    kept, _, text = HOW[name]
+    each = bytes_per_parameter(kept)
+    sizes = [each.parameters, each.gradients, each.optimizer]
+    return [name, text, sizes, [_sent(stage, name) for stage in STAGE_NAMES]]
 
 
 def _sent(stage: str, recipe: str) -> list[int]:
@@ -243,17 +214,8 @@ def _sent(stage: str, recipe: str) -> list[int]:
     step, to gather for each micro-batch, and for each reduction.
     """
     kept, gathered, _ = HOW[recipe]
-
-    def traffic(steps: int, last: bool) -> int:
-        return _room().zero_traffic(
-            1,
-            stage,
-            kept,
-            gathered=gathered,
-            accumulation_steps=steps,
-            synchronise_last=last,
-        )
-
-    gathers = traffic(2, True) - traffic(1, True)
-    reduction = traffic(2, False) - traffic(2, True)
-    return [traffic(1, True) - gathers - reduction, gathers, reduction]
+    sent = partial(_room().zero_traffic, 1, stage, kept, gathered=gathered)
+    one = sent()
+    last = sent(accumulation_steps=2, synchronise_last=True)
+    reduction = sent(accumulation_steps=2) - last
+    return [2 * one - last - reduction, last - one, reduction]

@@ -2,7 +2,6 @@
 
 from functools import cache
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -206,18 +205,6 @@ def _steps_json(
     }
 
 
-class _Moment(traitlets.Int):
-    """A trait for the index of an operator."""
-
-    def validate(self, obj: Any, value: Any) -> int:
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use the index of an operator, a "
-                "whole number; -1 is before the first"
-            )
-        return int(value)
-
-
 class Timeline(Widget):
     """What is alive in a training step, after each of its operators.
 
@@ -229,7 +216,7 @@ class Timeline(Widget):
             the first.
         label: what the steps are of, in a few words; shown as text.
 
-    Another ``step`` begins at -1, unless ``moment`` is set with it.
+    Another step that has no such ``moment`` is shown at its last.
 
     Raises:
         traitlets.TraitError: ``steps`` is not a dictionary of trackers by
@@ -246,26 +233,20 @@ class Timeline(Widget):
 
     steps = traitlets.Dict().tag(sync=True, to_json=_steps_json)
     step = traitlets.Unicode().tag(sync=True)
-    moment = _Moment(-1).tag(sync=True)
+    moment = traitlets.Any(-1).tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
-
-    _before: tuple | None = None  # steps, step and moment, until they change
 
     def __init__(
         self,
         steps: dict[str, PeakTracker] | None = None,
-        *,
-        step: str | None = None,
-        moment: int | None = None,
-        label: str = "",
-        **kwargs: Any,
+        **traits: Any,
     ) -> None:
         if steps is None:
             steps = example_steps()
-            label = label or "an MLP on handwritten digits, with Adam"
-        given = {"step": step, "moment": moment}
-        kwargs.update((k, v) for k, v in given.items() if v is not None)
-        super().__init__(steps=steps, label=label, **kwargs)
+            traits.setdefault(
+                "label", "an MLP on handwritten digits, with Adam"
+            )
+        super().__init__(steps=steps, **traits)
 
     @traitlets.default("step")
     def _first_step(self) -> str:
@@ -308,28 +289,23 @@ class Timeline(Widget):
     @traitlets.validate("moment")
     def _check_moment(self, proposal: Any) -> int:
         moment = proposal["value"]
-        self._check_steps({"value": self.steps})
-        self._check_step({"value": self.step})
-        last = len(self.steps[self.step].operators) - 1
-        if not -1 <= moment <= last:
+        last = self._last()
+        if moment not in range(-1, last + 1):
             raise traitlets.TraitError(
-                f"moment is {moment}: the step {self.step!r} has the "
+                f"moment is {moment!r}: the step {self.step!r} has the "
                 f"operators 0 … {last}, and -1 is before them"
             )
-        return moment
+        return int(moment)
 
-    @traitlets.observe("steps", "step", "moment")
+    @traitlets.observe("steps", "step")
     def _follow(self, change: Any) -> None:
-        """Go to the start of another step."""
+        """Keep to a step, and to one of its moments."""
         if self.step not in self.steps:
             self.step = self._first_step()
-            return
-        which = self.steps, self.step
-        if self._before is not None:
-            *before, moment = self._before
-            if which != tuple(before) and self.moment == moment:
-                self.moment = -1
-        self._before = (*which, self.moment)
+        self.moment = min(self.moment, self._last())
+
+    def _last(self) -> int:
+        return len(self.steps[self.step].operators) - 1
 
     def sentence(self) -> str:
         """The end of the forward pass, and the peak."""
