@@ -1,5 +1,4 @@
 import {
-  LETTER,
   PHASE_WORDS,
   axes,
   budgetLine,
@@ -86,54 +85,48 @@ function moved({ tables, recipe, ...state }, stage) {
   return { parameters, gradients: reduction * (last ? 1 : steps) };
 }
 
-function describeStage(state, stage) {
-  const parts = held(state, stage, state.ranks);
-  const each = moved(state, stage);
-  const whole = countOf(state) * sum(each);
-  const card = cardOf(state);
-  const fits = (ranks) => sum(held(state, stage, ranks)) <= card;
-  return {
-    ...{ parts, bytes: sum(parts), each },
-    sent: whole - Math.ceil(whole / state.ranks),
-    fits: card ? fits(state.ranks) : null,
-    fewest: (card && RANKS.find(fits)) || null,
-  };
-}
-
 /** What each stage makes of the settings. */
-export const describe = (state) =>
-  Object.fromEntries(
-    state.tables.stages.map(([stage]) => [stage, describeStage(state, stage)]),
-  );
+export function describe(state) {
+  const card = cardOf(state);
+  const of = (stage) => {
+    const parts = held(state, stage, state.ranks);
+    const each = moved(state, stage);
+    const whole = countOf(state) * sum(each);
+    const fits = (ranks) => sum(held(state, stage, ranks)) <= card;
+    return {
+      ...{ parts, bytes: sum(parts), each },
+      sent: whole - Math.ceil(whole / state.ranks),
+      fits: card ? fits(state.ranks) : null,
+      fewest: (card && RANKS.find(fits)) || null,
+    };
+  };
+  const { stages } = state.tables;
+  return Object.fromEntries(stages.map(([stage]) => [stage, of(stage)]));
+}
 
 // ---- a training step -----------------------------------------------------
 
-const { forward, backward, optimizer } = PHASE_WORDS;
-
-/** Of each phase: its colour, its names and what happens. */
+/** Of each phase: its colour, its names and what happens, in two lines. */
 export const PHASES = {
   rest: ["rest", ["Between two steps"],
-    "Play a step, or drag along it. F is forward, B is backward."],
+    ["Play a step, or drag along it.", "F is forward, B is backward."]],
   gather: ["parameters", ["gather"],
-    "All-gather: each passes its slice on, until all have it."],
-  forward: ["phase-forward", forward,
-    "Each rank runs this on its own samples."],
-  free: ["phase-optimizer", ["free"], "Each keeps its own slice alone."],
-  backward: ["phase-backward", backward,
-    "Each rank has whole gradients, of its own samples alone."],
+    ["All-gather: each passes its slice on,", "block by block."]],
+  forward: ["phase-forward", PHASE_WORDS.forward,
+    ["Each rank runs this", "on its own samples."]],
+  free: ["phase-optimizer", ["free"],
+    ["After each block, each keeps", "its own slice alone."]],
+  backward: ["phase-backward", PHASE_WORDS.backward,
+    ["Each rank has whole gradients,", "of its own samples alone."]],
   reduce: ["gradients", ["reduce"],
-    "Reduce-scatter: each passes a slice on, the next adds its own."],
+    ["Reduce-scatter: each passes a slice on,", "the next adds its own."]],
   spread: ["gradients", ["gather"],
-    "All-gather ends the all-reduce: each passes a sum on."],
-  optimizer: ["phase-optimizer", optimizer.slice(0, 2),
-    "Each rank updates what it has the optimizer states of."],
+    ["All-gather ends the all-reduce:", "each passes a sum on."]],
+  optimizer: ["phase-optimizer", ["optimizer step", "step"],
+    ["Each rank updates what it has", "the optimizer states of."]],
   renew: ["parameters", ["gather"],
-    "All-gather: each passes new parameters on, until all have all."],
+    ["All-gather: each passes its new", "parameters on, until all have all."]],
 };
-
-/** What happens at a moment. */
-export const happens = ({ phase, block }) =>
-  PHASES[phase][2] + (block ? " Block by block." : "");
 
 /** The ranks that are drawn: their numbers, and null for those between. */
 export const drawnOf = (ranks) =>
@@ -166,13 +159,8 @@ export function step(state) {
   const count = cells.gradients.length;
   const moments = [];
   let batch = "";
-  const split = gradients && !waits(state);
-  // one block after the other
-  const blocks = { gather: true, free: true, backward: split, reduce: split };
-  const add = (phase, moves = []) => {
-    const now = { phase, batch, block: blocks[phase], moves };
-    moments.push({ ...now, cells: structuredClone(cells) });
-  };
+  const add = (phase, moves = []) =>
+    moments.push({ phase, batch, moves, cells: structuredClone(cells) });
   const ring = (phase, part, first, arrive) => {
     for (let round = 1; round < count; round += 1) {
       const moves = cells[part].map((_, from) => {
@@ -216,49 +204,35 @@ export function step(state) {
 
 // ---- words ---------------------------------------------------------------
 
-function times(ratio, than) {
-  const text = formatNumber(ratio);
-  return text === "1" ? "as much as DDP" : `${text} times ${than} DDP`;
-}
-
-function fitting({ stage, ranks, card }, { fits, fewest }) {
-  if (fits === null) return "";
-  if (!fewest) {
-    const why = stage === "ddp" ? "nothing is split" : "too little is split";
-    return ` No number of ranks makes them fit: ${why}.`;
-  }
-  if (fewest === 1) return ` They fit one ${card} without sharding.`;
-  if (fewest === ranks) return " Half as many ranks would be too few.";
-  return ` ${fewest < ranks ? "Fewer" : "More"} ranks would do.`;
-}
-
 /** The chosen stage in words. */
 export function sentence(state, all = describe(state)) {
-  const { stage, ranks } = state;
-  const [{ ddp }, n] = [all, all[stage]];
-  const than = (words) => (stage === "ddp" ? "" : `, ${words}`);
+  const { stage, ranks, card } = state;
+  const [n, ddp] = [all[stage], all.ddp];
+  const against = (ratio, more) => {
+    if (stage === "ddp") return "";
+    const times = formatNumber(ratio);
+    return times === "1" ? ", as much as DDP" : `, ${times} times ${more} DDP`;
+  };
   const wait = n.parts.waiting;
-  const more = times(sum(n.each) / sum(ddp.each), "as much as");
-  const often = state.accumulation_steps > 1 && !state.synchronise_last;
-  const why = often ? " (reduced after every micro-batch)" : "";
-  const sent = `${formatBytes(n.sent)} per step${why}`;
-  const sends = `Each sends ${sent}${than(more)}.`;
+  const waiting = wait ? ` (${formatBytes(wait)} wait to be reduced)` : "";
+  const less = against(ddp.bytes / n.bytes, "less than");
+  const more = against(sum(n.each) / sum(ddp.each), "as much as");
+  const sends = `Each sends ${formatBytes(n.sent)} per step${more}.`;
+  const never = card !== "none" && !n.fewest;
+  const least = ranks > 1 && n.fewest === ranks;
   return (
     `${nameOf(state, stage)} on ${plural(ranks, "rank")}: each holds ` +
-    `${formatBytes(n.bytes)} of model states` +
-    (wait ? ` (${formatBytes(wait)} wait to be reduced)` : "") +
-    `${than(times(ddp.bytes / n.bytes, "less than"))}. ` +
+    `${formatBytes(n.bytes)} of model states${waiting}${less}. ` +
     (ranks === 1 ? "Nothing is sent." : sends) +
-    fitting(state, n)
+    (never ? " No number of ranks makes them fit." : "") +
+    (least ? " Half as many ranks would be too few." : "")
   );
 }
 
 function titleOf({ model, recipe, tables }) {
-  const own = typeof model === "number";
-  const what = own ? grouped(model) : model;
-  const parameters = own || what.endsWith(" B") ? " parameters" : "";
-  const how = row(tables.recipes, recipe)[0];
-  return `Model states of ${what}${parameters}: ${how}`;
+  const name = typeof model === "number" ? grouped(model) : model;
+  const what = /( B|\d)$/.test(name) ? `${name} parameters` : name;
+  return `Model states of ${what}: ${row(tables.recipes, recipe)[0]}`;
 }
 
 /* What everybody sees, what it is of, and what it is compared with. */
@@ -267,20 +241,9 @@ function verdict(state, { bytes, fits }) {
   const what = "Model states between two steps";
   if (fits === null) return [`${size} per rank`, what, "no card is chosen"];
   const over = formatBytes(Math.abs(card - bytes));
-  const usable = `${state.card}: ${formatBytes(card)} usable`;
   const big = fits ? `fits, ${over} left` : `${over} too much`;
+  const usable = `${state.card}: ${formatBytes(card)} usable`;
   return [big, `${what}: ${size}`, usable];
-}
-
-/** Words in lines of so many pixels. */
-export function lines(words, width) {
-  const found = [""];
-  for (const word of words.split(" ")) {
-    const longer = `${found.at(-1)} ${word}`.trim();
-    if (LETTER * longer.length <= width) found[found.length - 1] = longer;
-    else found.push(word);
-  }
-  return found;
 }
 
 const NOTE =
@@ -288,67 +251,60 @@ const NOTE =
   "bar, only shares are true. Of the cells below, a column is a slice: a " +
   "filled one is on this rank, a pale one for a while, a hatched pale one is " +
   "not yet reduced, a dotted one stands for many. Ranks send in a ring, each " +
-  "to the next. Activations, gathered blocks and buffers come on top and are " +
+  "to the next. Split gradients are reduced after each block, in the " +
+  "backward pass. Activations, gathered blocks and buffers come on top and are " +
   "not counted. ZeRO-1 and ZeRO-2 are the paper’s: they gather new " +
   "parameters once in a step, and FSDP2’s zero-2 for every micro-batch.";
 
 // ---- geometry ------------------------------------------------------------
 
-/* Parts on each other: where each begins and ends, in bytes. */
-function pile(parts) {
+/* Parts on each other: where each begins and ends. */
+function pile(parts, at) {
   let end = 0;
   return Object.entries(parts)
     .filter(([, size]) => size)
-    .map(([part, size]) => ({ part, from: end, to: (end += size) }));
+    .map(([part, size]) => ({ part, from: at(end), to: at((end += size)) }));
 }
 
 /* The drawn ranks, their bars and their cells. */
-function stations(state, { left, right, bottom, tall }) {
-  const drawn = drawnOf(state.ranks);
+function stations({ ranks }, { left, right, tall }) {
+  const drawn = drawnOf(ranks);
   const slot = (right - left) / drawn.length;
   const cell = Math.min(tall, (slot - 20) / drawn.length);
-  const wide = Math.min(0.66 * slot, 70);
+  const width = Math.min(0.66 * slot, 70);
+  const half = (cell * drawn.length) / 2;
   return drawn.map((rank, i) => {
     const middle = left + (i + 0.5) * slot;
-    const half = (cell * drawn.length) / 2;
-    return {
-      ...{ rank, cell, middle, room: slot - 2 * half },
-      bar: { x: middle - wide / 2, width: wide },
-      ...{ from: middle - half, to: middle + half },
-      rows: ROWS.map((_, row) => bottom + 28 + (tall + 3) * row),
-    };
+    const bar = { x: middle - width / 2, width };
+    return { rank, middle, bar, cell, from: middle - half, to: middle + half };
   });
 }
 
-/* A bar for each stage: [stage, what is at its end, its parts]. */
-function chart(title, rows, top, { x, y, width, pitch }) {
-  const at = (bytes) => x + 54 + ((width - 134) * bytes) / top;
-  const box = ({ part, from, to }) => {
-    return { part, x: at(from), width: at(to) - at(from) };
+/* What each stage holds, and what it sends: a bar for each. */
+function charts(state, all, { x, y, width, pitch }) {
+  const chart = (title, top, y, bar) => {
+    const at = (bytes) => x + 54 + ((width - 134) * bytes) / top;
+    const bars = Object.entries(all).map(([stage, n], i) => {
+      const { value, parts } = bar(n);
+      const place = { y: y + 10 + pitch * i, end: at(sum(parts)) };
+      return { stage, value, ...place, boxes: pile(parts, at) };
+    });
+    return { title, x, y, width, bars };
   };
-  const bars = rows.map(([stage, value, parts], i) => ({
-    ...{ stage, value, y: y + 10 + pitch * i, end: at(sum(parts)) },
-    boxes: pile(parts).map(box),
-  }));
-  return { title, x, y, width, bars };
-}
-
-/* What each stage holds, and what it sends. */
-function charts(state, all, place) {
-  const rows = Object.entries(all);
-  const sign = ({ fits }) => (fits === null ? "" : fits ? " ✓" : " ✗");
-  const size = (n) => formatBytes(n.bytes) + sign(n);
-  const holds = rows.map(([stage, n]) => [stage, size(n), n.parts]);
-  const sends = rows.map(([stage, { sent, each }]) => {
+  const holds = ({ bytes, parts, fits }) => {
+    const sign = fits === null ? "" : fits ? " ✓" : " ✗";
+    return { value: formatBytes(bytes) + sign, parts };
+  };
+  const sends = ({ sent, each }) => {
     const gradients = (sent * each.gradients) / sum(each);
     const parts = { parameters: sent - gradients, gradients };
-    return [stage, formatBytes(sent), parts];
-  });
-  const most = Math.max(...rows.map(([, { each }]) => sum(each)));
-  const below = { ...place, y: place.y + 4 * place.pitch + 36 };
+    return { value: formatBytes(sent), parts };
+  };
+  const most = Math.max(...Object.values(all).map(({ each }) => sum(each)));
+  const low = y + 4 * pitch + 36;
   return [
-    chart("held by each rank", holds, all.ddp.bytes, place),
-    chart("sent by each rank per step", sends, countOf(state) * most, below),
+    chart("held by each rank", all.ddp.bytes, y, holds),
+    chart("sent by each rank per step", countOf(state) * most, low, sends),
   ];
 }
 
@@ -376,20 +332,16 @@ function scale(axis, { top }, card, bytes) {
 export function layout(state, width, moment = 0, before = null) {
   const [all, rest] = [describe(state), atRest(state)];
   const moments = [rest, ...step(state), rest];
-  const { bytes, parts, fits } = all[state.stage];
+  const n = all[state.stage];
   const wide = width >= 560;
   const right = wide ? Math.round(0.57 * width) : width - 4;
   const size = wide ? { bottom: 214, tall: 17 } : { bottom: 180, tall: 12 };
   const plot = { left: 34, right, top: 70, ...size };
   const card = cardOf(state);
   const axis = heights(plot, card ? 1.3 * card : 1.05 * all.ddp.bytes);
-  const ticks = axis.ticks.filter((t) => !card || t.y >= axis.y(card));
-  const y = scale(axis, plot, card, bytes);
-  const box = ({ part, from, to }) => {
-    return { part, y: y(to), height: y(from) - y(to) };
-  };
-  const old = before ? describe(before)[before.stage].bytes : bytes;
-  const ghost = old !== bytes && axis.y(old) >= plot.top;
+  if (card) axis.ticks = axis.ticks.filter(({ y }) => y >= axis.y(card));
+  const old = before ? describe(before)[before.stage].bytes : n.bytes;
+  const ghost = old !== n.bytes && axis.y(old) >= plot.top;
   const track = plot.bottom + 58 + 3 * plot.tall;
   const under = track + (wide ? 82 : 99);
   const pair = charts(state, all, {
@@ -398,22 +350,19 @@ export function layout(state, width, moment = 0, before = null) {
     pitch: wide ? 28 : 19,
   });
   const edges = edgesOf(moments, plot);
-  const runs = phaseRuns(moments.map(({ phase }) => phase), edges)
-    .map((run) => [run, ...PHASES[run.phase]])
-    .map(([run, part, words]) => ({ ...run, part, words }));
   const middle = (edges[moment] + edges[moment + 1]) / 2;
   return {
-    ...{ plot, moments, moment, edges, runs, track, charts: pair },
-    axis: { ...axis, ticks },
-    ranks: state.ranks,
-    verdict: [...verdict(state, all[state.stage]), fits === false],
-    card: card && axis.y(card),
-    boxes: pile(parts).map(box),
-    broken: axis.y(bytes) < plot.top,
-    ghost: ghost ? axis.y(old) : null,
-    stations: stations(state, plot),
+    ...{ plot, axis, moments, moment, edges, track, charts: pair },
     now: moments[moment],
     cursor: { x: middle, y: track + 3.5 },
+    card: card && axis.y(card),
+    boxes: pile(n.parts, scale(axis, plot, card, n.bytes)),
+    broken: axis.y(n.bytes) < plot.top,
+    ghost: ghost ? axis.y(old) : null,
+    stations: stations(state, plot),
+    rows: ROWS.map((_, i) => plot.bottom + 28 + (plot.tall + 3) * i),
+    verdict: verdict(state, n),
+    over: n.fits === false,
     height: wide ? under : pair[1].bars.at(-1).y + 17,
   };
 }
@@ -424,46 +373,41 @@ export const momentAt = ({ edges }, x) =>
 
 /** Which moment it is, in words. */
 function momentOf({ now, moment, moments }) {
-  const [head] = PHASES[now.phase][1];
+  const [, [head]] = PHASES[now.phase];
   if (now.phase === "rest") return head;
   const place = `${moment} of ${moments.length - 2}`;
-  return [place, now.batch, head].filter((word) => word).join(", ");
+  return [place, now.batch, head].filter(Boolean).join(", ");
 }
-
-/** The stage whose bar is at a place, or null. */
-export const stageAt = ({ charts }, { x, y }) =>
-  charts
-    .flatMap((chart) => (x >= chart.x ? chart.bars : []))
-    .find((bar) => y >= bar.y - 2 && y < bar.y + 17)?.stage ?? null;
 
 // ---- drawing -------------------------------------------------------------
 
 const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
 
-function* drawCards(id, { plot, card, ghost, ...plan }) {
+function* drawCards(id, { plot, card, ghost, over, ...plan }, ranks) {
   const { top, bottom } = plot;
-  const [big, small, usable, over] = plan.verdict;
+  const [big, small, usable] = plan.verdict;
   const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
   const rect = (box, name) => svg("rect", { ...box, class: name });
   yield* axes(plot, plan.axis);
   yield text(2, 21, big, { class: look });
   yield text(2, 41, small);
-  yield text(plot.right, top - 11, usable, { "text-anchor": "end" });
+  yield text(plot.right, top - 11, usable, END);
   const budget = card ? budgetLine(id, plot, card, over) : [];
   yield* budget.slice(0, -1);
   for (const { rank, bar, middle } of plan.stations) {
-    const name = rank === null ? `${plan.ranks - 4} more` : rank || "rank 0";
+    const name = rank === null ? `${ranks - 4} more` : rank || "rank 0";
     yield text(middle, bottom + 18, name, MIDDLE);
     if (rank === null) {
       yield text(middle, (top + bottom) / 2, "…", MIDDLE);
       continue;
     }
-    const from = (y) => ({ ...bar, y, height: bottom - y });
-    if (card) yield rect(from(card), "mb-card");
-    for (const { part, ...box } of plan.boxes) {
-      yield* filled(id, part, "rect", { ...bar, ...box });
+    const above = (y) => ({ ...bar, y, height: bottom - y });
+    if (card) yield rect(above(card), "mb-card");
+    for (const { part, from, to } of plan.boxes) {
+      yield* filled(id, part, "rect", { ...bar, y: to, height: from - to });
     }
-    if (ghost !== null) yield rect(from(ghost), "mb-ghost");
+    if (ghost !== null) yield rect(above(ghost), "mb-ghost");
     const tooth = `l${bar.width / 12} -4l${bar.width / 12} 4`;
     const d = `M${bar.x} ${card - 4}${tooth.repeat(6)}`;
     if (plan.broken) yield svg("path", { d, class: "mb-break" });
@@ -472,11 +416,10 @@ function* drawCards(id, { plot, card, ghost, ...plan }) {
 }
 
 /* The slices on each rank. */
-function* drawSlices(id, { plot, stations, now }) {
+function* drawSlices(id, { plot, stations, rows, now }) {
   for (const [i, part] of ROWS.entries()) {
-    const [y, height] = [stations[0].rows[i], plot.tall];
-    const look = { "text-anchor": "end" };
-    yield text(plot.left - 6, y + height - 3, part[0].toUpperCase(), look);
+    const [y, height] = [rows[i], plot.tall];
+    yield text(plot.left - 6, y + height - 3, part[0].toUpperCase(), END);
     for (const [s, { from, cell }] of stations.entries()) {
       for (const [j, have] of now.cells[part][s].entries()) {
         const box = { x: from + j * cell, y, width: cell - 1, height };
@@ -498,33 +441,39 @@ function* drawSlices(id, { plot, stations, now }) {
 
 /* The slices on their way: from each rank to the next, and from the last,
    below all of them, to the first. */
-function* drawMoves(id, { plot, stations, now }) {
+function* drawMoves(id, { plot, stations, rows, now }) {
   for (const { part, from, to } of now.moves) {
-    const [a, b] = [stations[from], stations[to]];
-    const y = a.rows[ROWS.indexOf(part)] + plot.tall / 2;
-    const low = a.rows[2] + plot.tall + 12;
+    const [start, end] = [stations[from].to, stations[to].from];
+    const y = rows[ROWS.indexOf(part)] + plot.tall / 2;
+    const low = rows[2] + plot.tall + 12;
     const back = to < from;
-    const around = `h5V${low}H${b.from - 6}V${y}`;
-    const way = `M${a.to} ${y}${back ? around : `H${b.from - 4}`}`;
-    yield svg("path", { d: way, class: "mb-way" });
-    const head = `M${b.from - 6} ${y - 4}l5 4l-5 4z`;
+    const way = back ? `h5V${low}H${end - 6}V${y}` : `H${end - 4}`;
+    yield svg("path", { d: `M${start} ${y}${way}`, class: "mb-way" });
+    const head = `M${end - 6} ${y - 4}l5 4l-5 4z`;
     yield svg("path", { d: head, class: "mb-head" });
-    const width = Math.min(plot.tall - 3, a.room - 11);
-    const x = (a.to + b.from - width) / 2 - (back ? 0 : 3);
+    const room = stations[1].from - stations[0].to;
+    const width = Math.min(plot.tall - 3, room - 11);
+    const x = (start + end - width) / 2 - (back ? 0 : 3);
     const box = { x, y: (back ? low : y) - width / 2, width, height: width };
     yield* filled(id, part, "rect", box);
   }
 }
 
 /* The step, where it is, and what happens. */
-function* drawTrack(id, { plot, track, cursor, now, ...plan }) {
-  yield* strip(id, track, plan.runs);
-  yield dot(cursor, "mb-handle", 6);
-  const words = momentOf({ now, ...plan });
-  yield text(2, track + 41, words, { class: "mb-value mb-moment" });
-  for (const [i, part] of lines(happens(now), plot.right).entries()) {
-    yield text(2, track + 58 + 17 * i, part);
-  }
+function* drawTrack(id, plan) {
+  const { moments, edges, track, now } = plan;
+  const runs = phaseRuns(moments.map(({ phase }) => phase), edges);
+  const named = runs.map(({ phase, ...run }) => {
+    const [part, words] = PHASES[phase];
+    return { ...run, part, words };
+  });
+  yield* strip(id, track, named);
+  yield dot(plan.cursor, "mb-handle", 6);
+  const look = { class: "mb-value mb-moment" };
+  yield text(2, track + 41, momentOf(plan), look);
+  const [, , [one, two]] = PHASES[now.phase];
+  yield text(2, track + 58, one);
+  yield text(2, track + 75, two);
 }
 
 function* drawCharts(id, { charts }, state) {
@@ -534,15 +483,16 @@ function* drawCharts(id, { charts }, state) {
       const box = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
       if (stage === state.stage) yield svg("rect", box);
       yield text(x + 4, y + 11, nameOf(state, stage));
-      for (const { part, ...box } of boxes) {
-        yield* filled(id, part, "rect", { ...box, y, height: 14 });
+      for (const { part, from, to } of boxes) {
+        const box = { x: from, y, width: to - from, height: 14 };
+        yield* filled(id, part, "rect", box);
       }
       yield text(end + 6, y + 11, value);
     }
   }
 }
 
-function numbers(id, state, all) {
+function numberTable(id, state, all) {
   const head = ["stage", "parameters", "gradients", "optimizer states", "sent"];
   const rows = Object.entries(all).map(([stage, { parts, sent }]) => {
     const gradients = parts.gradients + parts.waiting;
@@ -552,7 +502,7 @@ function numbers(id, state, all) {
     });
     return { label: nameOf(state, stage), sum: stage === state.stage, cells };
   });
-  return [table(id, head, rows)];
+  return table(id, head, rows);
 }
 
 // ---- the widget ----------------------------------------------------------
@@ -565,64 +515,65 @@ const keys = [
 function build({ id, get, set }) {
   const { models, stages, recipes, cards } = get().tables;
   const names = stages.map(([, name]) => name);
-  const from = (rows, words) =>
-    Object.fromEntries(rows.map((one) => [one[0], words(one)]));
-  const change = (key) => (value) => set({ [key]: value });
-  const power = (label, key) => {
-    const onInput = (i) => set({ [key]: 2 ** i });
-    const control = slider({ label, key, min: 0, onInput });
-    const held = () => String(2 ** control.held());
-    const enter = (text) => control.enter(String(Math.log2(text)));
-    return { ...control, held, enter };
-  };
-  const place = (value, most, thing) => ({
-    ...{ value: Math.log2(value), max: Math.log2(most) },
-    ...{ text: value, spoken: plural(value, thing) },
-  });
-
   const stage = radios({
     label: "Stage",
     key: "stage",
     onChange: (name) => set({ stage: stages[names.indexOf(name)][0] }),
   });
-  const ranks = power("Ranks N", "ranks");
-  const pick = (label, key, options, onChange = change(key)) =>
-    choice({ label, key, options, onChange });
-  const model = pick(
-    "Model",
-    "model",
-    { ...from(models, ([name]) => name), own: "own number" },
-    (name) => {
-      set({ model: name === "own" ? countOf(get()) : name });
-      showCount();
-    },
-  );
+  const power = (label, key, most, thing) => {
+    const onInput = (i) => set({ [key]: 2 ** i });
+    const control = slider({ label, key, min: 0, onInput });
+    return {
+      ...control,
+      update: (value) =>
+        control.update({
+          ...{ value: Math.log2(value), max: Math.log2(most), text: value },
+          spoken: plural(value, thing),
+        }),
+      held: () => String(2 ** control.held()),
+      enter: (text) => control.enter(String(Math.log2(text))),
+    };
+  };
+  const ranks = power("Ranks N", "ranks", RANKS.at(-1), "rank");
+  const pick = (label, key, rows, words, more = {}) => {
+    const options = rows.map((row) => [row[0], words(row)]);
+    const onChange = (name) =>
+      set({ [key]: name === "own" ? countOf(get()) : name });
+    const all = { ...Object.fromEntries(options), ...more };
+    return choice({ label, key, options: all, onChange });
+  };
+  const own = { own: "own number" };
+  const model = pick("Model", "model", models, ([name]) => name, own);
   const count = numberField({
     label: "Parameters Ψ",
     key: "parameters",
     max: MOST_PARAMETERS,
     onChange: (model) => model !== countOf(get()) && set({ model }),
   });
-  const showCount = () => {
-    count.root.hidden = typeof get().model !== "number";
-    count.update({ value: countOf(get()) });
-  };
-  const sized = ([name, size]) =>
-    size ? `${name}: ${formatBytes(size)}` : name;
-  const card = pick("Card, usable memory", "card", from(cards, sized));
-  const bytes = ([name, , each]) => `${name}: ${each.join(" + ")}`;
-  const kept = from(recipes, bytes);
-  const recipe = pick("Recipe, bytes per parameter", "recipe", kept);
-  const steps = power("Accumulation steps", "accumulation_steps");
+  const card = pick("Card, usable memory", "card", cards, ([name, size]) =>
+    size ? `${name}: ${formatBytes(size)}` : name,
+  );
+  const recipe = pick(
+    "Recipe, bytes per parameter",
+    "recipe",
+    recipes,
+    ([name, , each]) => `${name}: ${each.join(" + ")}`,
+  );
+  const steps = power(
+    "Accumulation steps",
+    "accumulation_steps",
+    MOST_STEPS,
+    "accumulation step",
+  );
   const last = checkBox({
     label: "Reduce gradients with the last micro-batch only",
     key: "synchronise_last",
-    onChange: change("synchronise_last"),
+    onChange: (synchronise_last) => set({ synchronise_last }),
   });
 
   let moment = 0;
   let plan;
-  let paint = () => {};
+  let paint;
   const see = (at) => {
     moment = at;
     paint();
@@ -630,7 +581,7 @@ function build({ id, get, set }) {
   const play = player({
     key: "play",
     every: 450,
-    step: () => {
+    step() {
       const end = plan.moments.length - 1;
       see(moment === end ? 1 : moment + 1);
       return moment < end;
@@ -648,60 +599,53 @@ function build({ id, get, set }) {
   });
   const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
-    grab(at) {
-      const [chosen, far] = [stageAt(plan, at), at.y - plan.track];
-      const near = far > -12 && far < 26 && at.x < plan.plot.right + 9;
-      return chosen || near ? { chosen } : null;
+    grab({ x, y }) {
+      const [right, far] = [plan.plot.right + 9, y - plan.track];
+      return far > -12 && far < 26 && x < right ? true : null;
     },
-    move({ x }, { chosen }) {
-      if (chosen) set({ stage: chosen });
-      else seek(momentAt(plan, x));
-    },
+    move: ({ x }) => seek(momentAt(plan, x)),
   });
   const note = html("p", { class: "mb-note" });
 
   const draw = (state, width, before) => {
-    const all = describe(state);
     paint = () => {
       plan = layout(state, width, moment, before);
       picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
       picture.replaceChildren(
         patterns(id),
-        ...drawCards(id, plan),
+        ...drawCards(id, plan, state.ranks),
         ...drawSlices(id, plan),
         ...drawMoves(id, plan),
         ...drawTrack(id, plan),
         ...drawCharts(id, plan, state),
       );
-      const most = plan.moments.length - 1;
-      const words = momentOf(plan);
-      when.update({ value: moment, max: most, text: words, spoken: words });
+      const max = plan.moments.length - 1;
+      when.update({ value: moment, max, spoken: momentOf(plan) });
     };
     if (step(state).length + 2 !== plan?.moments.length) {
       play.stop();
       moment = 0; // it was of another step
     }
     paint();
+    const all = describe(state);
     const said = sentence(state, all);
     picture.setAttribute("aria-label", said);
-    const own = typeof state.model === "number";
+    const typed = typeof state.model === "number";
     const micro = state.accumulation_steps;
     const alone = micro === 1 ? "there is one micro-batch" : "";
     stage.update({ value: nameOf(state, state.stage), options: names });
-    ranks.update(place(state.ranks, RANKS.at(-1), "rank"));
-    model.update({ value: own ? "own" : state.model });
-    showCount();
+    ranks.update(state.ranks);
+    model.update({ value: typed ? "own" : state.model });
+    count.root.hidden = !typed;
+    count.update({ value: countOf(state) });
     card.update({ value: state.card });
     recipe.update({ value: state.recipe });
-    steps.update(place(micro, MOST_STEPS, "accumulation step"));
+    steps.update(micro);
     last.update({ value: state.synchronise_last, disabled: alone });
-    note.textContent =
-      `The recipe: ${row(recipes, state.recipe)[0]}, with Adam. ${NOTE}`;
-    return {
-      title: titleOf(state),
-      sentence: said,
-      numbers: numbers(id, state, all),
-    };
+    const [kept] = row(recipes, state.recipe);
+    note.textContent = `The recipe: ${kept}, with Adam. ${NOTE}`;
+    const numbers = [numberTable(id, state, all)];
+    return { title: titleOf(state), sentence: said, numbers };
   };
   return {
     ...{ picture, note, draw, stop: play.stop },
