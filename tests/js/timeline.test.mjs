@@ -74,7 +74,7 @@ test("everything is inside the picture, at every width", () => {
       }
       all.phases.forEach(({ x, width }) => inside({ x: x + width }));
       [all.cursor, all.forwardEnd, ...all.axis.ticks].forEach(inside);
-      const { boxes, floor } = all.network;
+      const { boxes, floor } = all;
       for (const { x, width: wide } of boxes) {
         assert.ok(x >= 0 && x + wide <= width + 1e-6);
       }
@@ -109,22 +109,22 @@ test("the axis stands still, and heights are proportional to bytes", () => {
 test("boxes and floor hold all that is alive", () => {
   for (const step of ["plain", "accumulated", "checkpointed"]) {
     for (let moment = -1; moment < 270; moment += 7) {
-      const { network } = layout(example(step, moment), 640);
+      const { boxes, always } = layout(example(step, moment), 640);
       const { largest, now } = describe(example(step, moment));
-      const count = largest.reduce((all, group) => all + group.count, 0);
+      const count = largest.reduce((all, group) => all + group.sizes.length, 0);
       const { optimizer, parameters, inputs } = now;
-      assert.equal(network.always, optimizer + parameters + inputs);
-      const stand = network.boxes.flatMap(({ tensors }) => tensors);
+      assert.equal(always, optimizer + parameters + inputs);
+      const stand = boxes.flatMap(({ tensors }) => tensors);
       const floor = largest
         .filter(({ operator }) => !operator)
-        .reduce((all, group) => all + group.count, 0);
+        .reduce((all, group) => all + group.sizes.length, 0);
       assert.equal(stand.filter(({ freed }) => !freed).length, count - floor);
     }
   }
 });
 
 test("a tensor is new in the box of the module that makes it", () => {
-  const { boxes } = layout(example("plain", 48), 640).network;
+  const { boxes } = layout(example("plain", 48), 640);
   assert.deepEqual(
     boxes.map(({ label }) => label),
     [...Array.from({ length: 15 }, (_, i) => String(i)), "loss", "step"],
@@ -139,7 +139,7 @@ test("a tensor is new in the box of the module that makes it", () => {
 
 test("long paths of modules are cut until they are few", () => {
   const { state } = groups[1];
-  const { boxes } = layout({ ...state, step: "a GPT with SGD" }, 640).network;
+  const { boxes } = layout({ ...state, step: "a GPT with SGD" }, 640);
   assert.ok(boxes.length <= 26 && boxes.length > 3);
   assert.ok(boxes.some(({ label }) => label.startsWith("blocks.1")));
 });

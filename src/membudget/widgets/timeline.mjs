@@ -58,12 +58,12 @@ const NOTE =
   "F forward, B backward, R recomputation.";
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
-const OUTSIDE = { optimizer: "step" }; // else "loss"
+const OUTSIDE = ["loss", "step"]; // boxes of no module
 const MOST_BOXES = 24;
 const TICKS = 160; // of a step that is played
 const REST = 2; // ticks more at a stop, until the sentence is said
 const ROWS = 7; // of the largest things alive
-const ONLOOKERS = /^(profiler\.|aten\.detach$)/;
+const ONLOOKERS = /^(profiler\.|detach$)/;
 
 // ---- numbers -------------------------------------------------------------
 
@@ -73,7 +73,7 @@ const unpacked = new WeakMap();
 function unpack(data) {
   if (!unpacked.has(data)) {
     const kinds = rows(data.kinds, 3).map(([name, module, phase]) => ({
-      operator: data.names[name],
+      operator: data.names[name].replace(/^aten\./, ""),
       module: data.modules[module],
       phase: data.phases[phase],
     }));
@@ -103,21 +103,19 @@ function unpackStep(step, kinds, sizes) {
   );
   const memory = [-1, ...operators.keys()].map((moment) => {
     const live = allocations.filter((one) => alive(one, moment));
-    const of = (part) => live.filter(({ category }) => category === part);
-    const parts = PARTS.map((part) => [part, sum(of(part))]);
+    const of = (part) => sum(live.filter(({ category }) => category === part));
+    const parts = PARTS.map((part) => [part, of(part)]);
     return { ...Object.fromEntries(parts), total: sum(live) };
   });
-  const peak = memory.reduce((a, b) => (b.total > a.total ? b : a));
-  const peakMoment = memory.indexOf(peak) - 1;
+  const totals = memory.map(({ total }) => total);
+  const peak = Math.max(...totals);
+  const peakMoment = totals.indexOf(peak) - 1;
   const begins = [...operators.keys()].filter(
     (i) => operators[i].phase !== operators[i - 1]?.phase,
   );
   return {
-    label: step.label,
-    ...{ operators, operator, boxes, allocations, memory },
-    forwardEnd: step.forward_end,
-    peakMoment,
-    peak: peak.total,
+    ...{ label: step.label, forwardEnd: step.forward_end },
+    ...{ operators, operator, boxes, allocations, memory, peak, peakMoment },
     stops: [...begins, peakMoment],
     fullest: fullest(allocations),
   };
@@ -128,8 +126,7 @@ function shownOperators(operators) {
   return operators.map((one, i) => {
     const does = ({ operator, phase }) =>
       phase === one.phase && !ONLOOKERS.test(operator);
-    if (does(one)) return one;
-    const last = operators.slice(0, i).findLast(does);
+    const last = operators.slice(0, i + 1).findLast(does);
     return last ?? operators.slice(i).find(does) ?? one;
   });
 }
@@ -140,23 +137,17 @@ const sum = (all) => all.reduce((bytes, one) => bytes + one.bytes, 0);
 /* The modules as boxes, in the order in which they first run; long paths are
    cut until there are few. Last, what runs outside of the model. */
 function boxesOf(operators) {
-  const modules = [...new Set(operators.map(({ module }) => module))];
-  const paths = modules.filter(Boolean).map((path) => path.split("."));
+  const inside = operators.filter(({ module }) => module);
+  const paths = inside.map(({ module }) => module.split("."));
   const cut = (path, deep) => path.slice(0, deep).join(".");
   const many = (deep) => new Set(paths.map((path) => cut(path, deep))).size;
   let deep = Math.max(1, ...paths.map((path) => path.length));
   while (deep > 1 && many(deep) > MOST_BOXES) deep -= 1;
   const name = ({ module, phase }) =>
-    module ? cut(module.split("."), deep) : (OUTSIDE[phase] ?? "loss");
+    module ? cut(module.split("."), deep) : OUTSIDE[+(phase === "optimizer")];
   const last = operators.filter(({ module }) => !module);
-  const inside = operators.filter(({ module }) => module);
   const labels = [...new Set([...inside, ...last].map(name))];
-  const outside = new Set(last.map(name));
-  return {
-    labels,
-    of: (one) => labels.indexOf(name(one)),
-    wide: (i) => outside.has(labels[i]),
-  };
+  return { labels, of: (one) => labels.indexOf(name(one)) };
 }
 
 /* The most bytes that a box holds, with what is freed there just then. */
@@ -180,8 +171,10 @@ function chosen({ steps, step, moment }) {
 
 export function describe(state) {
   const { now, moment } = chosen(state);
+  const running = now.operator(moment);
   return {
-    ...now.operator(moment),
+    ...running,
+    modules: [running.module],
     step: now.label,
     moment,
     operators: now.operators.length,
@@ -198,24 +191,19 @@ export function describe(state) {
 /* What is alive, the most bytes first; together stands what the same operator
    made in modules whose paths differ in numbers alone. */
 function largest({ allocations, operator }, moment) {
-  const groups = new Map();
-  for (const one of allocations) {
-    if (!alive(one, moment)) continue;
-    const { birth, bytes, category } = one;
-    const { module, ...made } = operator(birth);
+  const groups = {};
+  for (const one of allocations.filter((one) => alive(one, moment))) {
+    const { bytes, category } = one;
+    const { module, ...made } = operator(one.birth);
     const like = module.replace(/[0-9]+/g, "#");
     const key = [category, made.operator, made.phase, like].join();
-    if (!groups.has(key)) {
-      const none = { modules: [], count: 0, size: bytes, bytes: 0 };
-      groups.set(key, { category, ...made, ...none });
-    }
-    const group = groups.get(key);
-    group.count += 1;
-    group.bytes += bytes;
-    if (group.size !== bytes) group.size = null;
-    if (!group.modules.includes(module)) group.modules.push(module);
+    groups[key] ??= { category, ...made, modules: [], sizes: [] };
+    groups[key].sizes.push(bytes);
+    if (!groups[key].modules.includes(module)) groups[key].modules.push(module);
   }
-  return [...groups.values()].sort((a, b) => b.bytes - a.bytes);
+  return Object.values(groups)
+    .map((group) => ({ ...group, bytes: group.sizes.reduce((a, b) => a + b) }))
+    .sort((a, b) => b.bytes - a.bytes);
 }
 
 // ---- words ---------------------------------------------------------------
@@ -241,13 +229,13 @@ export function sentence(state, reached = state.moment) {
 
 /* From the end of the forward pass to the peak, the largest first. */
 function changes({ peak, forward_end: end }) {
-  return PARTS
-    .map((category) => [category, peak[category] - end[category]])
-    .filter(([, change]) => change)
-    .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
-    .map(([category, change]) => {
-      const sign = change > 0 ? "+" : "−";
-      return `${SHOWN[category]} ${sign}${formatBytes(Math.abs(change))}`;
+  const change = (part) => peak[part] - end[part];
+  const size = (part) => Math.abs(change(part));
+  return PARTS.filter(change)
+    .sort((a, b) => size(b) - size(a))
+    .map((part) => {
+      const sign = change(part) > 0 ? "+" : "−";
+      return `${SHOWN[part]} ${sign}${formatBytes(size(part))}`;
     });
 }
 
@@ -258,21 +246,15 @@ function place(n) {
   return `${words}, ${PHASE_WORDS[n.phase][0]}`;
 }
 
-const shortName = ({ operator }) => operator.replace(/^aten\./, "");
-
 /* An operator and the modules that it belongs to. */
-function whatRuns({ operator, phase, module, modules = [module] }) {
-  const name = shortName({ operator });
-  if (modules[0]) return `${name} of ${modulesInWords(modules)}`;
-  if (phase === "optimizer") return `${name} of the optimizer step`;
-  return `${name} in the loss`;
-}
-
-function modulesInWords(modules) {
+function whatRuns({ operator, phase, modules }) {
+  const step = phase === "optimizer";
+  const outside = step ? "of the optimizer step" : "in the loss";
+  if (!modules[0]) return `${operator} ${outside}`;
   const ends = `${modules[0]} … ${modules.at(-1)}`;
   const names = modules.length > 4 ? ends : modules.join(", ");
-  if (!/^[0-9]/.test(names)) return names;
-  return `module${modules.length > 1 ? "s" : ""} ${names}`;
+  const what = modules.length > 1 ? "modules" : "module";
+  return `${operator} of ${/^[0-9]/.test(names) ? `${what} ` : ""}${names}`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -293,25 +275,24 @@ export function layout(state, width, other = null) {
   const axis = heights(plot, 1.04 * Math.max(1, ...all.map((s) => s.peak)));
   const place = (step) => {
     const edges = edgesOf(step, plot);
+    const tops = step.memory.map(({ total }) => axis.y(total));
     const mark = (moment) => ({
       x: (edges[moment + 1] + edges[moment + 2]) / 2,
-      y: axis.y(at(step, moment).total),
+      y: tops[moment + 1],
     });
-    const tops = step.memory.map(({ total }) => axis.y(total));
-    const peak = mark(step.peakMoment);
     const name = shortened(step.label, margin - 12);
+    const peak = mark(step.peakMoment);
     return { name, bytes: step.peak, edges, tops, mark, peak };
   };
   const ours = place(now);
   const most = Math.max(...all.map((step) => step.fullest));
   const ghost = all.find((step) => step.label === other && step !== now);
+  const here = at(now, moment);
+  const always = FLOOR.reduce((bytes, part) => bytes + here[part], 0);
   return {
-    width,
-    height: 380,
-    network: network(now, moment, width, most),
-    plot,
-    axis,
-    ...ours,
+    ...{ width, height: 380, plot, axis, ...ours, always },
+    boxes: network(now, moment, width, most),
+    floor: stacked([here], FLOOR, (bytes) => (bytes * width) / always),
     bands: stacked(now.memory, PARTS, axis.y),
     forwardEnd: ours.mark(now.forwardEnd),
     cursor: ours.mark(moment),
@@ -323,47 +304,34 @@ export function layout(state, width, other = null) {
   };
 }
 
-/* The boxes of the modules with the tensors that are alive in them, at a
-   moment; `most` bytes fill a box. */
-function network(step, moment, width, most) {
-  const { boxes, allocations, operator } = step;
-  const units = boxes.labels.map((_, i) => (boxes.wide(i) ? 1.7 : 1));
-  const unit = width / Math.max(units.reduce((a, b) => a + b, 0), 3);
+/* The boxes of the modules, and as far as there is room the tensors that are
+   alive in them at a moment; `most` bytes fill a box. */
+function network({ boxes, allocations, operator }, moment, width, most) {
+  const shares = boxes.labels.map((one) => (OUTSIDE.includes(one) ? 1.7 : 1));
+  const unit = width / Math.max(shares.reduce((a, b) => a + b, 0), 3);
   const running = moment < 0 ? -1 : boxes.of(operator(moment));
+  const perByte = (BOX.bottom - BOX.top - 10) / most;
+  const order = ({ category, death }) =>
+    PARTS.indexOf(category) + (death === moment ? PARTS.length : 0);
   const seen = allocations
     .filter(({ birth, death }) => birth <= moment && moment <= death)
-    .map((one) => ({ ...one, freed: one.death === moment }));
-  const order = ({ category, freed }) =>
-    PARTS.indexOf(category) + (freed ? PARTS.length : 0);
-  const now = at(step, moment);
-  const all = FLOOR.reduce((bytes, part) => bytes + now[part], 0);
+    .sort((a, b) => order(a) - order(b));
   let x = 0;
-  return {
-    floor: stacked([now], FLOOR, (bytes) => (bytes * width) / all),
-    always: all,
-    boxes: boxes.labels.map((label, i) => {
-      const box = { label, x, width: units[i] * unit, runs: i === running };
-      x += box.width;
-      const tensors = seen.filter((one) => one.box === i);
-      tensors.sort((a, b) => order(a) - order(b));
-      return { ...box, tensors: pile(tensors, moment, most) };
-    }),
-  };
-}
-
-/* Tensors above each other, as far as there is room. */
-function pile(tensors, moment, most) {
-  const perByte = (BOX.bottom - BOX.top - 10) / most;
-  let y = BOX.bottom - 1;
-  const placed = [];
-  for (const { category, bytes, birth, freed } of tensors) {
-    const height = Math.max(bytes * perByte - 1, 1);
-    if (y - height < BOX.top + 1) continue;
-    y -= height;
-    placed.push({ category, y, height, freed, born: birth === moment });
-    y -= 1;
-  }
-  return placed;
+  return boxes.labels.map((label, i) => {
+    const box = { label, x, width: shares[i] * unit, runs: i === running };
+    x += box.width;
+    const tensors = [];
+    let y = BOX.bottom;
+    for (const { category, bytes, birth, death, ...one } of seen) {
+      if (one.box !== i) continue;
+      const height = Math.max(bytes * perByte - 1, 1);
+      if (y - height - 1 < BOX.top + 1) continue;
+      y -= height + 1;
+      const [freed, born] = [death === moment, birth === moment];
+      tensors.push({ category, y, height, freed, born });
+    }
+    return { ...box, tensors };
+  });
 }
 
 /* Where each moment begins, and the last one ends. */
@@ -416,51 +384,43 @@ const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 
 /* The first of the texts that has room, or none. */
-const fitting = (x, y, texts, width, look) =>
-  texts
-    .filter((one) => LETTER * one.length <= width)
-    .slice(0, 1)
-    .map((one) => text(x, y, one, look));
+function fitting(x, y, texts, width, look) {
+  const one = texts.find((words) => LETTER * words.length <= width);
+  return one ? [text(x, y, one, look)] : [];
+}
 
-function* drawNetwork(id, { network, width }, n) {
+function* drawNetwork(id, { boxes, floor, always, width }, n) {
   const alive = `${formatBytes(n.now.total)} alive`;
   const room = width - 11 * alive.length;
-  const name = shortName(n);
-  const short = shortened(name, room);
-  const words = [whatRuns(n), name, short];
-  if (n.moment < 0) words.unshift("before the step");
+  const running = [whatRuns(n), n.operator, shortened(n.operator, room)];
+  const words = n.moment < 0 ? ["before the step"] : running;
   yield* fitting(0, 14, words, room, { class: "mb-value" });
   yield text(width, 15, alive, { ...END, class: "mb-value mb-now" });
   const tall = BOX.bottom - BOX.top;
-  for (const { label, x, width, runs, tensors } of network.boxes) {
+  for (const { label, x, width, runs, tensors } of boxes) {
     const place = { x: x + 1.5, width: width - 3 };
     const look = runs ? "mb-box mb-runs" : "mb-box";
     yield svg("rect", { ...place, y: BOX.top, height: tall, class: look });
     for (const { category, y, height, freed, born } of tensors) {
       const box = { x: x + 4, width: width - 8, y, height };
       if (!freed) yield* filled(id, category, "rect", box);
-      if (freed || born) {
-        yield svg("rect", { ...box, class: freed ? "mb-ghost" : "mb-born" });
-      }
+      if (freed) yield svg("rect", { ...box, class: "mb-ghost" });
+      else if (born) yield svg("rect", { ...box, class: "mb-born" });
     }
     const names = [label, label.split(".").at(-1)];
     yield* fitting(x + width / 2, BOX.bottom + 14, names, width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
-  for (const { key, lower: [x], upper: [right] } of network.floor) {
-    const box = { x, width: right - x, y, height: 9 };
-    yield* filled(id, key, "rect", box);
+  for (const { key, lower: [x], upper: [right] } of floor) {
+    yield* filled(id, key, "rect", { x, width: right - x, y, height: 9 });
   }
-  const bytes = formatBytes(network.always);
-  const floor = [
-    `all the time: parameters, optimizer states and inputs, ${bytes}`,
-    `all the time: ${bytes}`,
-  ];
-  yield* fitting(width, y + 23, floor, width, END);
+  const all = (what) => `all the time: ${what}${formatBytes(always)}`;
+  const texts = [all("parameters, optimizer states and inputs, "), all("")];
+  yield* fitting(width, y + 23, texts, width, END);
 }
 
 function* drawCurve(id, plan, n, reached) {
-  const { plot, edges, tops, peak, forwardEnd, ghost, cursor, width } = plan;
+  const { plot, edges, peak, forwardEnd, ghost, cursor, width } = plan;
   yield* axes(plot, plan.axis);
   const [seen, ends] = [edges.slice(0, reached + 3), reached + 2];
   for (const { key, lower, upper } of plan.bands) {
@@ -476,8 +436,8 @@ function* drawCurve(id, plan, n, reached) {
   yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
   yield text(plot.right + 12, plot.bottom + 26, "operators");
   if (reached < 0) {
-    const [x, y] = [(plot.left + plot.right) / 2, plot.top + 40];
-    yield text(x, y, "Play draws the curve", MIDDLE);
+    const middle = (plot.left + plot.right) / 2;
+    yield text(middle, plot.top + 40, "Play draws the curve", MIDDLE);
   }
   const later = peak.x > forwardEnd.x;
   const top = reached >= n.peak_moment;
@@ -493,10 +453,8 @@ function* drawCurve(id, plan, n, reached) {
   if (top) yield dot(peak, "mb-peak", 4.5);
   yield line(cursor.x, plot.top - 6, cursor.x, plot.bottom + 4, "mb-cursor");
   yield dot(cursor, "mb-open", 3);
-  yield svg("path", {
-    d: `M${cursor.x} ${plot.bottom - 4}l7 10v7h-14v-7Z`,
-    class: "mb-grip",
-  });
+  const grip = `M${cursor.x} ${plot.bottom - 4}l7 10v7h-14v-7Z`;
+  yield svg("path", { d: grip, class: "mb-grip" });
 }
 
 /* By how much the peak is above the end of the forward pass. */
@@ -525,14 +483,15 @@ function memoryTable(id, n, bands) {
 
 function largestTable(id, n) {
   const rows = n.largest.slice(0, ROWS).map((group, i) => {
-    const { category, operator, count, size, bytes } = group;
+    const { category, operator, sizes, bytes } = group;
     const made = operator ? whatRuns(group) : "from before the step";
-    const each = size ? `${count} × ${formatBytes(size)}` : count;
+    const [count, size] = [sizes.length, formatBytes(sizes[0])];
+    const equal = sizes.every((one) => one === sizes[0]);
     return {
       part: category,
       label: `${SHOWN[category]}: ${made}`,
       cells: [
-        [`largest.${i}.count`, count, each],
+        [`largest.${i}.count`, count, equal ? `${count} × ${size}` : count],
         [`largest.${i}.bytes`, bytes, formatBytes(bytes)],
       ],
     };
@@ -547,18 +506,18 @@ function build({ id, get, set }) {
   let other = null; // the step that was chosen before
   const reached = new Map(); // by step, the last moment that was shown
   let rest = 0; // ticks to stay at a stop
+  const now = () => describe(get());
   const jump = (moment) => {
     play.stop();
     set({ moment });
   };
-  const now = () => describe(get());
 
   const step = radios({
     label: "Step",
     key: "step",
     onChange(step) {
-      play.stop();
       other = now().step;
+      play.stop();
       set({ step, moment: -1 });
     },
   });
@@ -576,14 +535,15 @@ function build({ id, get, set }) {
     },
   });
   play.root.addEventListener("click", () => (rest = 0), { capture: true });
-  const to = (label, key) => {
-    const onClick = () => jump(now()[`${key}_moment`]);
-    return button({ label, key, onClick });
-  };
-  const end = to("End of forward", "forward_end");
-  const peak = to("Peak", "peak");
-  const buttons = [play, end, peak].map(({ root }) => root);
-  const look = { class: "mb-buttons" };
+  const to = (label, key) =>
+    button({ label, key, onClick: () => jump(now()[`${key}_moment`]) });
+  const buttons = html(
+    "div",
+    { class: "mb-buttons" },
+    play.root,
+    to("End of forward", "forward_end").root,
+    to("Peak", "peak").root,
+  );
   const moment = slider({
     label: "Operator",
     key: "moment",
@@ -602,9 +562,8 @@ function build({ id, get, set }) {
   const draw = (state, width, before) => {
     if (!before) other = null;
     const n = describe(state);
-    const { now: whole } = chosen(state);
-    const far = Math.max(reached.get(whole) ?? -1, n.moment);
-    reached.set(whole, far);
+    const far = Math.max(reached.get(n.step) ?? -1, n.moment);
+    reached.set(n.step, far);
     plan = layout(state, width, other);
     picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
     picture.replaceChildren(
@@ -632,17 +591,15 @@ function build({ id, get, set }) {
       numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
     };
   };
+  const stop = () => {
+    play.stop();
+    other = null;
+    reached.clear();
+  };
   return {
-    controls: [step, { root: html("div", look, ...buttons) }, moment],
-    picture,
-    legend: colours,
+    ...{ picture, draw, stop, legend: colours },
+    controls: [step, { root: buttons }, moment],
     note: html("p", { class: "mb-note" }, NOTE),
-    draw,
-    stop() {
-      play.stop();
-      other = null;
-      reached.clear();
-    },
   };
 }
 
