@@ -131,11 +131,6 @@ test("everything is inside the picture, at every width", () => {
       plan.axis.ticks.forEach(inside);
       inside({ x: plan.cursor.x, y: plan.card || plan.plot.top });
       inside({ y: plan.ghost ?? plan.plot.top });
-      for (const { bars } of plan.charts) {
-        for (const { end, value, y } of bars) {
-          page({ x: end + 6 + 6.5 * value.length, y: y + 16 });
-        }
-      }
       near(plan.edges.at(-1), plan.plot.right);
       for (const { phase } of plan.moments) {
         const [, , words] = PHASES[phase];

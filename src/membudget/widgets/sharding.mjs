@@ -249,12 +249,12 @@ function verdict(state, { bytes, fits }) {
 const NOTE =
   "Each box is what a step can have of a rank’s card. Above a break in a " +
   "bar, only shares are true. Of the cells below, a column is a slice: a " +
-  "filled one is on this rank, a pale one for a while, a hatched pale one is " +
-  "not yet reduced, a dotted one stands for many. Ranks send in a ring, each " +
-  "to the next. Split gradients are reduced after each block, in the " +
-  "backward pass. Activations, gathered blocks and buffers come on top and are " +
-  "not counted. ZeRO-1 and ZeRO-2 are the paper’s: they gather new " +
-  "parameters once in a step, and FSDP2’s zero-2 for every micro-batch.";
+  "filled one is on this rank, a pale one for a while, a hatched pale one " +
+  "is not yet reduced, a dotted one stands for many. Ranks send in a ring. " +
+  "Split gradients are reduced after each block of the backward pass. " +
+  "Activations, gathered blocks and buffers are not counted. ZeRO-1 and " +
+  "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
+  "FSDP2’s zero-2 for every micro-batch.";
 
 // ---- geometry ------------------------------------------------------------
 
@@ -278,34 +278,6 @@ function stations({ ranks }, { left, right, tall }) {
     const bar = { x: middle - width / 2, width };
     return { rank, middle, bar, cell, from: middle - half, to: middle + half };
   });
-}
-
-/* What each stage holds, and what it sends: a bar for each. */
-function charts(state, all, { x, y, width, pitch }) {
-  const chart = (title, top, y, bar) => {
-    const at = (bytes) => x + 54 + ((width - 134) * bytes) / top;
-    const bars = Object.entries(all).map(([stage, n], i) => {
-      const { value, parts } = bar(n);
-      const place = { y: y + 10 + pitch * i, end: at(sum(parts)) };
-      return { stage, value, ...place, boxes: pile(parts, at) };
-    });
-    return { title, x, y, width, bars };
-  };
-  const holds = ({ bytes, parts, fits }) => {
-    const sign = fits === null ? "" : fits ? " ✓" : " ✗";
-    return { value: formatBytes(bytes) + sign, parts };
-  };
-  const sends = ({ sent, each }) => {
-    const gradients = (sent * each.gradients) / sum(each);
-    const parts = { parameters: sent - gradients, gradients };
-    return { value: formatBytes(sent), parts };
-  };
-  const most = Math.max(...Object.values(all).map(({ each }) => sum(each)));
-  const low = y + 4 * pitch + 36;
-  return [
-    chart("held by each rank", all.ddp.bytes, y, holds),
-    chart("sent by each rank per step", countOf(state) * most, low, sends),
-  ];
 }
 
 /* Where moments begin; a round of a ring is short. */
@@ -344,15 +316,13 @@ export function layout(state, width, moment = 0, before = null) {
   const ghost = old !== n.bytes && axis.y(old) >= plot.top;
   const track = plot.bottom + 58 + 3 * plot.tall;
   const under = track + (wide ? 82 : 99);
-  const pair = charts(state, all, {
-    ...(wide ? { x: right + 24, y: 18 } : { x: 0, y: under + 12 }),
-    width: wide ? width - right - 24 : width,
-    pitch: wide ? 28 : 19,
-  });
+  const charts = wide
+    ? { x: right + 24, y: 18, width: width - right - 24, pitch: 28 }
+    : { x: 0, y: under + 12, width, pitch: 19 };
   const edges = edgesOf(moments, plot);
   const middle = (edges[moment] + edges[moment + 1]) / 2;
   return {
-    ...{ plot, axis, moments, moment, edges, track, charts: pair },
+    ...{ plot, axis, moments, moment, edges, track, charts },
     now: moments[moment],
     cursor: { x: middle, y: track + 3.5 },
     card: card && axis.y(card),
@@ -363,7 +333,7 @@ export function layout(state, width, moment = 0, before = null) {
     rows: ROWS.map((_, i) => plot.bottom + 28 + (plot.tall + 3) * i),
     verdict: verdict(state, n),
     over: n.fits === false,
-    height: wide ? under : pair[1].bars.at(-1).y + 17,
+    height: wide ? under : charts.y + 7 * charts.pitch + 63,
   };
 }
 
@@ -430,10 +400,9 @@ function* drawSlices(id, { plot, stations, rows, now }) {
           yield* filled(id, name, "rect", box);
         }
         yield svg("rect", { ...box, class: "mb-cell" });
-        if (stations[j].rank !== null) continue;
-        const start = `M${box.x + cell / 2 - 3} ${y + height / 2}`;
-        const d = `${start}h0m2.5 0h0m2.5 0h0`;
-        yield svg("path", { d, class: "mb-dots" });
+        const middle = box.x + (cell - 1) / 2;
+        const many = stations[j].rank === null;
+        if (many) yield text(middle, y + height / 2 + 1, "…", MIDDLE);
       }
     }
   }
@@ -476,20 +445,38 @@ function* drawTrack(id, plan) {
   yield text(2, track + 75, two);
 }
 
-function* drawCharts(id, { charts }, state) {
-  for (const { title, x, y, width, bars } of charts) {
-    yield text(x + 2, y, title, { class: "mb-value" });
-    for (const { stage, value, boxes, end, y } of bars) {
-      const box = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
-      if (stage === state.stage) yield svg("rect", box);
+/* What each stage holds, and what it sends: a bar for each. */
+function* drawCharts(id, { charts: { x, y, width, pitch } }, state, all) {
+  const stages = Object.entries(all);
+  function* chart(title, top, most, bar) {
+    const at = (bytes) => x + 54 + ((width - 134) * bytes) / most;
+    yield text(x + 2, top, title, { class: "mb-value" });
+    for (const [i, [stage, n]] of stages.entries()) {
+      const { value, parts } = bar(n);
+      const y = top + 10 + pitch * i;
+      const row = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
+      if (stage === state.stage) yield svg("rect", row);
       yield text(x + 4, y + 11, nameOf(state, stage));
-      for (const { part, from, to } of boxes) {
+      for (const { part, from, to } of pile(parts, at)) {
         const box = { x: from, y, width: to - from, height: 14 };
         yield* filled(id, part, "rect", box);
       }
-      yield text(end + 6, y + 11, value);
+      yield text(at(sum(parts)) + 6, y + 11, value);
     }
   }
+  const holds = ({ bytes, parts, fits }) => {
+    const sign = fits === null ? "" : fits ? " ✓" : " ✗";
+    return { value: formatBytes(bytes) + sign, parts };
+  };
+  const sends = ({ sent, each }) => {
+    const gradients = (sent * each.gradients) / sum(each);
+    const parts = { parameters: sent - gradients, gradients };
+    return { value: formatBytes(sent), parts };
+  };
+  const most = countOf(state) * Math.max(...stages.map(([, n]) => sum(n.each)));
+  const low = y + 4 * pitch + 36;
+  yield* chart("held by each rank", y, all.ddp.bytes, holds);
+  yield* chart("sent by each rank per step", low, most, sends);
 }
 
 function numberTable(id, state, all) {
@@ -574,22 +561,20 @@ function build({ id, get, set }) {
   let moment = 0;
   let plan;
   let paint;
-  const see = (at) => {
-    moment = at;
-    paint();
-  };
   const play = player({
     key: "play",
     every: 450,
     step() {
       const end = plan.moments.length - 1;
-      see(moment === end ? 1 : moment + 1);
+      moment = moment === end ? 1 : moment + 1;
+      paint();
       return moment < end;
     },
   });
   const seek = (at) => {
     play.stop();
-    see(at);
+    moment = at;
+    paint();
   };
   const when = slider({
     label: "Moment of the step",
@@ -608,6 +593,7 @@ function build({ id, get, set }) {
   const note = html("p", { class: "mb-note" });
 
   const draw = (state, width, before) => {
+    const all = describe(state);
     paint = () => {
       plan = layout(state, width, moment, before);
       picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
@@ -617,7 +603,7 @@ function build({ id, get, set }) {
         ...drawSlices(id, plan),
         ...drawMoves(id, plan),
         ...drawTrack(id, plan),
-        ...drawCharts(id, plan, state),
+        ...drawCharts(id, plan, state, all),
       );
       const max = plan.moments.length - 1;
       when.update({ value: moment, max, spoken: momentOf(plan) });
@@ -627,7 +613,6 @@ function build({ id, get, set }) {
       moment = 0; // it was of another step
     }
     paint();
-    const all = describe(state);
     const said = sentence(state, all);
     picture.setAttribute("aria-label", said);
     const typed = typeof state.model === "number";

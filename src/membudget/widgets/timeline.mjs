@@ -47,15 +47,14 @@ const PARTS = Object.keys(SHOWN);
 const FLOOR = PARTS.slice(0, 3); // no module made them
 
 const NOTE =
-  "At the top is the network, a box for each module. In it are the tensors " +
-  "that the module made and that are still alive, as high as they are " +
-  "large. The framed box runs now. A tensor with an outline is new, a " +
-  "dashed one was freed just now. The bar below holds what is there all " +
-  "the time. The curve counts the bytes alive after each operator, as " +
-  "far as you have come; the optimizer step always has a fifth of the " +
-  "width. The dashed curve is the step that you chose before. " +
-  "Temporaries include the gradients on their way back through the layers. " +
-  "F forward, B backward, R recomputation.";
+  "A box is a module of the network. In it are the tensors that it made and " +
+  "that are still alive, as high as they are large: one with an outline is " +
+  "new, a dashed one was freed just now. The framed box runs now. The bar " +
+  "below holds what is there all the time. The curve counts the bytes alive " +
+  "after each operator, as far as you have come; the optimizer step always " +
+  "has a fifth of the width. The dashed curve is the step that you chose " +
+  "before. Temporaries include the gradients on their way back through the " +
+  "layers. F forward, B backward, R recomputation.";
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
 const OUTSIDE = ["loss", "step"]; // boxes of no module
@@ -107,16 +106,20 @@ function unpackStep(step, kinds, sizes) {
     const parts = PARTS.map((part) => [part, of(part)]);
     return { ...Object.fromEntries(parts), total: sum(live) };
   });
-  const totals = memory.map(({ total }) => total);
-  const peak = Math.max(...totals);
-  const peakMoment = totals.indexOf(peak) - 1;
+  const peak = memory.reduce((a, b) => (b.total > a.total ? b : a));
+  const peakMoment = memory.indexOf(peak) - 1;
   const begins = [...operators.keys()].filter(
     (i) => operators[i].phase !== operators[i - 1]?.phase,
   );
+  const known = {
+    step: step.label,
+    operators: operators.length,
+    forward_end_moment: step.forward_end,
+    forward_end: memory[step.forward_end + 1],
+    ...{ peak, peak_moment: peakMoment, stops: [...begins, peakMoment] },
+  };
   return {
-    ...{ label: step.label, forwardEnd: step.forward_end },
-    ...{ operators, operator, boxes, allocations, memory, peak, peakMoment },
-    stops: [...begins, peakMoment],
+    ...{ known, operators, operator, boxes, allocations, memory },
     fullest: fullest(allocations),
   };
 }
@@ -160,31 +163,20 @@ function fullest(allocations) {
   return Math.max(1, ...made.map((one) => sum(beside(one))));
 }
 
-const at = (step, moment) => step.memory[moment + 1];
-
 /* The chosen step and a moment of it, whatever the state says. */
 function chosen({ steps, step, moment }) {
   const all = unpack(steps);
-  const now = all.find(({ label }) => label === step) ?? all[0];
+  const now = all.find(({ known }) => known.step === step) ?? all[0];
   return { all, now, moment: Math.min(moment, now.operators.length - 1) };
 }
 
 export function describe(state) {
-  const { now, moment } = chosen(state);
-  const running = now.operator(moment);
+  const { now: step, moment } = chosen(state);
+  const running = step.operator(moment);
   return {
-    ...running,
-    modules: [running.module],
-    step: now.label,
-    moment,
-    operators: now.operators.length,
-    forward_end_moment: now.forwardEnd,
-    peak_moment: now.peakMoment,
-    stops: now.stops,
-    now: at(now, moment),
-    forward_end: at(now, now.forwardEnd),
-    peak: at(now, now.peakMoment),
-    largest: largest(now, moment),
+    ...{ ...step.known, ...running, modules: [running.module], moment },
+    now: step.memory[moment + 1],
+    largest: largest(step, moment),
   };
 }
 
@@ -272,7 +264,8 @@ export function layout(state, width, other = null) {
   const { all, now, moment } = chosen(state);
   const margin = width < 480 ? 78 : 115;
   const plot = { left: 30, right: width - margin, top: 168, bottom: 350 };
-  const axis = heights(plot, 1.04 * Math.max(1, ...all.map((s) => s.peak)));
+  const peaks = all.map(({ known }) => known.peak.total);
+  const axis = heights(plot, 1.04 * Math.max(1, ...peaks));
   const place = (step) => {
     const edges = edgesOf(step, plot);
     const tops = step.memory.map(({ total }) => axis.y(total));
@@ -280,21 +273,23 @@ export function layout(state, width, other = null) {
       x: (edges[moment + 1] + edges[moment + 2]) / 2,
       y: tops[moment + 1],
     });
-    const name = shortened(step.label, margin - 12);
-    const peak = mark(step.peakMoment);
-    return { name, bytes: step.peak, edges, tops, mark, peak };
+    const { step: label, peak, peak_moment, forward_end_moment } = step.known;
+    const name = shortened(label, margin - 12);
+    return {
+      ...{ name, bytes: peak.total, edges, tops, mark },
+      ...{ peak: mark(peak_moment), forwardEnd: mark(forward_end_moment) },
+    };
   };
   const ours = place(now);
-  const most = Math.max(...all.map((step) => step.fullest));
-  const ghost = all.find((step) => step.label === other && step !== now);
-  const here = at(now, moment);
+  const most = Math.max(...all.map(({ fullest }) => fullest));
+  const ghost = all.find((one) => one.known.step === other && one !== now);
+  const here = now.memory[moment + 1];
   const always = FLOOR.reduce((bytes, part) => bytes + here[part], 0);
   return {
     ...{ width, height: 380, plot, axis, ...ours, always },
     boxes: network(now, moment, width, most),
     floor: stacked([here], FLOOR, (bytes) => (bytes * width) / always),
     bands: stacked(now.memory, PARTS, axis.y),
-    forwardEnd: ours.mark(now.forwardEnd),
     cursor: ours.mark(moment),
     phases: phaseRuns(
       now.operators.map(({ phase }) => phase),

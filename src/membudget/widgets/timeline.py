@@ -231,7 +231,9 @@ class Timeline(Widget):
 
     name = "timeline"
 
-    steps = traitlets.Dict().tag(sync=True, to_json=_steps_json)
+    steps = traitlets.Dict(
+        traitlets.Instance(PeakTracker), key_trait=traitlets.Unicode()
+    ).tag(sync=True, to_json=_steps_json)
     step = traitlets.Unicode().tag(sync=True)
     moment = traitlets.Any(-1).tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
@@ -255,26 +257,11 @@ class Timeline(Widget):
     @traitlets.validate("steps")
     def _check_steps(self, proposal: Any) -> dict[str, PeakTracker]:
         steps = proposal["value"]
-        if not steps:
+        if not 1 <= len(steps) <= MOST_STEPS:
             raise traitlets.TraitError(
-                "steps is empty: hand over at least one step, as "
+                f"steps has {len(steps)} steps: use 1 to {MOST_STEPS}, as "
                 '{"plain": trace_step(…)}'
             )
-        if len(steps) > MOST_STEPS:
-            raise traitlets.TraitError(
-                f"steps has {len(steps)} steps: use at most {MOST_STEPS}, "
-                "the picture has no room for more"
-            )
-        for name, tracker in steps.items():
-            if not (
-                isinstance(name, str)
-                and name
-                and isinstance(tracker, PeakTracker)
-            ):
-                raise traitlets.TraitError(
-                    f"steps[{name!r}] is {type(tracker).__name__}: use a name "
-                    "as key, and what trace_step returns, a PeakTracker"
-                )
         return steps
 
     @traitlets.validate("step")
