@@ -14,7 +14,6 @@ import {
   html,
   legend,
   numberField,
-  patterns,
   phaseRuns,
   player,
   plural,
@@ -499,7 +498,7 @@ const keys = [
   ...["synchronise_last", "card", "tables"],
 ];
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture, again }) {
   const { models, stages, recipes, cards } = get().tables;
   const names = stages.map(([, name]) => name);
   const stage = radios({
@@ -560,21 +559,20 @@ function build({ id, get, set }) {
 
   let moment = 0;
   let plan;
-  let paint;
   const play = player({
     key: "play",
     every: 450,
     step() {
       const end = plan.moments.length - 1;
       moment = moment === end ? 1 : moment + 1;
-      paint();
+      again();
       return moment < end;
     },
   });
   const seek = (at) => {
     play.stop();
     moment = at;
-    paint();
+    again();
   };
   const when = slider({
     label: "Moment of the step",
@@ -582,7 +580,6 @@ function build({ id, get, set }) {
     min: 0,
     onInput: seek,
   });
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
     grab({ x, y }) {
       const [right, far] = [plan.plot.right + 9, y - plan.track];
@@ -593,31 +590,17 @@ function build({ id, get, set }) {
   const note = html("p", { class: "mb-note" });
 
   const draw = (state, width, before) => {
-    const all = describe(state);
-    paint = () => {
-      plan = layout(state, width, moment, before);
-      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-      picture.replaceChildren(
-        patterns(id),
-        ...drawCards(id, plan, state.ranks),
-        ...drawSlices(id, plan),
-        ...drawMoves(id, plan),
-        ...drawTrack(id, plan),
-        ...drawCharts(id, plan, state, all),
-      );
-      const max = plan.moments.length - 1;
-      when.update({ value: moment, max, spoken: momentOf(plan) });
-    };
     if (step(state).length + 2 !== plan?.moments.length) {
       play.stop();
       moment = 0; // it was of another step
     }
-    paint();
-    const said = sentence(state, all);
-    picture.setAttribute("aria-label", said);
+    plan = layout(state, width, moment, before);
+    const all = describe(state);
     const typed = typeof state.model === "number";
     const micro = state.accumulation_steps;
     const alone = micro === 1 ? "there is one micro-batch" : "";
+    const max = plan.moments.length - 1;
+    when.update({ value: moment, max, spoken: momentOf(plan) });
     stage.update({ value: nameOf(state, state.stage), options: names });
     ranks.update(state.ranks);
     model.update({ value: typed ? "own" : state.model });
@@ -629,11 +612,22 @@ function build({ id, get, set }) {
     last.update({ value: state.synchronise_last, disabled: alone });
     const [kept] = row(recipes, state.recipe);
     note.textContent = `The recipe: ${kept}, with Adam. ${NOTE}`;
-    const numbers = [numberTable(id, state, all)];
-    return { title: titleOf(state), sentence: said, numbers };
+    return {
+      title: titleOf(state),
+      sentence: sentence(state, all),
+      numbers: [numberTable(id, state, all)],
+      height: plan.height,
+      drawn: [
+        ...drawCards(id, plan, state.ranks),
+        ...drawSlices(id, plan),
+        ...drawMoves(id, plan),
+        ...drawTrack(id, plan),
+        ...drawCharts(id, plan, state, all),
+      ],
+    };
   };
   return {
-    ...{ picture, note, draw, stop: play.stop },
+    ...{ note, draw, stop: play.stop },
     controls: [stage, ranks, play],
     legend: legend(id, PARTS),
     // no key: not in the address

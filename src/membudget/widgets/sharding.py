@@ -1,13 +1,13 @@
 """The sharding widget: model states and communication of each rank."""
 
 from functools import partial
-from numbers import Integral
 from types import ModuleType
 from typing import Any
 
 import traitlets
 
 from membudget import cards
+from membudget.checks import one_of, whole
 from membudget.ledger import (
     GPT2,
     PRESETS,
@@ -15,7 +15,7 @@ from membudget.ledger import (
     States,
     bytes_per_parameter,
 )
-from membudget.widgets.base import Widget, format_bytes
+from membudget.widgets.base import Checked, Widget, format_bytes
 
 MODELS = {
     "GPT-2 124M": GPT2.parameters,
@@ -59,33 +59,19 @@ def _room() -> ModuleType:
     return sharding
 
 
-class _Model(traitlets.TraitType):
-    """A trait for the name of a model, or how many parameters it has."""
-
-    def validate(self, obj: Any, value: Any) -> str | int:
-        if isinstance(value, str) and value in MODELS:
-            return value
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not whole or not 1 <= value <= MOST_PARAMETERS:
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use one of {', '.join(MODELS)}, "
-                "or a whole number of parameters, from 1 to "
-                f"{MOST_PARAMETERS}"
-            )
-        return int(value)
+def _model(value: Any, name: str) -> str | int:
+    """The name of a model, or how many parameters it has."""
+    if isinstance(value, str):
+        return one_of(value, MODELS, name)
+    return whole(value, name, 1, MOST_PARAMETERS)
 
 
-class _Power(traitlets.Int):
-    """A trait for a power of two, up to ``max``."""
-
-    def validate(self, obj: Any, value: Any) -> int:
-        powers = [2**i for i in range(self.max.bit_length())]
-        if value is True or value not in powers:
-            raise traitlets.TraitError(
-                f"{self.name} is {value!r}: use a power of two, from 1 to "
-                f"{self.max}"
-            )
-        return int(value)
+def _power(value: Any, name: str, most: int = 1024) -> int:
+    """A power of two."""
+    value = whole(value, name, 1, most)
+    if value & (value - 1):
+        raise ValueError(f"{name} is {value}: use a power of two")
+    return value
 
 
 class Sharding(Widget):
@@ -120,11 +106,11 @@ class Sharding(Widget):
 
     name = "sharding"
 
-    model = _Model().tag(sync=True)
-    ranks = _Power(64, max=1024).tag(sync=True)
+    model = Checked(_model, "7.5 B").tag(sync=True)
+    ranks = Checked(_power, 64).tag(sync=True)
     stage = traitlets.Enum(list(STAGE_NAMES), "zero-3").tag(sync=True)
     recipe = traitlets.Enum(list(HOW), "master").tag(sync=True)
-    accumulation_steps = _Power(1, max=16).tag(sync=True)
+    accumulation_steps = Checked(partial(_power, most=16), 1).tag(sync=True)
     synchronise_last = traitlets.Bool(False).tag(sync=True)
     card = traitlets.Enum(list(CARDS), "none").tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)

@@ -12,7 +12,6 @@ import {
   LETTER,
   line,
   names,
-  patterns,
   PHASE_WORDS,
   phaseRuns,
   phaseStrip,
@@ -496,7 +495,7 @@ function largestTable(id, n) {
 
 // ---- the widget ----------------------------------------------------------
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   let plan;
   let other = null; // the step that was chosen before
   const reached = new Map(); // by step, the last moment that was shown
@@ -547,7 +546,6 @@ function build({ id, get, set }) {
   });
 
   const colours = legend(id, SHOWN);
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
     grab: ({ y }) => (y > plan.plot.top - 12 ? true : null),
     move: ({ x }) => jump(momentAt(plan, x)),
@@ -560,14 +558,6 @@ function build({ id, get, set }) {
     const far = Math.max(reached.get(n.step) ?? -1, n.moment);
     reached.set(n.step, far);
     plan = layout(state, width, other);
-    picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-    picture.replaceChildren(
-      patterns(id),
-      ...drawNetwork(id, plan, n),
-      ...drawCurve(id, plan, n, far),
-    );
-    const said = sentence(state, far);
-    picture.setAttribute("aria-label", said);
     [...colours.children].forEach((name, i) => {
       name.hidden = !plan.bands.some(({ key }) => key === PARTS[i]);
     });
@@ -582,17 +572,18 @@ function build({ id, get, set }) {
     const of = state.label && `: ${state.label}`;
     return {
       title: `Memory during one training step${of}`,
-      sentence: said,
+      sentence: sentence(state, far),
       numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
+      height: plan.height,
+      drawn: [...drawNetwork(id, plan, n), ...drawCurve(id, plan, n, far)],
     };
   };
   const stop = () => {
     play.stop();
-    other = null;
     reached.clear();
   };
   return {
-    ...{ picture, draw, stop, legend: colours },
+    ...{ draw, stop, legend: colours },
     controls: [step, { root: buttons }, moment],
     note: html("p", { class: "mb-note" }, NOTE),
   };

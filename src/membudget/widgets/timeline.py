@@ -10,6 +10,7 @@ import traitlets
 from torch.utils.checkpoint import checkpoint
 
 from membudget import data, models
+from membudget.checks import one_of, whole
 from membudget.measuring import (
     OUTSIDE,
     PHASES,
@@ -18,7 +19,7 @@ from membudget.measuring import (
     PeakTracker,
     trace_step,
 )
-from membudget.widgets.base import Widget, format_bytes
+from membudget.widgets.base import Widget, checked, format_bytes
 
 SHOWN = (
     "optimizer",
@@ -266,23 +267,11 @@ class Timeline(Widget):
 
     @traitlets.validate("step")
     def _check_step(self, proposal: Any) -> str:
-        step = proposal["value"]
-        if step not in self.steps:
-            raise traitlets.TraitError(
-                f"step is {step!r}: use one of {', '.join(self.steps)}"
-            )
-        return step
+        return checked(one_of, proposal["value"], self.steps, "step")
 
     @traitlets.validate("moment")
     def _check_moment(self, proposal: Any) -> int:
-        moment = proposal["value"]
-        last = self._last()
-        if moment not in range(-1, last + 1):
-            raise traitlets.TraitError(
-                f"moment is {moment!r}: the step {self.step!r} has the "
-                f"operators 0 … {last}, and -1 is before them"
-            )
-        return int(moment)
+        return checked(whole, proposal["value"], "moment", -1, self._last())
 
     @traitlets.observe("steps", "step")
     def _follow(self, change: Any) -> None:
