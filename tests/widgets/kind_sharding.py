@@ -23,7 +23,7 @@ LONG = {
 
 def controls(widget):
     return {
-        "model": widget.model if widget.model in MODELS else "own",
+        "model": widget.model if widget.model in MODELS else "own number",
         "parameters": widget.parameters,
         "ranks": widget.ranks.bit_length() - 1,
         "stage": STAGE_NAMES[widget.stage],

@@ -183,7 +183,7 @@ def test_an_own_number(page):
     unfold(page)
     field = control(page, "parameters")
     assert not field.is_visible()
-    control(page, "model").select_option("own")
+    control(page, "model").select_option("own number")
     for typed in ("1099511627777", "7"):
         field.fill(typed)
         field.press("Tab")
@@ -192,7 +192,7 @@ def test_an_own_number(page):
     agree(page, model=7)
     control(page, "model").select_option("1.3 B")
     agree(page, model="1.3 B")
-    control(page, "model").select_option("own")
+    control(page, "model").select_option("own number")
     agree(page, model=1_300_000_000)
 
 

@@ -32,9 +32,8 @@ import {
    step(state): the moments of a training step.
    layout(state, width, moment): where everything stands in the picture. */
 
-const MOST_PARAMETERS = 2 ** 40;
 const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
-const MOST_STEPS = 16;
+const OWN = "own number"; // of parameters
 
 const PARTS = {
   parameters: "parameters (P)",
@@ -521,36 +520,30 @@ function build({ id, get, set, picture, again }) {
     };
   };
   const ranks = power("Ranks N", "ranks", RANKS.at(-1), "rank");
-  const pick = (label, key, rows, words, more = {}) => {
-    const options = rows.map((row) => [row[0], words(row)]);
-    const onChange = (name) =>
-      set({ [key]: name === "own" ? countOf(get()) : name });
-    const all = { ...Object.fromEntries(options), ...more };
-    return choice({ label, key, options: all, onChange });
-  };
-  const own = { own: "own number" };
-  const model = pick("Model", "model", models, ([name]) => name, own);
+  const model = choice({
+    label: "Model",
+    key: "model",
+    options: [...models.map(([name]) => name), OWN],
+    onChange: (name) => set({ model: name === OWN ? countOf(get()) : name }),
+  });
   const count = numberField({
     label: "Parameters Ψ",
     key: "parameters",
-    max: MOST_PARAMETERS,
+    max: 2 ** 40,
     onChange: (model) => model !== countOf(get()) && set({ model }),
   });
+  const pick = (label, key, rows, words) => {
+    const options = Object.fromEntries(rows.map((one) => [one[0], words(one)]));
+    const onChange = (name) => set({ [key]: name });
+    return choice({ label, key, options, onChange });
+  };
   const card = pick("Card, usable memory", "card", cards, ([name, size]) =>
     size ? `${name}: ${formatBytes(size)}` : name,
   );
-  const recipe = pick(
-    "Recipe, bytes per parameter",
-    "recipe",
-    recipes,
-    ([name, , each]) => `${name}: ${each.join(" + ")}`,
-  );
-  const steps = power(
-    "Accumulation steps",
-    "accumulation_steps",
-    MOST_STEPS,
-    "accumulation step",
-  );
+  const bytes = ([name, , each]) => `${name}: ${each.join(" + ")}`;
+  const recipe = pick("Recipe, bytes per parameter", "recipe", recipes, bytes);
+  const micro = "accumulation_steps";
+  const steps = power("Accumulation steps", micro, 16, "accumulation step");
   const last = checkBox({
     label: "Reduce gradients with the last micro-batch only",
     key: "synchronise_last",
@@ -597,18 +590,17 @@ function build({ id, get, set, picture, again }) {
     plan = layout(state, width, moment, before);
     const all = describe(state);
     const typed = typeof state.model === "number";
-    const micro = state.accumulation_steps;
-    const alone = micro === 1 ? "there is one micro-batch" : "";
+    const alone = state[micro] === 1 ? "there is one micro-batch" : "";
     const max = plan.moments.length - 1;
     when.update({ value: moment, max, spoken: momentOf(plan) });
     stage.update({ value: nameOf(state, state.stage), options: names });
     ranks.update(state.ranks);
-    model.update({ value: typed ? "own" : state.model });
+    model.update({ value: typed ? OWN : state.model });
     count.root.hidden = !typed;
     count.update({ value: countOf(state) });
     card.update({ value: state.card });
     recipe.update({ value: state.recipe });
-    steps.update(micro);
+    steps.update(state[micro]);
     last.update({ value: state.synchronise_last, disabled: alone });
     const [kept] = row(recipes, state.recipe);
     note.textContent = `The recipe: ${kept}, with Adam. ${NOTE}`;

@@ -240,15 +240,12 @@ class Timeline(Widget):
     label = traitlets.Unicode().tag(sync=True)
 
     def __init__(
-        self,
-        steps: dict[str, PeakTracker] | None = None,
-        **traits: Any,
+        self, steps: dict[str, PeakTracker] | None = None, **traits: Any
     ) -> None:
         if steps is None:
             steps = example_steps()
-            traits.setdefault(
-                "label", "an MLP on handwritten digits, with Adam"
-            )
+            label = "an MLP on handwritten digits, with Adam"
+            traits = {"label": label} | traits
         super().__init__(steps=steps, **traits)
 
     @traitlets.default("step")
@@ -281,7 +278,8 @@ class Timeline(Widget):
         self.moment = min(self.moment, self._last())
 
     def _last(self) -> int:
-        return len(self.steps[self.step].operators) - 1
+        step = checked(one_of, self.step, self.steps, "step")
+        return len(self.steps[step].operators) - 1
 
     def sentence(self) -> str:
         """The end of the forward pass, and the peak."""
