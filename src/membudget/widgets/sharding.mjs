@@ -400,7 +400,8 @@ function* drawSlices(id, { plot, stations, rows, now }) {
         yield svg("rect", { ...box, class: "mb-cell" });
         const middle = box.x + (cell - 1) / 2;
         const many = stations[j].rank === null;
-        if (many) yield text(middle, y + height / 2 + 1, "…", MIDDLE);
+        const look = { ...MIDDLE, class: "mb-value" };
+        if (many) yield text(middle, y + height / 2 + 1, "…", look);
       }
     }
   }
