@@ -45,11 +45,9 @@ def said(widget):
     numbers = printed(widget)
     over = numbers["peak"] - widget.budget
     than = "above" if over > 0 else "below"
-    weights = "sample of the last micro-batch counts "
-    if abs(numbers["weight_sum"] - 1) > 1e-9:
-        weights = "The weights sum to "
-    elif numbers["weight_ratio"] < 1 + 1e-9:
-        weights = "Every sample counts 1/N, as in the whole batch"
+    weights = ": not the gradient of the batch."
+    if max(abs(numbers[f"weight_{w}"] - 1) for w in ("sum", "ratio")) < 1e-9:
+        weights = "Every sample counts 1/N, as in the whole batch."
     return [
         f"the peak is {format_bytes(numbers['peak'])}, ",
         f" {format_bytes(abs(over))} {than} the budget",

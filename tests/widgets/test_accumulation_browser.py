@@ -150,4 +150,4 @@ def test_a_model_whose_time_was_not_measured(show):
     page = show(Accumulation(own, budget=2 * 10**5))
     assert "time: not measured" in texts(page)
     assert control(page, "global_batch").is_disabled()
-    assert page.get_by_text("until it is locked").count() == 1
+    assert page.get_by_text("until locked").count() == 1

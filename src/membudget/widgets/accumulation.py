@@ -1,5 +1,6 @@
 """The accumulation widget: a batch in micro-batches, and what that costs."""
 
+from dataclasses import asdict
 from functools import cache
 from statistics import median
 from typing import Any
@@ -43,25 +44,22 @@ def digits_record() -> dict[str, Any] | None:
 
 
 def _footprint_json(value: Footprint, widget: Widget) -> dict[str, Any]:
-    return {
-        "parameters": value.parameters,
-        "gradients": value.gradients,
-        "optimizer": value.optimizer,
-        "alone": [_row(value, line) for line in value.alone],
-        "later": [_row(value, line) for line in value.later],
-    }
+    """Of each peak line: bytes of a sample, gradients and temporaries.
 
-
-def _row(footprint: Footprint, line: PeakLine) -> list[int]:
-    """What grows with a sample, gradients and temporaries at this moment.
-
-    What grows is activations and inputs. Of the constant above parameters
-    and optimizer states, gradients are the first part, up to one whole
-    gradient; more than that is temporary.
+    Of the constant above parameters and optimizer states, gradients are the
+    first part, up to one whole gradient; more than that is temporary.
     """
-    rest = line.constant - footprint.parameters - footprint.optimizer
-    gradients = min(footprint.gradients, rest)
-    return [line.slope, gradients, rest - gradients]
+
+    def row(line: PeakLine) -> list[int]:
+        rest = line.constant - value.parameters - value.optimizer
+        gradients = min(value.gradients, rest)
+        return [line.slope, gradients, rest - gradients]
+
+    return {
+        **asdict(value),
+        "alone": [row(line) for line in value.alone],
+        "later": [row(line) for line in value.later],
+    }
 
 
 def _record_json(record: dict | None, widget: Widget) -> dict | None:
@@ -94,11 +92,10 @@ class Accumulation(Widget):
     from Python or from the browser.
 
     Args:
-        footprint: the model's bytes; by default those of
-            :func:`digits_footprint`.
+        footprint: the model's bytes; by default :func:`digits_footprint`.
+        global_batch: samples for one optimizer step; locks it.
         micro_batch: samples in a full micro-batch.
         steps: accumulation steps; not used where ``global_batch`` is given.
-        global_batch: samples for one optimizer step; locks it.
         normalisation: one of :data:`membudget.accumulation.NORMALISATIONS`.
         samples: samples in an epoch.
         budget: the memory limit, in bytes.
@@ -135,7 +132,7 @@ class Accumulation(Widget):
     normalisation = traitlets.Enum(NORMALISATIONS, "window").tag(sync=True)
     samples = Whole(1797).tag(sync=True)
     budget = Whole(4 * 2**20).tag(sync=True)
-    record = traitlets.Dict(None, allow_none=True).tag(
+    record = traitlets.Dict(default_value=None, allow_none=True).tag(
         sync=True, to_json=_record_json
     )
     label = traitlets.Unicode().tag(sync=True)
@@ -144,35 +141,19 @@ class Accumulation(Widget):
         self,
         footprint: Footprint | None = None,
         *,
-        micro_batch: int = 128,
-        steps: int = 4,
         global_batch: int | None = None,
-        normalisation: str = "window",
-        samples: int = 1797,
-        budget: int = 4 * 2**20,
-        record: dict[str, Any] | None = None,
-        label: str = "",
-        **kwargs: Any,
+        **settings: Any,
     ) -> None:
-        steps = type(self).steps.validate(self, steps)
-        if global_batch is None:
-            kwargs["steps"] = steps
-        else:
-            kwargs.update(global_batch=global_batch, locked=True)
+        if global_batch is not None:
+            settings.pop("steps", None)
+            settings |= {"global_batch": global_batch, "locked": True}
         if footprint is None:
             footprint = digits_footprint()
-            record = record or digits_record()
-            label = label or "an MLP on handwritten digits, with Adam"
-        super().__init__(
-            footprint=footprint,
-            record=record,
-            label=label,
-            micro_batch=micro_batch,
-            normalisation=normalisation,
-            samples=samples,
-            budget=budget,
-            **kwargs,
-        )
+            settings.setdefault("record", digits_record())
+            settings.setdefault(
+                "label", "an MLP on handwritten digits, with Adam"
+            )
+        super().__init__(footprint=footprint, **settings)
 
     @traitlets.validate("record")
     def _check_record(self, proposal: Any) -> dict[str, Any] | None:
