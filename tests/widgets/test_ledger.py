@@ -80,7 +80,7 @@ def test_own_shapes():
     [
         (3, TypeError, "shapes is 3: use the name of a preset"),
         ({}, TypeError, "shapes is {}"),
-        ({"a": 3}, TypeError, r"shapes\['a'\] is int: use a membudget"),
+        ({"a": 3}, TypeError, r"shapes\['a'\] is 3: use a Transformer"),
         (Transformer(context=8), ValueError, "8 positions: use one with at"),
         (Transformer(fused=False), ValueError, "with fused attention"),
         (Transformer(vocabulary=2**40), ValueError, "use a shape of at most"),

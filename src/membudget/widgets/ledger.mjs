@@ -57,24 +57,18 @@ export const BATCHES = Array.from({ length: 1024 }, (_, i) => i + 1).filter(
 
 // ---- numbers -------------------------------------------------------------
 
-/* A row of a moment, as Python sends it. */
-const [NAME, GRADIENTS, ACTIVATIONS, TEMPORARIES] = [0, 1, 2, 5];
-
-/* Which rows a step has: the kind of micro-batch, and its sequences. What is
-   the same for a later one, or less, is left out. */
-function microBatches({ batch, steps }) {
+/* The sequences of the first micro-batch, and of a later one. What is the same
+   for another, or less, is left out. */
+function sizesOf({ batch, steps }) {
   const size = Math.ceil(batch / steps);
-  if (size === batch) return [{ kind: 0, size }];
-  const later = Math.min(size, batch - size);
-  return [{ kind: 1, size }, { kind: 2, size: later }];
+  return size === batch ? [size] : [size, Math.min(size, batch - size)];
 }
+
+/* How many micro-batches there are. */
+const partsOf = (state) => Math.ceil(state.batch / sizesOf(state)[0]);
 
 /* The accumulation steps: each has a sequence. */
 const stepsOf = ({ batch, steps }) => Math.min(batch, steps);
-
-/* How many micro-batches there are. */
-const partsOf = (state) =>
-  Math.ceil(state.batch / microBatches(state)[0].size);
 
 /* What a card decides: an optimizer that works on all parameters at once. */
 const atOnce = ({ optimizer, foreach, card }) =>
@@ -82,58 +76,46 @@ const atOnce = ({ optimizer, foreach, card }) =>
 
 const sum = (split) => Object.values(split).reduce((a, b) => a + b, 0);
 
-/* What is alive in the optimizer's step. */
-function constant(state) {
-  const { batch, tokens, recipe, optimizer, tables } = state;
-  const model = tables.models[state.model].recipes[recipe];
-  const [kept, one, all = one] = model.optimizers[optimizer];
-  return {
-    parameters: model.parameters,
-    gradients: model.gradients,
-    optimizer: kept,
+const worst = (moments) =>
+  moments
+    .map(({ row, split }) => ({ row, split, bytes: sum(split) }))
+    .reduce((most, one) => (one.bytes > most.bytes ? one : most));
+
+/* The worst moment of each bar, and which bar has the peak. */
+function moments(state) {
+  const { batch, tokens, tables } = state;
+  const model = tables.models[state.model];
+  const recipe = model.recipes[state.recipe];
+  const [states, one, all] = recipe.optimizers[state.optimizer];
+  const update = {
+    parameters: recipe.parameters,
+    gradients: recipe.gradients,
+    optimizer: states,
     activations: 0,
     inputs: tables.token * batch * tokens,
     temporaries: atOnce(state) ? all : one,
   };
-}
-
-/* The moments of a bar that can be its worst, with the micro-batch's size. */
-function rowsOf(state, bar) {
-  const { model, recipe, checkpointed, tables } = state;
-  const { rows, recipes } = tables.models[model];
-  const kinds = rows[recipes[recipe].rows][Number(checkpointed)];
-  const index = Object.keys(BARS).indexOf(bar);
-  return microBatches(state).flatMap(({ kind, size }) =>
-    kinds[kind][index].map((row) => ({ row, size })),
-  );
-}
-
-/* c₀ + c₁·t + c₂·b·t */
-const bytesOf = (row, at, size, tokens) =>
-  row[at] + row[at + 1] * tokens + row[at + 2] * size * tokens;
-
-/* The worst moment of a bar. */
-function worst(state, bar) {
-  const all = constant(state);
-  if (bar === "update") return { row: "update", split: all, bytes: sum(all) };
-  const moments = rowsOf(state, bar).map(({ row, size }) => {
-    const split = {
-      ...all,
-      gradients: row[GRADIENTS],
-      activations: bytesOf(row, ACTIVATIONS, size, state.tokens),
-      temporaries: bytesOf(row, TEMPORARIES, size, state.tokens),
-    };
-    return { row: state.tables.names[row[NAME]], split, bytes: sum(split) };
-  });
-  return moments.reduce((most, one) => (one.bytes > most.bytes ? one : most));
-}
-
-/* The worst moments, and which bar has the peak. */
-function moments(state) {
-  const bars = {};
-  for (const bar of Object.keys(BARS)) bars[bar] = worst(state, bar);
-  const most = Math.max(...Object.values(bars).map(({ bytes }) => bytes));
-  const phase = Object.keys(BARS).find((bar) => bars[bar].bytes === most);
+  const kinds = model.rows[recipe.rows][Number(state.checkpointed)];
+  const sizes = sizesOf(state);
+  const moment = ([row, gradients, ...coefficients], size) => {
+    const [activations, temporaries] = [0, 3].map((at) => {
+      const [c0, c1, c2] = coefficients.slice(at);
+      return c0 + c1 * tokens + c2 * size * tokens;
+    });
+    return { row, split: { ...update, gradients, activations, temporaries } };
+  };
+  const pass = (bar) =>
+    sizes.flatMap((size, i) => {
+      const kind = kinds[sizes.length > 1 ? i + 1 : 0];
+      return kind[bar].map((row) => moment(row, size));
+    });
+  const bars = {
+    forward: worst(pass(0)),
+    backward: worst(pass(1)),
+    update: worst([{ row: "update", split: update }]),
+  };
+  const larger = (a, b) => (bars[b].bytes > bars[a].bytes ? b : a);
+  const phase = Object.keys(bars).reduce(larger);
   return { ...bars, phase, peak: bars[phase] };
 }
 
@@ -155,74 +137,58 @@ export function largest(state, budget) {
 
 /** What the widget shows. Sizes are bytes. */
 export function describe(state) {
-  const { model, recipe, tables } = state;
+  const { model, card, tables } = state;
   const found = moments(state);
-  const { parameters, gradients, optimizer } = constant(state);
-  const budget = tables.cards[state.card]?.usable ?? null;
-  const split = { ...state, steps: stepsOf(state) };
+  const { parameters, gradients, optimizer } = found.update.split;
+  const budget = tables.cards[card]?.usable ?? null;
   return {
     ...found,
     parameters: tables.models[model].parameters,
     states: parameters + gradients + optimizer,
     budget,
-    over: budget === null ? 0 : Math.max(found.peak.bytes - budget, 0),
-    largest: budget === null ? null : largest(split, budget),
+    over: Math.max(found.peak.bytes - (budget ?? Infinity), 0),
+    largest: budget && largest({ ...state, steps: stepsOf(state) }, budget),
   };
 }
 
 // ---- words ---------------------------------------------------------------
 
-const placeOf = ({ phase, peak }) =>
-  phase === "update" ? BARS.update : `${BARS[phase]}, at ${peak.row}`;
-
 /* "3 × up to 4": micro-batches, and their sequences. */
 function microBatchWords(state) {
   const parts = partsOf(state);
-  const [{ size }] = microBatches(state);
-  const upTo = parts * size === state.batch ? "" : "up to ";
-  return `${parts} × ${upTo}${size}`;
-}
-
-/* Whether a card computes the recipe's 16 bits natively. */
-const emulated = ({ card, recipe, tables }) =>
-  recipe !== "fp32" && tables.cards[card]?.bf16 === false;
-
-/* What the card holds. */
-function mostOf(state, { largest }) {
-  const steps = stepsOf(state);
-  if (!largest) return ": not even one sequence does";
-  const most = `, which holds at most ${plural(largest, "sequence")}`;
-  if (steps === 1) return most;
-  const size = Math.ceil(largest / steps);
-  return `${most}, ${size} at a time`;
+  const [size] = sizesOf(state);
+  return `${parts} × ${parts * size === state.batch ? "" : "up to "}${size}`;
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
   const { batch, tokens, card } = state;
-  const { bytes, split } = n.peak;
+  const { bytes, row, split } = n.peak;
   const parts = partsOf(state);
   const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
+  const at = n.phase === "update" ? "" : `, at ${row}`;
   const shares = Object.keys(SHOWN)
     .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
     .map((part) => `${percent(split[part], bytes)} ${SHOWN[part]}`);
-  const need = batch === 1 ? "needs" : "need";
   const told =
     `${plural(batch, "sequence")} of ${plural(grouped(tokens), "token")}` +
-    `${cut} ${need} ${formatBytes(bytes)} at the peak, in the ` +
-    `${placeOf(n)}. That is ${listed(shares)}.`;
+    `${cut} ${batch === 1 ? "needs" : "need"} ${formatBytes(bytes)} at the ` +
+    `peak, in the ${BARS[n.phase]}${at}. That is ${listed(shares)}.`;
   if (n.budget === null) return told;
-  const fits = `It ${n.over ? "does not fit" : "fits"} the ${card}`;
-  return `${told} ${fits}${mostOf(state, n)}.`;
+  const fits = `${told} It ${n.over ? "does not fit" : "fits"} the ${card}`;
+  if (!n.largest) return `${fits}: not even one sequence does.`;
+  const most = `, which holds at most ${plural(n.largest, "sequence")}`;
+  const size = Math.ceil(n.largest / stepsOf(state));
+  return `${fits}${most}${size < n.largest ? `, ${size} at a time` : ""}.`;
 }
 
 /* What everybody sees. */
-function verdict(n) {
-  if (n.budget === null) return `needs ${formatBytes(n.peak.bytes)}`;
-  if (n.over) return `${formatBytes(n.over)} too much`;
-  return `fits: ${formatBytes(n.budget - n.peak.bytes)} free`;
+function verdict({ budget, over, peak: { bytes } }) {
+  if (budget === null) return `needs ${formatBytes(bytes)}`;
+  if (over) return `${formatBytes(over)} too much`;
+  return `fits: ${formatBytes(budget - bytes)} free`;
 }
 
 // ---- layout --------------------------------------------------------------
@@ -236,12 +202,10 @@ const [FIRST, EACH, THIN] = [213, 33, 10]; // the bars
 function topOf(state) {
   const { tables, model, card } = state;
   if (card !== NONE) return 1.5 * tables.cards[card].usable;
-  const plain = {
-    ...{ batch: 8, steps: 1, recipe: "fp32", optimizer: ADAM },
-    tokens: Math.min(1024, tables.models[model].tokens.at(-1)),
-    ...{ checkpointed: false, foreach: false },
-  };
-  return 1.5 * peakOf({ ...state, ...plain });
+  const tokens = Math.min(1024, tables.models[model].tokens.at(-1));
+  const sizes = { batch: 8, steps: 1, tokens, checkpointed: false };
+  const plain = { recipe: "fp32", optimizer: ADAM, foreach: false };
+  return 1.5 * peakOf({ ...state, ...sizes, ...plain });
 }
 
 /** Where everything stands in the picture. */
@@ -252,33 +216,31 @@ export function layout(state, width, before = null) {
   const scale = (most) => (size) =>
     plot.left + (Math.min(size, most) * (plot.right - plot.left)) / most;
   const filling = ({ split, bytes }, x) => {
-    let end = 0;
+    let size = 0;
     const parts = Object.keys(SHOWN).map((part) => {
-      const from = x(end);
-      end += split[part];
-      return { part, x: from, width: x(end) - from };
+      const from = x(size);
+      size += split[part];
+      return { part, x: from, width: x(size) - from };
     });
     return { parts, end: x(bytes) };
   };
   const x = scale(top);
   const beyond = n.peak.bytes > top;
   const inBars = beyond ? scale(n.peak.bytes) : x; // whole in any case
-  const bars = Object.keys(BARS).map((bar, i) => ({
-    ...filling(n[bar], inBars),
-    ...{ bar, y: FIRST + i * EACH, peak: bar === n.phase },
-  }));
   const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
   const ticks = marks
     .map(({ value, label }) => ({ label, x: x(value) }))
     .filter((tick) => tick.x < plot.right - 28);
   ticks.at(-1).label += ` ${unit}`;
-  const old = before && moments(before).peak.bytes;
+  const old = before ? peakOf(before) : n.peak.bytes;
+  const barOf = (bar) => ({ bar, ...filling(n[bar], inBars) });
   return {
-    ...{ width, height: FIRST + 3 * EACH + 14, plot, top, ticks, bars },
-    ...{ fill: filling(n.peak, x), beyond },
-    edge: n.budget === null ? null : x(n.budget),
-    limit: n.budget === null ? null : inBars(n.budget),
-    ghost: before && old !== n.peak.bytes && old <= top ? x(old) : null,
+    ...{ width, height: FIRST + 3 * EACH + 14, plot, top, ticks, beyond },
+    fill: filling(n.peak, x),
+    bars: Object.keys(BARS).map(barOf),
+    edge: n.budget && x(n.budget),
+    limit: n.budget && inBars(n.budget),
+    ghost: old !== n.peak.bytes && old <= top && x(old),
   };
 }
 
@@ -294,17 +256,16 @@ export function batchAt(state, { plot, top }, x) {
 const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 
-function* drawFilling(id, parts, y, height) {
-  for (const { part, x, width } of parts) {
-    if (width) yield* filled(id, part, "rect", { x, y, width, height });
-  }
-}
+const drawFilling = (id, { parts }, y, height) =>
+  parts
+    .filter(({ width }) => width)
+    .flatMap(({ part, x, width }) =>
+      filled(id, part, "rect", { x, y, width, height }),
+    );
 
 /* The card, what fills it, and what does not fit. */
-function* drawCard(id, state, n, plan) {
-  const { plot, fill, edge, ghost } = plan;
-  const box = { x: plot.left, y: CARD, height: TALL };
-  yield* drawFilling(id, fill.parts, CARD, TALL);
+function* drawCard(id, state, n, { plot, fill, edge, ghost }) {
+  yield* drawFilling(id, fill, CARD, TALL);
   if (n.over) {
     const over = { x: edge, y: CARD - 5, height: TALL + 10 };
     const shape = { ...over, width: fill.end - edge };
@@ -318,74 +279,68 @@ function* drawCard(id, state, n, plan) {
       yield text(x + width / 2, CARD + TALL / 2 + 4, name, look);
     }
   }
-  if (edge !== null) {
-    const width = edge - plot.left;
-    yield svg("rect", { ...box, width, rx: 4, class: "mb-card" });
-    const words = emulated(state) ? ", bf16 emulated" : " usable";
-    const label = `${state.card}: ${formatBytes(n.budget)}${words}`;
-    yield text(edge, CARD - 12, label, END);
+  if (n.budget) {
+    const { recipe, card, tables } = state;
+    const box = { x: plot.left, y: CARD, width: edge - plot.left };
+    yield svg("rect", { ...box, height: TALL, rx: 4, class: "mb-card" });
+    const emulated = recipe !== "fp32" && !tables.cards[card].bf16;
+    const label = `${card}: ${formatBytes(n.budget)}`;
+    const words = emulated ? ", bf16 emulated" : " usable";
+    yield text(edge, CARD - 12, label + words, END);
   }
-  if (ghost !== null) {
-    yield line(ghost, CARD - 6, ghost, CARD + TALL + 6, "mb-ghost");
-  }
+  if (ghost) yield line(ghost, CARD - 6, ghost, CARD + TALL + 6, "mb-ghost");
 }
 
 /* What can be dragged: the end of the filling. */
-function* drawGrip({ fill, width }, n) {
-  const { end } = fill;
+function* drawGrip({ fill: { end }, width }, size) {
   const [y, left] = [CARD + TALL + 4, end > width / 2];
   yield line(end, CARD - 4, end, y, "mb-cursor");
   yield svg("path", { d: `M${end} ${y}l-7 12h14z`, class: "mb-grip" });
   const look = { class: "mb-value", ...(left ? END : {}) };
-  const size = `drag: ${formatBytes(n.peak.bytes)}`;
-  yield text(end + (left ? -11 : 11), y + 12, size, look);
+  yield text(end + (left ? -11 : 11), y + 12, `drag: ${size}`, look);
 }
 
 /* The end of a filling that goes on beyond the picture. */
-function* drawBreak({ plot }, n) {
-  const teeth = Array.from({ length: 8 }, (_, i) => (i % 2 ? -7 : 7));
-  const step = (TALL + 16) / teeth.length;
-  const zigzag = teeth.map((across) => `l${across} ${step}`).join("");
-  const d = `M${plot.right - 16} ${CARD - 8}${zigzag}`;
+function* drawBreak({ plot }, size) {
+  const tooth = `l7 ${(TALL + 16) / 8}l-7 ${(TALL + 16) / 8}`;
+  const d = `M${plot.right - 16} ${CARD - 8}${tooth.repeat(4)}`;
   yield svg("path", { d, class: "mb-break" });
   const look = { ...END, class: "mb-value" };
-  const size = `${formatBytes(n.peak.bytes)} →`;
-  yield text(plot.right, CARD + TALL + 18, size, look);
+  yield text(plot.right, CARD + TALL + 18, `${size} →`, look);
 }
 
 /* The worst moments, to the same scale while they are within it. */
-function* drawBars(id, n, { bars, beyond, limit, plot, width }) {
-  const size = formatBytes(n.peak.bytes);
-  const scale = beyond ? `, to a scale of ${size}` : ", to the same scale";
-  yield text(plot.left, FIRST - 20, `worst moments${scale}`);
-  for (const { bar, y, parts } of bars) {
-    yield* drawFilling(id, parts, y + 6, THIN);
+function* drawBars(id, n, { bars, beyond, limit, plot, width }, size) {
+  const scale = beyond ? `a scale of ${size}` : "the same scale";
+  yield text(plot.left, FIRST - 20, `worst moments, to ${scale}`);
+  for (const [i, { bar, parts }] of bars.entries()) {
+    const y = FIRST + i * EACH;
+    yield* drawFilling(id, { parts }, y + 6, THIN);
     const short = `${BARS[bar]}: ${formatBytes(n[bar].bytes)}`;
     const long = `${short}, at ${n[bar].row}`;
     const fits = bar !== "update" && LETTER * long.length < width;
     const look = bar === n.phase ? { class: "mb-value" } : {};
     yield text(plot.left, y, fits ? long : short, look);
-    if (limit === null) continue;
-    yield line(limit, y + 5, limit, y + THIN + 8, "mb-limit");
+    if (limit) yield line(limit, y + 5, limit, y + THIN + 8, "mb-limit");
   }
 }
 
 function draw(id, state, n, plan) {
-  const { plot, ticks, height } = plan;
+  const { plot, ticks, height, beyond } = plan;
+  const size = formatBytes(n.peak.bytes);
   const broken = n.over ? " mb-broken" : "";
-  const rules =
-    state.card === NONE ? "by a CPU’s rules" : "not measured on a GPU";
+  const rules = n.budget ? "not measured on a GPU" : "by a CPU’s rules";
   return [
     patterns(id),
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawCard(id, state, n, plan),
-    ...(plan.beyond ? drawBreak : drawGrip)(plan, n),
+    ...(beyond ? drawBreak : drawGrip)(plan, size),
     line(plot.left, AXIS, plot.right, AXIS, "mb-axis"),
     ...ticks.flatMap(({ x, label }, i) => [
       line(x, AXIS, x, AXIS + 4, "mb-axis"),
       text(x, AXIS + 17, label, i ? MIDDLE : {}),
     ]),
-    ...drawBars(id, n, plan),
+    ...drawBars(id, n, plan, size),
     text(plot.right, height - 3, `computed, ${rules}`, END),
   ];
 }
@@ -410,9 +365,9 @@ function results(id, n) {
       ["parameters", "parameters", n.parameters, grouped(n.parameters)],
       ["peak", "peak", n.peak.bytes, `${grouped(n.peak.bytes)} B`],
       ["model states, per parameter", "states", n.states, each],
-      ...(n.budget === null
-        ? []
-        : [["most sequences that fit", "largest", n.largest, most]]),
+      ...(n.budget
+        ? [["most sequences that fit", "largest", n.largest, most]]
+        : []),
     ]),
   ];
 }
@@ -441,41 +396,27 @@ function build({ id, get, set }) {
   };
   const stops = (name = get().model) => tables.models[name].tokens;
   const change = (key) => (value) => set({ [key]: value });
-  const select = (label, key, options) =>
-    choice({ label, key, options, onChange: change(key) });
+  const select = (label, key, options, onChange = change(key)) =>
+    choice({ label, key, options, onChange });
+  const range = (label, key, onInput, min = 0) =>
+    slider({ label, key, onInput, min });
   const check = (label, key) =>
     checkBox({ label, key, onChange: change(key) });
 
-  const model = choice({
-    label: "Model",
-    key: "model",
-    options: named(tables.models, "parameters"),
-    onChange: (value) => {
-      const tokens = Math.min(get().tokens, stops(value).at(-1));
-      set({ model: value, tokens });
-    },
+  const models = named(tables.models, "parameters");
+  const model = select("Model", "model", models, (value) => {
+    const tokens = Math.min(get().tokens, stops(value).at(-1));
+    set({ model: value, tokens });
   });
-  const batch = slider({
-    label: "Sequences (the batch)",
-    key: "batch",
-    min: 0,
-    onInput: (place) => set({ batch: BATCHES[place] }),
-  });
-  const card = select("Card", "card", {
-    [NONE]: "none",
-    ...named(tables.cards, "usable"),
-  });
-  const tokens = slider({
-    label: "Tokens of each sequence",
-    key: "tokens",
-    min: 0,
-    onInput: (place) => set({ tokens: stops()[place] }),
-  });
-  const steps = slider({
-    label: "Accumulation steps",
-    key: "steps",
-    onInput: change("steps"),
-  });
+  const batch = range("Sequences (the batch)", "batch", (place) =>
+    set({ batch: BATCHES[place] }),
+  );
+  const cards = { [NONE]: "none", ...named(tables.cards, "usable") };
+  const card = select("Card", "card", cards);
+  const tokens = range("Tokens of each sequence", "tokens", (place) =>
+    set({ tokens: stops()[place] }),
+  );
+  const steps = range("Accumulation steps", "steps", change("steps"), 1);
   const recipes = Object.fromEntries(tables.recipes);
   const recipe = select("Precision", "recipe", recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
@@ -490,14 +431,15 @@ function build({ id, get, set }) {
   });
 
   const show = (state) => {
-    model.update({ value: state.model });
+    for (const control of [model, card, recipe, optimizer, checkpointed]) {
+      control.update({ value: state[control.key] });
+    }
     batch.update({
       value: BATCHES.findLastIndex((n) => n <= state.batch),
       max: BATCHES.length - 1,
       text: state.batch,
       spoken: plural(state.batch, "sequence"),
     });
-    card.update({ value: state.card });
     tokens.update({
       value: stops().indexOf(state.tokens),
       max: stops().length - 1,
@@ -511,9 +453,6 @@ function build({ id, get, set }) {
       spoken: `${microBatchWords(state)} sequences`,
       disabled: state.batch === 1 ? "one sequence is one micro-batch" : "",
     });
-    recipe.update({ value: state.recipe });
-    optimizer.update({ value: state.optimizer });
-    checkpointed.update({ value: state.checkpointed });
     let why = "";
     if (state.optimizer !== ADAM) why = "only Adam does so";
     else if (state.card !== NONE) why = "on: PyTorch’s way on a GPU";

@@ -5,6 +5,7 @@ from typing import Any
 import traitlets
 
 from membudget.cards import CARDS
+from membudget.checks import instance, refused
 from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
@@ -13,8 +14,14 @@ from membudget.ledger import (
     Transformer,
     predict,
 )
-from membudget.widgets import ledger_rows
 from membudget.widgets.base import Whole, Widget, format_bytes
+from membudget.widgets.ledger_rows import (
+    MIXES,
+    SHOWN,
+    known,
+    stops,
+    token_bytes,
+)
 
 MOST = {"batch": 1024, "steps": 64}
 """The largest sizes."""
@@ -23,23 +30,8 @@ MOST_PARAMETERS = 2**37
 """Of a model: bytes stay below 2^53, where a browser's numbers are no longer
 whole."""
 
-FIRST = ledger_rows.SHOWN[0]
-
 NONE = "none"
 """The card of a step that has no limit, and runs as on a CPU."""
-
-
-class _Size(Whole):
-    """A trait for a size."""
-
-    def validate(self, obj: Any, value: Any) -> int:
-        value = super().validate(obj, value)
-        most = MOST.get(self.name, value)
-        if value > most:
-            raise traitlets.TraitError(
-                f"{self.name} is {value}: use at most {most}"
-            )
-        return value
 
 
 class Ledger(Widget):
@@ -85,11 +77,11 @@ class Ledger(Widget):
     name = "ledger"
 
     model = traitlets.Unicode().tag(sync=True)
-    batch = _Size(8).tag(sync=True)
-    tokens = _Size(1024).tag(sync=True)
-    steps = _Size(1).tag(sync=True)
+    batch = Whole(8).tag(sync=True)
+    tokens = Whole(1024).tag(sync=True)
+    steps = Whole(1).tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
-    recipe = traitlets.Enum(list(ledger_rows.MIXES), "fp32").tag(sync=True)
+    recipe = traitlets.Enum(list(MIXES), "fp32").tag(sync=True)
     optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
     foreach = traitlets.Bool(False).tag(sync=True)
     card = traitlets.Enum([NONE, *CARDS], "T4").tag(sync=True)
@@ -97,25 +89,32 @@ class Ledger(Widget):
 
     def __init__(
         self,
-        shapes: str | Transformer | dict[str, Transformer] = FIRST,
+        shapes: str | Transformer | dict[str, Transformer] = SHOWN[0],
         **settings: Any,
     ) -> None:
-        known = set(self.class_own_traits(sync=True)) - {"tables"}
-        unknown = sorted(set(settings) - known)
-        if unknown:
+        if unknown := set(settings) - set(self.class_own_traits(sync=True)):
             raise TypeError(
-                f"Ledger has no argument {unknown[0]!r}: use one of "
-                f"{', '.join(sorted(known))}"
+                f"Ledger has no argument {unknown.pop()!r}: use one of its "
+                "traits"
             )
         if isinstance(shapes, Transformer):
             shapes = {"own shape": shapes}
         if isinstance(shapes, str):
             settings.setdefault("model", shapes)
-            shapes = {name: PRESETS[name] for name in ledger_rows.SHOWN}
+            shapes = {name: PRESETS[name] for name in SHOWN}
         self._shapes = _checked(shapes)
         settings.setdefault("model", next(iter(shapes)))
         self.set_trait("tables", _tables(self._shapes))
         super().__init__(**settings)
+
+    @traitlets.validate("batch", "steps")
+    def _check_size(self, proposal: Any) -> int:
+        name, value = proposal["trait"].name, proposal["value"]
+        if value > MOST[name]:
+            raise traitlets.TraitError(
+                f"{name} is {value}: use at most {MOST[name]}"
+            )
+        return value
 
     @traitlets.validate("model")
     def _check_model(self, proposal: Any) -> str:
@@ -143,7 +142,7 @@ class Ledger(Widget):
 
     @property
     def _stops(self) -> list[int]:
-        return ledger_rows.stops(self.shape)
+        return stops(self.shape)
 
     @property
     def shape(self) -> Transformer:
@@ -200,17 +199,11 @@ class Ledger(Widget):
 
 def _checked(shapes: dict[str, Transformer]) -> dict[str, Transformer]:
     """The models to choose from."""
+    use = "the name of a preset, a Transformer, or a dict of them by name"
     if not isinstance(shapes, dict) or not shapes:
-        raise TypeError(
-            f"shapes is {shapes!r}: use the name of a preset, a "
-            "membudget.ledger.Transformer, or a dict of them by name"
-        )
+        raise refused("shapes", shapes, use)
     for name, shape in shapes.items():
-        if not isinstance(shape, Transformer) or not isinstance(name, str):
-            raise TypeError(
-                f"shapes[{name!r}] is {type(shape).__name__}: use a "
-                "membudget.ledger.Transformer for each name"
-            )
+        instance(shape, Transformer, f"shapes[{name!r}]", "a Transformer")
         if shape.parameters > MOST_PARAMETERS:
             raise ValueError(
                 f"{name} has {shape.parameters} parameters: use a shape of "
@@ -220,26 +213,11 @@ def _checked(shapes: dict[str, Transformer]) -> dict[str, Transformer]:
 
 
 def _tables(shapes: dict[str, Transformer]) -> dict[str, Any]:
-    """What the page has to know, the names of rows by their numbers."""
-    models = {name: ledger_rows.known(shape) for name, shape in shapes.items()}
-    names: dict[str, int] = {}
-
-    def numbered(of: list) -> list:
-        if of and isinstance(of[0], str):
-            return [names.setdefault(of[0], len(names)), *of[1:]]
-        return [numbered(inner) for inner in of]
-
+    """What the page has to know."""
     return {
-        "models": {
-            name: of | {"rows": numbered(of["rows"])}
-            for name, of in models.items()
-        },
-        "names": list(names),
-        "token": ledger_rows.token_bytes(),
-        "recipes": [
-            [name, f"{name}: {RECIPES[name].text}"]
-            for name in ledger_rows.MIXES
-        ],
+        "models": {name: known(shape) for name, shape in shapes.items()},
+        "token": token_bytes(),
+        "recipes": [[name, f"{name}: {RECIPES[name].text}"] for name in MIXES],
         "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},
         "cards": {
             name: {"usable": card.usable, "bf16": card.bf16}

@@ -12,7 +12,7 @@ takes half a minute; ``python -m membudget.widgets.ledger_rows`` writes it.
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ BARS = {
 VARYING = ("activations", "temporaries")
 """The categories that grow with the micro-batch; gradients are constant."""
 
-Coefficients = tuple[int, int, int]
-
 
 def stops(shape: Transformer) -> list[int]:
     """The tokens of a sequence that can be chosen for a model.
@@ -86,8 +84,7 @@ def table(shape: Transformer) -> dict[str, Any]:
         model as it is and with each block checkpointed; and for each recipe
         bytes of ``parameters`` and ``gradients``, the number of its ``rows``,
         and for each optimizer bytes of its states, and the most that its step
-        allocates: one parameter after the other, and all at once where that
-        differs.
+        allocates: one parameter after the other, and all at once.
 
     Raises:
         ValueError: as :func:`stops`, or attention that is not fused.
@@ -97,38 +94,34 @@ def table(shape: Transformer) -> dict[str, Any]:
             "without fused attention a moment grows with the square of the "
             "tokens: use a shape with fused attention"
         )
-    found: dict[str, Any] = {
-        "parameters": shape.parameters,
-        "tokens": stops(shape),
-        "rows": [],
-        "recipes": {},
-    }
     sizes = [w.elements for w in shape.write(1, 1).parameters]
+
+    def optimizer(recipe: str, name: str) -> list[int]:
+        most = [
+            max(update_workspace(sizes, recipe, name, foreach))
+            for foreach in (False, True)
+        ]
+        return [optimizer_bytes(sizes, recipe, name), *most]
+
+    found: list[list] = []
+    recipes = {}
     for name in MIXES:
         recipe = RECIPES[name]
         both = [rows(shape, name, checkpointed) for checkpointed in (0, 1)]
-        if both not in found["rows"]:
-            found["rows"].append(both)
-        found["recipes"][name] = {
+        if both not in found:
+            found.append(both)
+        recipes[name] = {
             "parameters": recipe.parameters * shape.parameters,
             "gradients": recipe.gradients * shape.parameters,
-            "rows": found["rows"].index(both),
-            "optimizers": {
-                one: _optimizer(sizes, name, one) for one in OPTIMIZERS
-            },
+            "rows": found.index(both),
+            "optimizers": {one: optimizer(name, one) for one in OPTIMIZERS},
         }
-    return found
-
-
-def _optimizer(sizes: list[int], recipe: str, optimizer: str) -> list[int]:
-    """Bytes of its states and of its step; of the step all at once, if that
-    differs."""
-    one, every = (
-        max(update_workspace(sizes, recipe, optimizer, foreach))
-        for foreach in (False, True)
-    )
-    kept = optimizer_bytes(sizes, recipe, optimizer)
-    return [kept, one] if one == every else [kept, one, every]
+    return {
+        "parameters": shape.parameters,
+        "tokens": stops(shape),
+        "rows": found,
+        "recipes": recipes,
+    }
 
 
 def rows(
@@ -139,8 +132,8 @@ def rows(
     Returns:
         For the one micro-batch of a step, the first of several, and a later
         one: for each of :data:`BARS` its moments. A moment is its row's name,
-        the bytes of gradients, and the coefficients of :data:`VARYING`, one
-        after the other.
+        the bytes of gradients, and the coefficients c₀, c₁ and c₂ of each of
+        :data:`VARYING`.
     """
     high = stops(shape)[-1]
     low = high // 2
@@ -156,59 +149,38 @@ def rows(
             checkpointed=bool(checkpointed),
         ).moments
 
+    def row(one: PaperMoment, two: PaperMoment) -> list:
+        found = [one.row, one.split["gradients"]]
+        for category in VARYING:
+            above, under = divmod(one.split[category], MANY)
+            rise = (under - two.split[category] % MANY) // (high - low)
+            found += [under - rise * high, rise, above // high]
+        return found
+
     found = []
     for parts in (1, 2):
         pairs = list(zip(walk(high, parts), walk(low, parts), strict=True))
         size = len(pairs) // parts
         for start in range(0, len(pairs), size):
-            micro_batch = [
-                (one, _coefficients(one, two, high, low))
-                for one, two in pairs[start : start + size]
-            ]
-            found.append(
-                [_worst(shape, micro_batch, of) for of in BARS.values()]
-            )
+            bars: dict[str, list] = {bar: [] for bar in BARS}
+            for one, two in pairs[start : start + size]:
+                for bar, phases in BARS.items():
+                    if one.phase in phases:
+                        bars[bar].append(row(one, two))
+            found.append([_worst(of, stops(shape)) for of in bars.values()])
     return found
 
 
-def _coefficients(
-    one: PaperMoment, two: PaperMoment, high: int, low: int
-) -> list[Coefficients]:
-    """Of :data:`VARYING`, from the same moment with other tokens."""
-    found = []
-    for category in VARYING:
-        above, under = divmod(one.split[category], MANY)
-        rise = (under - two.split[category] % MANY) // (high - low)
-        found.append((under - rise * high, rise, above // high))
-    return found
-
-
-def _worst(
-    shape: Transformer,
-    micro_batch: Sequence[tuple[PaperMoment, list[Coefficients]]],
-    phases: Sequence[str],
-) -> list[list]:
-    """The moments of these phases that are the worst for some sizes."""
-    moments = [of for of in micro_batch if of[0].phase in phases]
-    gradients = [moment.split["gradients"] for moment, _ in moments]
+def _worst(rows: list[list], stops: list[int]) -> list[list]:
+    """Those that are the worst for some sizes."""
     kept: set[int] = set()
-    for t in stops(shape):
+    for t in stops:
         lines = [
-            (
-                g + sum(c + d * t for c, d, _ in parts),
-                sum(e for *_, e in parts),
-            )
-            for g, (_, parts) in zip(gradients, moments, strict=True)
+            (g + c0 + d0 + (c1 + d1) * t, (c2 + d2) * t)
+            for _, g, c0, c1, c2, d0, d1, d2 in rows
         ]
-        kept |= _upper([(constant, slope * t) for constant, slope in lines])
-    return [
-        [
-            moments[i][0].row,
-            gradients[i],
-            *(n for part in moments[i][1] for n in part),
-        ]
-        for i in sorted(kept)
-    ]
+        kept |= _upper(lines)
+    return [rows[i] for i in sorted(kept)]
 
 
 def _upper(lines: Sequence[tuple[int, int]]) -> set[int]:
@@ -235,17 +207,15 @@ def token_bytes() -> int:
     return sum(t.bytes for t in Transformer().write(1, 1).inputs)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _file() -> dict[str, dict[str, Any]]:
     return json.loads(FILE.read_text())
 
 
 def known(shape: Transformer) -> dict[str, Any]:
     """The :func:`table` of a model, from the file where it is there."""
-    for name in SHOWN:
-        if shape == PRESETS[name]:
-            return _file()[name]
-    return table(shape)
+    names = [name for name in SHOWN if PRESETS[name] == shape]
+    return _file()[names[0]] if names else table(shape)
 
 
 if __name__ == "__main__":
