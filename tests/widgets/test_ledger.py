@@ -92,11 +92,6 @@ def test_what_is_no_shape(shapes, error, why):
         Ledger(shapes)
 
 
-def test_an_argument_that_is_none():
-    with pytest.raises(TypeError, match="no argument 'layers': use one of"):
-        Ledger(layers=3)
-
-
 def test_the_highest_lines():
     """Constant and slope; the second is never the highest alone."""
     lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]

@@ -33,9 +33,9 @@ BAD = {
         ("format", "fp64", "fp8-e4m3"),
     ],
     "ledger": [
-        ("batch", 0, f"batch is 0: {WHOLE}"),
-        ("batch", 1025, "batch is 1025: use at most 1024"),
-        ("steps", 65, "steps is 65: use at most 64"),
+        ("batch", 0, "batch is 0: use a whole number from 1 to 1024"),
+        ("batch", 1025, "batch is 1025: use a whole number from 1 to 1024"),
+        ("steps", 65, "from 1 to 64"),
         ("tokens", True, "tokens is True: use a whole number"),
         ("tokens", 2048, "GPT-2 124M use a power of two from 16 to 1024"),
         ("tokens", 100, "use a power of two from 16"),

@@ -17,7 +17,6 @@ import {
   names,
   numberField,
   numberList,
-  patterns,
   plural,
   radios,
   slider,
@@ -463,7 +462,7 @@ const keys = [
   ...["samples", "budget", "footprint", "record", "label"],
 ];
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   let asked = 1; // steps, of a locked batch
   let most = 1024; // of the micro-batch
   let plan;
@@ -527,7 +526,6 @@ function build({ id, get, set }) {
     },
   };
 
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   drag(picture, {
     grab({ x, y }) {
       const { handles, cost: { plot } } = plan;
@@ -573,7 +571,6 @@ function build({ id, get, set }) {
 
   return {
     controls: [steps, normalisation],
-    picture,
     legend: legend(id, { ...PARTS, over: "above the budget" }),
     more: [locked, global, micro, batch],
     note: html("p", {}, NOTE),
@@ -581,20 +578,17 @@ function build({ id, get, set }) {
       const n = describe(state);
       plan = layout(state, width, before);
       show(state, n);
-      const said = sentence(state);
-      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-      picture.setAttribute("aria-label", said);
-      picture.replaceChildren(
-        patterns(id),
-        ...drawMemory(id, plan, n, state),
-        ...drawStrip(plan, n),
-        ...drawWeights(plan, n),
-        ...drawCost(plan, n, state),
-      );
       const title = "Memory of one optimizer step";
       return {
         title: title + (state.label && `: ${state.label}`),
-        sentence: said,
+        sentence: sentence(state),
+        height: plan.height,
+        drawn: [
+          ...drawMemory(id, plan, n, state),
+          ...drawStrip(plan, n),
+          ...drawWeights(plan, n),
+          ...drawCost(plan, n, state),
+        ],
         numbers: results(id, state, n),
       };
     },

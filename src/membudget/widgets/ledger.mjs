@@ -13,7 +13,6 @@ import {
   LETTER,
   listed,
   numberList,
-  patterns,
   percent,
   plural,
   slider,
@@ -331,7 +330,6 @@ function draw(id, state, n, plan) {
   const broken = n.over ? " mb-broken" : "";
   const rules = n.budget ? "not measured on a GPU" : "by a CPU’s rules";
   return [
-    patterns(id),
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawCard(id, state, n, plan),
     ...(beyond ? drawBreak : drawGrip)(plan, size),
@@ -386,14 +384,10 @@ const keys = [
   ...["optimizer", "foreach", "card", "tables"],
 ];
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   const { tables } = get();
-  /* The names, the smallest first. */
-  const named = (things, size) => {
-    const names = Object.keys(things);
-    names.sort((a, b) => things[a][size] - things[b][size]);
-    return Object.fromEntries(names.map((name) => [name, name]));
-  };
+  const bySize = (things, size) =>
+    Object.keys(things).sort((a, b) => things[a][size] - things[b][size]);
   const stops = (name = get().model) => tables.models[name].tokens;
   const change = (key) => (value) => set({ [key]: value });
   const select = (label, key, options, onChange = change(key)) =>
@@ -403,7 +397,7 @@ function build({ id, get, set }) {
   const check = (label, key) =>
     checkBox({ label, key, onChange: change(key) });
 
-  const models = named(tables.models, "parameters");
+  const models = bySize(tables.models, "parameters");
   const model = select("Model", "model", models, (value) => {
     const tokens = Math.min(get().tokens, stops(value).at(-1));
     set({ model: value, tokens });
@@ -411,7 +405,7 @@ function build({ id, get, set }) {
   const batch = range("Sequences (the batch)", "batch", (place) =>
     set({ batch: BATCHES[place] }),
   );
-  const cards = { [NONE]: "none", ...named(tables.cards, "usable") };
+  const cards = [NONE, ...bySize(tables.cards, "usable")];
   const card = select("Card", "card", cards);
   const tokens = range("Tokens of each sequence", "tokens", (place) =>
     set({ tokens: stops()[place] }),
@@ -423,7 +417,6 @@ function build({ id, get, set }) {
   const checkpointed = check("Checkpoint every block", "checkpointed");
   const foreach = check("Adam on all at once (foreach)", "foreach");
 
-  const picture = svg("svg", { role: "img", class: "mb-picture" });
   let plan;
   drag(picture, {
     move: ({ x }) => set({ batch: batchAt(get(), plan, x) }),
@@ -461,7 +454,6 @@ function build({ id, get, set }) {
 
   return {
     controls: [model, batch, card],
-    picture,
     legend: legend(id, SHOWN),
     more: [tokens, steps, recipe, optimizer, checkpointed, foreach],
     note: html("p", {}, NOTE),
@@ -469,13 +461,11 @@ function build({ id, get, set }) {
       const n = describe(state);
       plan = layout(state, width, before);
       show(state);
-      const said = sentence(state);
-      picture.setAttribute("viewBox", `0 0 ${width} ${plan.height}`);
-      picture.setAttribute("aria-label", said);
-      picture.replaceChildren(...draw(id, state, n, plan));
       return {
         title: "Memory of one training step",
-        sentence: said,
+        sentence: sentence(state),
+        height: plan.height,
+        drawn: draw(id, state, n, plan),
         numbers: results(id, n),
       };
     },

@@ -1,11 +1,12 @@
 """The ledger widget: a card that a transformer's step fills, or overflows."""
 
+from functools import partial
 from typing import Any
 
 import traitlets
 
 from membudget.cards import CARDS
-from membudget.checks import instance, refused
+from membudget.checks import instance, refused, whole
 from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
@@ -14,7 +15,7 @@ from membudget.ledger import (
     Transformer,
     predict,
 )
-from membudget.widgets.base import Whole, Widget, format_bytes
+from membudget.widgets.base import Checked, Whole, Widget, format_bytes
 from membudget.widgets.ledger_rows import (
     MIXES,
     SHOWN,
@@ -22,9 +23,6 @@ from membudget.widgets.ledger_rows import (
     stops,
     token_bytes,
 )
-
-MOST = {"batch": 1024, "steps": 64}
-"""The largest sizes."""
 
 MOST_PARAMETERS = 2**37
 """Of a model: bytes stay below 2^53, where a browser's numbers are no longer
@@ -77,9 +75,9 @@ class Ledger(Widget):
     name = "ledger"
 
     model = traitlets.Unicode().tag(sync=True)
-    batch = Whole(8).tag(sync=True)
+    batch = Checked(partial(whole, least=1, most=1024), 8).tag(sync=True)
     tokens = Whole(1024).tag(sync=True)
-    steps = Whole(1).tag(sync=True)
+    steps = Checked(partial(whole, least=1, most=64), 1).tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
     recipe = traitlets.Enum(list(MIXES), "fp32").tag(sync=True)
     optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
@@ -92,11 +90,6 @@ class Ledger(Widget):
         shapes: str | Transformer | dict[str, Transformer] = SHOWN[0],
         **settings: Any,
     ) -> None:
-        if unknown := set(settings) - set(self.class_own_traits(sync=True)):
-            raise TypeError(
-                f"Ledger has no argument {unknown.pop()!r}: use one of its "
-                "traits"
-            )
         if isinstance(shapes, Transformer):
             shapes = {"own shape": shapes}
         if isinstance(shapes, str):
@@ -106,15 +99,6 @@ class Ledger(Widget):
         settings.setdefault("model", next(iter(shapes)))
         self.set_trait("tables", _tables(self._shapes))
         super().__init__(**settings)
-
-    @traitlets.validate("batch", "steps")
-    def _check_size(self, proposal: Any) -> int:
-        name, value = proposal["trait"].name, proposal["value"]
-        if value > MOST[name]:
-            raise traitlets.TraitError(
-                f"{name} is {value}: use at most {MOST[name]}"
-            )
-        return value
 
     @traitlets.validate("model")
     def _check_model(self, proposal: Any) -> str:

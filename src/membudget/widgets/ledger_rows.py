@@ -64,14 +64,13 @@ def stops(shape: Transformer) -> list[int]:
     Raises:
         ValueError: it has fewer positions than the least of them.
     """
-    if shape.family != "gpt":
-        return list(TOKENS)
-    if shape.context < TOKENS[0]:
+    most = shape.context if shape.family == "gpt" else TOKENS[-1]
+    if most < TOKENS[0]:
         raise ValueError(
-            f"the model has {shape.context} positions: use one with at least "
+            f"the model has {most} positions: use one with at least "
             f"{TOKENS[0]}"
         )
-    return [tokens for tokens in TOKENS if tokens <= shape.context]
+    return [tokens for tokens in TOKENS if tokens <= most]
 
 
 @lru_cache(maxsize=16)
@@ -162,12 +161,12 @@ def rows(
         pairs = list(zip(walk(high, parts), walk(low, parts), strict=True))
         size = len(pairs) // parts
         for start in range(0, len(pairs), size):
-            bars: dict[str, list] = {bar: [] for bar in BARS}
-            for one, two in pairs[start : start + size]:
-                for bar, phases in BARS.items():
-                    if one.phase in phases:
-                        bars[bar].append(row(one, two))
-            found.append([_worst(of, stops(shape)) for of in bars.values()])
+            part = pairs[start : start + size]
+            bars = (
+                [row(*pair) for pair in part if pair[0].phase in phases]
+                for phases in BARS.values()
+            )
+            found.append([_worst(bar, stops(shape)) for bar in bars])
     return found
 
 
@@ -220,8 +219,4 @@ def known(shape: Transformer) -> dict[str, Any]:
 
 if __name__ == "__main__":
     tables = {name: table(PRESETS[name]) for name in SHOWN}
-    lines = [
-        f'"{name}":{json.dumps(of, separators=(",", ":"))}'
-        for name, of in tables.items()
-    ]
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    FILE.write_text(json.dumps(tables, separators=(",", ":")) + "\n")
