@@ -347,7 +347,7 @@ function* drawMemory(id, plan, n, state) {
 }
 
 function* drawStrip({ plot, blocks, handles }, n) {
-  const [y, bottom] = [STRIP, STRIP + TALL];
+  const y = STRIP;
   for (const [i, { x, width, size }] of blocks.entries()) {
     const look = i % 2 ? "mb-cell mb-odd" : "mb-cell";
     yield svg("rect", { x, y, width, height: TALL, class: look });
@@ -355,10 +355,9 @@ function* drawStrip({ plot, blocks, handles }, n) {
     if (LETTER * label.length + 6 < width) {
       yield text(x + width / 2, y + 14, label, MIDDLE);
     }
-    if (i && width > 4) yield line(x, y, x, bottom, "mb-between");
   }
   for (const { x } of handles) {
-    const d = `M${x} ${y - 2}V${bottom + 2}l-7 12h14l-7 -12`;
+    const d = `M${x} ${y - 2}V${y + TALL + 2}l-7 12h14l-7 -12`;
     yield svg("path", { d, class: "mb-cut" });
   }
   yield text(plot.right + 12, y + 14, `N = ${grouped(n.global_batch)}`);
@@ -464,7 +463,6 @@ const keys = [
 
 function build({ id, get, set, picture }) {
   let asked = 1; // steps, of a locked batch
-  let most = 1024; // of the micro-batch
   let plan;
   const go = (changes) => {
     const n = describe({ ...get(), ...changes });
@@ -561,10 +559,9 @@ function build({ id, get, set, picture }) {
     const free = "follows steps × micro-batch, until locked";
     const disabled = state.locked ? "" : free;
     global.update({ value: n.global_batch, disabled });
-    most = Math.max(most, n.micro_batch);
     micro.update({
       value: n.micro_batch,
-      max: state.locked ? n.global_batch : most,
+      max: state.locked ? n.global_batch : Math.max(n.micro_batch, 1024),
       spoken: plural(n.micro_batch, "sample"),
     });
   };

@@ -18,7 +18,7 @@ from membudget.accumulation import (
     footprint,
 )
 from membudget.experiments.record import problems
-from membudget.widgets.base import Whole, Widget, format_bytes
+from membudget.widgets.base import Checked, Whole, Widget, format_bytes
 
 
 @cache
@@ -83,6 +83,16 @@ def _record_json(record: dict | None, widget: Widget) -> dict | None:
     }
 
 
+def _checked_record(value: Any, name: str) -> dict[str, Any] | None:
+    good = not problems(value) and value["experiment"] == "micro_batch"
+    if value is None or (good and value["samples"]):
+        return value
+    raise ValueError(
+        f"{name} is no record of the experiment micro_batch: use what "
+        'experiments.best("micro_batch") gives, or None'
+    )
+
+
 class Accumulation(Widget):
     """The memory, the sample weights and the cost of accumulation steps.
 
@@ -132,9 +142,7 @@ class Accumulation(Widget):
     normalisation = traitlets.Enum(NORMALISATIONS, "window").tag(sync=True)
     samples = Whole(1797).tag(sync=True)
     budget = Whole(4 * 2**20).tag(sync=True)
-    record = traitlets.Dict(default_value=None, allow_none=True).tag(
-        sync=True, to_json=_record_json
-    )
+    record = Checked(_checked_record).tag(sync=True, to_json=_record_json)
     label = traitlets.Unicode().tag(sync=True)
 
     def __init__(
@@ -154,20 +162,6 @@ class Accumulation(Widget):
                 "label", "an MLP on handwritten digits, with Adam"
             )
         super().__init__(footprint=footprint, **settings)
-
-    @traitlets.validate("record")
-    def _check_record(self, proposal: Any) -> dict[str, Any] | None:
-        record = proposal["value"]
-        if record is not None and (
-            problems(record)
-            or record["experiment"] != "micro_batch"
-            or not record["samples"]
-        ):
-            raise traitlets.TraitError(
-                "record is no record of the experiment micro_batch: use what "
-                'experiments.best("micro_batch") gives, or None'
-            )
-        return record
 
     @traitlets.observe("micro_batch", "steps", "global_batch", "locked")
     def _follow(self, change: Any) -> None:
