@@ -13,8 +13,8 @@ import { read, says, untouched, within } from "./grid.mjs";
 
 const cases = read("accumulation");
 const base = { ...cases[0].state, samples: 1797, budget: 4 * 2 ** 20 };
-const locked = (micro_batch, global_batch, normalisation = "window") =>
-  ({ ...base, locked: true, micro_batch, global_batch, normalisation });
+const cut = (micro_batch, global_batch, normalisation = "window") =>
+  ({ ...base, micro_batch, global_batch, normalisation });
 const near = (a, b) =>
   assert.ok(Math.abs(a - b) <= 1e-9 * Math.max(Math.abs(b), 1), `${a}, ${b}`);
 
@@ -31,7 +31,7 @@ test("the numbers are those of Python's plans, on the whole grid", () => {
 test("the sentence holds Python's words", () => {
   const texts = cases.map(({ state }) => sentence(state));
   cases.forEach(({ said }, i) => said.forEach((w) => says([texts[i]], [w])));
-  texts.push(sentence(locked(2049, 4097, "mean of means")));
+  texts.push(sentence(cut(2049, 4097, "mean of means")));
   says(texts, [
     "1 micro-batch of ", " micro-batches (3 × 128 + 116", "1.0002 × 1/N",
     "any other 0.9998 × 1/N: not the gradient of the batch.",
@@ -64,7 +64,7 @@ test("everything is inside, at every width, and the axes stand still", () => {
 });
 
 test("the bars' areas are the shares of the gradient", () => {
-  const state = locked(200, 500, "mean of means");
+  const state = cut(200, 500, "mean of means");
   const { plot, end, blocks } = layout(state, 640);
   const areas = blocks.map(({ width, weight }) => width * weight);
   const sum = areas.reduce((a, b) => a + b) / (end - plot.left);
@@ -72,14 +72,14 @@ test("the bars' areas are the shares of the gradient", () => {
 });
 
 test("a cut goes where it is dragged", () => {
-  const plan = layout(locked(256, 1024), 760);
+  const plan = layout(cut(256, 1024), 760);
   for (const { index, x } of plan.handles) {
     assert.equal(moved(plan, 1024, index, x), 256);
     assert.equal(moved(plan, 1024, index, -50), 1);
   }
   assert.equal(moved(plan, 1024, 1, 900), 1024);
-  assert.equal(layout(locked(1024, 1024), 760).handles.length, 1);
-  const { blocks } = layout(locked(1, 65536), 760);
+  assert.equal(layout(cut(1024, 1024), 760).handles.length, 1);
+  const { blocks } = layout(cut(1, 65536), 760);
   assert.ok(blocks.length > 100 && blocks.length < 200);
 });
 
@@ -89,6 +89,6 @@ test("times are those measured at the size, or around it", () => {
   assert.deepEqual(timesOf(base, 20), [thirty, sixteen]);
   assert.deepEqual([...timesOf(base, 15), ...timesOf(base, 1025)], []);
   assert.deepEqual(timesOf({ ...base, record: null }, 16), []);
-  const plan = layout(locked(256, 1024), 760);
+  const plan = layout(cut(256, 1024), 760);
   assert.deepEqual([sizeAt(plan, 0), sizeAt(plan, plan.cost.x(256))], [1, 256]);
 });

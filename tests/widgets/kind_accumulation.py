@@ -10,15 +10,9 @@ from membudget.widgets import format_bytes
 
 
 def controls(widget):
-    first = ["micro_batch", "locked", "steps"]
-    if widget.locked:
-        first = ["locked", "global_batch", "micro_batch", "steps"]
-    held = {key: getattr(widget, key) for key in (*first, "normalisation")}
-    return {
-        **held,
-        "global_batch": widget.global_batch,
-        "steps": min(widget.steps, 32),  # the slider ends there
-    }
+    keys = ("global_batch", "micro_batch", "steps", "normalisation")
+    held = {key: getattr(widget, key) for key in keys}
+    return {**held, "steps": min(widget.steps, 32)}  # the slider ends there
 
 
 def printed(widget):
@@ -63,16 +57,15 @@ KIND = Kind(
     printed,
     said,
     states=[
-        {"micro_batch": size, "steps": steps}
+        {"global_batch": size * steps, "micro_batch": size}
         for size, steps in product((1, 16, 512), (1, 3, 32))
     ]
     + [
-        {"normalisation": n, "locked": True, "global_batch": whole}
-        | {"micro_batch": size}
+        {"normalisation": n, "global_batch": whole} | {"micro_batch": size}
         for n, whole in ((NORMALISATIONS[1], 512), (NORMALISATIONS[2], 65536))
         for size in (1, 3, 40, 100, 130, 255, 256, 400, 511, 512)
     ]
-    + [{"locked": False, "normalisation": NORMALISATIONS[0]}],
+    + [{"normalisation": NORMALISATIONS[0]}],
     given=[
         {
             **{"micro_batch": 700, "steps": 40, "samples": 5, "budget": 10},

@@ -2,9 +2,6 @@
 
 from math import ceil
 
-import pytest
-from traitlets import TraitError
-
 from membudget import experiments
 from membudget.accumulation import Footprint, PeakLine, Plan
 from membudget.widgets import Accumulation
@@ -19,21 +16,10 @@ SMALL = Footprint(
 )
 
 
-def test_global_batch_follows():
+def test_steps_and_micro_batch_follow_from_each_other():
     widget = Accumulation(SMALL, micro_batch=16, steps=4)
-    widget.steps = 5
-    assert widget.global_batch == 80
-    widget.micro_batch = 10
-    assert widget.plan == Plan(50, 10, 1797, SMALL, "window")
-    with pytest.raises(TraitError, match="it follows steps × micro_batch"):
-        widget.global_batch = 100
-    assert widget.global_batch == 50
-
-
-def test_a_locked_batch():
-    """Steps and micro-batch follow from each other."""
+    assert widget.plan == Plan(64, 16, 1797, SMALL, "window")
     widget = Accumulation(SMALL, micro_batch=96, global_batch=512)
-    assert widget.locked
     assert widget.plan.sizes == [96] * 5 + [32]
     for asked in range(1, 23):  # 22² < 512: each can be reached
         widget.steps = asked
@@ -44,15 +30,11 @@ def test_a_locked_batch():
     assert (widget.micro_batch, widget.steps) == (2, 5)
     widget.micro_batch = 1000
     assert widget.plan.sizes == [10]
-    widget.locked = False
-    assert widget.plan.sizes == [10]
-    widget.steps = 2
-    assert widget.global_batch == 2000
 
 
 def test_the_browser_may_send_any_subset():
     """And an observer sees a consistent plan, whatever comes."""
-    widget = Accumulation(SMALL, micro_batch=8, steps=4)
+    widget = Accumulation(SMALL, micro_batch=8, steps=8)
     seen = []
 
     def look(_):
@@ -62,10 +44,9 @@ def test_the_browser_may_send_any_subset():
     widget.observe(look, ["micro_batch", "steps", "global_batch"])
     for sent, wanted in [
         ({"micro_batch": 16}, (16, 4, 64)),
-        ({"locked": True, "steps": 4, "global_batch": 64}, (16, 4, 64)),
         ({"micro_batch": 30, "steps": 3, "global_batch": 64}, (30, 3, 64)),
         ({"steps": 7}, (10, 7, 64)),
-        ({"locked": False, "steps": 3, "global_batch": 30}, (10, 3, 30)),
+        ({"steps": 3, "global_batch": 30}, (10, 3, 30)),
     ]:
         widget.set_state(sent)
         shown = widget.micro_batch, widget.steps, widget.global_batch

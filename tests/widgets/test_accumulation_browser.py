@@ -66,14 +66,6 @@ def test_a_weight_that_is_almost_right(page):
     assert {"0.999 × 1/N", "1.004 × 1/N"} <= set(texts(page))
 
 
-def test_unlocking_keeps_the_batch(page):
-    unfold(page)
-    control(page, "locked").uncheck()
-    assert "N = 1 024" in texts(page)
-    control(page, "steps").press("ArrowRight")
-    assert "N = 1 800" in texts(page)
-
-
 def test_steps_that_cannot_be_reached(show):
     """10 samples cannot be cut in 6 equal parts; the thumb stays."""
     page = show(Accumulation(micro_batch=10, global_batch=10))
@@ -116,7 +108,6 @@ def test_a_size_is_chosen_where_its_time_is(page):
 
 
 def test_a_cut_is_dragged_with_a_finger(show):
-    """It locks the batch."""
     page = show(Accumulation(), width=390, has_touch=True)
     x, y, _ = places(page, 0)
     touch = page.context.new_cdp_session(page)
@@ -149,5 +140,3 @@ def test_a_model_whose_time_was_not_measured(show):
     own = Footprint(1000, 1000, 0, lines, lines)
     page = show(Accumulation(own, budget=2 * 10**5))
     assert "time: not measured" in texts(page)
-    assert control(page, "global_batch").is_disabled()
-    assert page.get_by_text("until locked").count() == 1

@@ -22,7 +22,6 @@ BAD = {
         ("budget", 0, WHOLE),
         ("normalisation", "mean", "no division"),
         ("footprint", {"parameters": 1}, "footprint"),
-        ("locked", "maybe", "boolean"),
         ("record", {"experiment": "ledger"}, "experiments.best"),
     ],
     "bits": [

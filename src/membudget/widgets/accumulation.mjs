@@ -3,7 +3,6 @@ import {
   axes,
   band,
   budgetLine,
-  checkBox,
   dot,
   drag,
   filled,
@@ -449,7 +448,7 @@ const NOTE =
   "pass and are freed in the backward pass; gradients stay until the " +
   "optimizer step. Corners are exact, sides drawn straight. The thin line " +
   "is the whole batch at once, the dotted one your last setting. Drag a " +
-  "triangle to cut elsewhere (that locks N), or click the times. A bar is " +
+  "triangle to cut elsewhere, or click the times. A bar is " +
   "the weight of a sample in the gradient. Window: the sum of the losses " +
   "÷ N. Mean of means: each micro-batch’s sum ÷ its samples ÷ the steps. " +
   "No division: without the last one.";
@@ -457,22 +456,17 @@ const NOTE =
 // ---- the widget ----------------------------------------------------------
 
 const keys = [
-  ...["locked", "micro_batch", "steps", "global_batch", "normalisation"],
-  ...["samples", "budget", "footprint", "record", "label"],
+  ...["micro_batch", "steps", "global_batch", "normalisation", "samples"],
+  ...["budget", "footprint", "record", "label"],
 ];
 
 function build({ id, get, set, picture }) {
-  let asked = 1; // steps, of a locked batch
+  let asked = 1; // steps
   let plan;
   const go = (changes) => {
     const n = describe({ ...get(), ...changes });
     const { micro_batch, micro_batches: steps, global_batch } = n;
     set({ ...changes, micro_batch, steps, global_batch });
-  };
-  const resize = (micro_batch) => {
-    const { locked, steps } = get();
-    if (locked) go({ micro_batch });
-    else go({ micro_batch, global_batch: steps * micro_batch });
   };
   const change = (key) => (value) => go({ [key]: value });
 
@@ -480,21 +474,14 @@ function build({ id, get, set, picture }) {
     label: "Accumulation steps",
     key: "steps",
     onInput(value) {
-      const { locked, global_batch: all, micro_batch } = get();
       asked = value;
-      if (locked) go({ micro_batch: Math.ceil(all / value) });
-      else go({ global_batch: value * micro_batch });
+      go({ micro_batch: Math.ceil(get().global_batch / value) });
     },
   });
   const normalisation = radios({
     label: "Normalisation",
     key: "normalisation",
     onChange: change("normalisation"),
-  });
-  const locked = checkBox({
-    label: "Lock the global batch",
-    key: "locked",
-    onChange: change("locked"),
   });
   const global = numberField({
     label: "Global batch N",
@@ -505,22 +492,20 @@ function build({ id, get, set, picture }) {
   const micro = slider({
     label: "Micro-batch",
     key: "micro_batch",
-    onInput: resize,
+    onInput: change("micro_batch"),
   });
 
-  // In the page's address they stand together: 1024/256, or 1024/256/free.
-  for (const part of [steps, locked, global, micro]) part.held = () => "";
+  // In the page's address they stand together: 1024/256.
+  for (const part of [steps, global, micro]) part.held = () => "";
   const batch = {
     key: "batch",
-    held() {
-      const { global_batch, micro_batch, locked } = get();
-      return `${global_batch}/${micro_batch}${locked ? "" : "/free"}`;
-    },
+    held: () => `${get().global_batch}/${get().micro_batch}`,
     enter(text) {
       const [global_batch, micro_batch] = text.split("/").map(Number);
       const fits = (n) => Number.isInteger(n) && n >= 1 && n <= LARGEST_BATCH;
-      if (!fits(global_batch) || !fits(micro_batch)) return;
-      go({ locked: !text.endsWith("/free"), global_batch, micro_batch });
+      if (fits(global_batch) && fits(micro_batch)) {
+        go({ global_batch, micro_batch });
+      }
     },
   };
 
@@ -536,14 +521,13 @@ function build({ id, get, set, picture }) {
     },
     move({ x }, held) {
       const all = get().global_batch;
-      if (held === "cost") resize(sizeAt(plan, x));
-      else go({ locked: true, micro_batch: moved(plan, all, held, x) });
+      const cut = held === "cost" ? sizeAt(plan, x) : moved(plan, all, held, x);
+      go({ micro_batch: cut });
     },
   });
 
   const show = (state, n) => {
-    const stays =
-      state.locked && Math.ceil(n.global_batch / asked) === n.micro_batch;
+    const stays = Math.ceil(n.global_batch / asked) === n.micro_batch;
     const count = n.micro_batches;
     steps.update({
       value: Math.min(stays ? asked : count, MOST_STEPS),
@@ -555,13 +539,10 @@ function build({ id, get, set, picture }) {
       value: state.normalisation,
       options: Object.keys(WEIGHTS),
     });
-    locked.update({ value: state.locked });
-    const free = "follows steps × micro-batch, until locked";
-    const disabled = state.locked ? "" : free;
-    global.update({ value: n.global_batch, disabled });
+    global.update({ value: n.global_batch });
     micro.update({
       value: n.micro_batch,
-      max: state.locked ? n.global_batch : Math.max(n.micro_batch, 1024),
+      max: n.global_batch,
       spoken: plural(n.micro_batch, "sample"),
     });
   };
@@ -569,7 +550,7 @@ function build({ id, get, set, picture }) {
   return {
     controls: [steps, normalisation],
     legend: legend(id, { ...PARTS, over: "above the budget" }),
-    more: [locked, global, micro, batch],
+    more: [global, micro, batch],
     note: html("p", {}, NOTE),
     draw(state, width, before) {
       const n = describe(state);

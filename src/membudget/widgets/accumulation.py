@@ -96,16 +96,17 @@ def _checked_record(value: Any, name: str) -> dict[str, Any] | None:
 class Accumulation(Widget):
     """The memory, the sample weights and the cost of accumulation steps.
 
-    The global batch is steps × micro-batch. Once it is locked, steps and
-    micro-batch follow from each other instead, and the last micro-batch
-    takes the remainder. The traits agree with each other after every change,
-    from Python or from the browser.
+    Steps and micro-batch follow from each other and the global batch; the
+    last micro-batch takes the remainder. The traits agree with each other
+    after every change, from Python or from the browser.
 
     Args:
         footprint: the model's bytes; by default :func:`digits_footprint`.
-        global_batch: samples for one optimizer step; locks it.
+        global_batch: samples for one optimizer step; by default
+            ``steps * micro_batch``.
         micro_batch: samples in a full micro-batch.
         steps: accumulation steps; not used where ``global_batch`` is given.
+            To set them chooses the smallest micro-batch that needs no more.
         normalisation: one of :data:`membudget.accumulation.NORMALISATIONS`.
         samples: samples in an epoch.
         budget: the memory limit, in bytes.
@@ -113,16 +114,10 @@ class Accumulation(Widget):
             ``micro_batch``; with the default footprint, :func:`digits_record`.
         label: what the footprint is of, in a few words; shown as text.
 
-    Attributes:
-        locked: whether the global batch stays while the cut moves. Then
-            steps set the micro-batch, the smallest that needs no more. To
-            unlock it changes nothing else yet.
-
     Raises:
         traitlets.TraitError: a number that is not whole or below 1; an
-            unknown normalisation; a footprint or a record of another kind;
-            ``global_batch`` set while it is not locked (the widget stays as
-            it was).
+            unknown normalisation; a footprint or a record of another kind
+            (the widget stays as it was).
 
     Example:
         >>> widget = Accumulation(micro_batch=96, global_batch=512)
@@ -137,8 +132,7 @@ class Accumulation(Widget):
     )
     micro_batch = Whole(128).tag(sync=True)
     steps = Whole(4).tag(sync=True)
-    global_batch = Whole(512).tag(sync=True)
-    locked = traitlets.Bool(False).tag(sync=True)
+    global_batch = Whole().tag(sync=True)
     normalisation = traitlets.Enum(NORMALISATIONS, "window").tag(sync=True)
     samples = Whole(1797).tag(sync=True)
     budget = Whole(4 * 2**20).tag(sync=True)
@@ -146,15 +140,10 @@ class Accumulation(Widget):
     label = traitlets.Unicode().tag(sync=True)
 
     def __init__(
-        self,
-        footprint: Footprint | None = None,
-        *,
-        global_batch: int | None = None,
-        **settings: Any,
+        self, footprint: Footprint | None = None, **settings: Any
     ) -> None:
-        if global_batch is not None:
-            settings.pop("steps", None)
-            settings |= {"global_batch": global_batch, "locked": True}
+        if "global_batch" in settings:
+            settings.pop("steps", None)  # they follow
         if footprint is None:
             footprint = digits_footprint()
             settings.setdefault("record", digits_record())
@@ -163,25 +152,18 @@ class Accumulation(Widget):
             )
         super().__init__(footprint=footprint, **settings)
 
-    @traitlets.observe("micro_batch", "steps", "global_batch", "locked")
+    @traitlets.default("global_batch")
+    def _whole(self) -> int:
+        return self.steps * self.micro_batch
+
+    @traitlets.observe("micro_batch", "steps", "global_batch")
     def _follow(self, change: Any) -> None:
         """Set the trait that follows from the other two."""
-        steps, whole = self.steps, self.global_batch
-        if self.locked:
-            follows = -(-whole // self.micro_batch)
-            if steps != follows and change["name"] == "steps":
-                self.micro_batch = -(-whole // steps)
-                follows = -(-whole // self.micro_batch)
-            self.steps = follows
+        if self.steps == -(-self.global_batch // self.micro_batch):
             return
-        if change["name"] == "locked":
-            return  # the batch stays until another of the traits moves
-        self.global_batch = steps * self.micro_batch
-        if change["name"] == "global_batch" and whole != self.global_batch:
-            raise traitlets.TraitError(
-                f"global_batch cannot be set to {whole}; it follows steps × "
-                "micro_batch: set those, or locked = True first"
-            )
+        if change["name"] == "steps":
+            self.micro_batch = -(-self.global_batch // self.steps)
+        self.steps = -(-self.global_batch // self.micro_batch)
 
     @property
     def plan(self) -> Plan:
