@@ -671,6 +671,8 @@ export function widget({ name, keys, build }) {
       },
     });
     const title = html("b", { class: "mb-title" });
+    const was = html("span", {}, html("i", { class: "mb-was" }), "before");
+    parts.legend?.append(was);
     // the words at once for the eye, and for the ear where they come to rest
     const said = html("p", { class: "mb-live", "aria-hidden": "true" });
     const live = html("p", { "aria-live": "polite", class: "mb-spoken" });
@@ -716,6 +718,8 @@ export function widget({ name, keys, build }) {
         picture.setAttribute("aria-label", shown.sentence);
         picture.replaceChildren(patterns(id), ...shown.drawn);
       }
+      const ghost = parts.picture.querySelector(".mb-ghost:not(.mb-named)");
+      was.style.visibility = ghost ? "visible" : "hidden";
       title.textContent = shown.title;
       numbers.replaceChildren(...shown.numbers);
       reset.root.disabled = keys.every((key) => state[key] === start[key]);

@@ -621,6 +621,7 @@ function build({ id, get, set, picture, again }) {
   });
   const play = player({
     key: "play",
+    every: 180,
     step: () => {
       const next = moment === null ? 0 : moment + 1;
       const more = next < plan.cursor.count;

@@ -398,7 +398,7 @@ function* drawNetwork(id, { boxes, floor, always, width }, n) {
     for (const { category, y, height, freed, born } of tensors) {
       const box = { x: x + 4, width: width - 8, y, height };
       if (!freed) yield* filled(id, category, "rect", box);
-      if (freed) yield svg("rect", { ...box, class: "mb-ghost" });
+      if (freed) yield svg("rect", { ...box, class: "mb-ghost mb-named" });
       else if (born) yield svg("rect", { ...box, class: "mb-born" });
     }
     const names = [label, label.split(".").at(-1)];
@@ -424,7 +424,7 @@ function* drawCurve(id, plan, n, reached) {
   if (ghost) {
     const d = stairs(...envelope(ghost));
     yield svg("path", { d, class: "mb-under" });
-    yield svg("path", { d, class: "mb-ghost" });
+    yield svg("path", { d, class: "mb-ghost mb-named" });
   }
   yield* phaseStrip(id, plot, plan.phases);
   yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
