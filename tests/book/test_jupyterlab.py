@@ -150,7 +150,7 @@ def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, folder):
         points = page.locator(".jp-OutputArea .mb-measured")
         expect(points).to_have_count(21)
         page.get_by_text("More settings").click()
-        page.get_by_label("PyTorch’s checkpoint_sequential").check()
+        page.get_by_label("Split").select_option("pytorch")
         expect(points).to_have_count(1)
         slider.press("ArrowRight")
         said = page.locator(".jp-OutputArea p[aria-live]")
