@@ -470,15 +470,15 @@ ROWS = {
         budget=10**4,
         label="a",
     ),
-    "widgets.Ledger": lambda: dict(shapes="GPT-2 124M"),
+    "widgets.Ledger": lambda: dict(shapes="GPT-2 124M", batch=2, card="T4"),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
     "widgets.Recipes": lambda: dict(
         network=PAPER, tokens=2, batches=(1, 2), batch=1, card="T4"
     ),
-    "widgets.Segments": lambda: dict(layers=4, segments=2),
+    "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
     "widgets.Segments.run": lambda: dict(self=widgets.Segments()),
-    "widgets.Sharding": lambda: dict(ranks=4),
+    "widgets.Sharding": lambda: dict(ranks=4, stage="zero-1"),
     "widgets.Timeline": lambda: dict(
         steps={"a": tracker()}, step="a", moment=1
     ),
