@@ -78,7 +78,7 @@ test("the sentence says each case", () => {
     "1 layer in 1 segment (1 × 1)", " not checkpointed): ", " × ", " + 1 × ",
     "without checkpointing: the peak", " layers run again, ", "1 layer runs",
     "No layer runs again", "No stage runs again", " stages run again",
-    "No number of segments has a lower peak.", ", with k = ", " to ",
+    "No number of equal segments has a lower peak.", ", with k = ", " to ",
     "Measured here: 1 unit.", " units.", " KiB.",
     "(5 + 4 + 3 + 2 + 2): the peak is 7 units",
     "That beats equal segments: 8 units, with k = 3 to 6",

@@ -161,7 +161,7 @@ def test_the_same_by_keyboard(page):
     agree(page, cuts=[5, 9, 12, 14])
     control(page, "cuts").fill("9-5")
     control(page, "cuts").press("Enter")
-    assert page.get_by_text("use layers in ascending order").is_visible()
+    assert page.get_by_text("use numbers in ascending order").is_visible()
     control(page, "cuts").fill("")
     control(page, "cuts").press("Enter")
     agree(page, segments=5)

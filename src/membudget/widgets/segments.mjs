@@ -293,7 +293,7 @@ export function sentence(state) {
   let best = `${own ? "Equal segments reach" : "The least peak is"} ${least}`;
   if (n.peak < n.best_peak) best = `That beats equal segments: ${least}`;
   else if (!own && n.best.includes(n.segments)) {
-    best = "No number of segments has a lower peak";
+    best = "No number of equal segments has a lower peak";
   }
   const said = [`${plural(n.layers, thing)} ${peak}`, again, best];
   if (n.measured !== null) said.push(`Measured here: ${size(n.measured)}`);
@@ -631,9 +631,9 @@ function build({ id, get, set, picture, again }) {
   });
 
   const cuts = field({
-    label: "Checkpoints before layers, such as 5-9-12",
+    label: "Checkpoints before",
     key: "cuts",
-    how: "use layers in ascending order, such as 5-9-12",
+    how: "use numbers in ascending order, such as 5-9-12",
     write: (list) => list.join("-"),
     read(text) {
       const found = text.trim() ? text.split(/[-,\s]+/).map(Number) : [];
@@ -722,7 +722,12 @@ function build({ id, get, set, picture, again }) {
   };
   return {
     controls: [layers, segments, play],
-    legend: legend(id, PARTS, "R recomputation, B backward pass"),
+    legend: legend(
+      id,
+      PARTS,
+      "R recomputation, B backward pass",
+      ...(Object.keys(get().measured).length ? ["● measured"] : []),
+    ),
     more: [when, cuts, checkpoint, split],
     note,
     draw,
