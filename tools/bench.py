@@ -3,6 +3,7 @@
 Nothing fails here: timings depend on the machine.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import browser as browsers
+import prose
 import site_checks as checks
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,10 @@ from membudget.models import GPT
 
 LONGER = {"lab4_fsdp": 60}
 """Seconds for notebooks that start processes again and again."""
+PAGE = {"words": 3200, "code cells": 28, "lines of code": 260}
+"""Of a chapter or a lab: about an hour."""
+DEEPER = {"words": 2400, "code cells": 21, "lines of code": 195}
+"""Of a page that goes deeper: at most three quarters of it."""
 BOOK = Path(sys.executable).with_name("jupyter-book")
 # A fresh Python's ledger of a model of 8 billion parameters: the seconds of
 # its parts, and the real memory of the process when it has both.
@@ -86,6 +92,16 @@ def seconds(command):
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{command} failed")
     return time.perf_counter() - start
+
+
+def bench_pages():
+    """What a reader has to read."""
+    for path in notebooks():
+        limits = DEEPER if re.match(r"\d\d[a-z]_", path.name) else PAGE
+        for (what, limit), value in zip(
+            limits.items(), prose.size(path), strict=True
+        ):
+            row(f"{path.stem}: {what}", value, limit, "")
 
 
 def bench_book():
@@ -185,6 +201,7 @@ def bench_ledger():
 
 
 if __name__ == "__main__":
+    bench_pages()
     bench_tracker()
     bench_ledger()
     bench_book()

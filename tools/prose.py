@@ -50,6 +50,8 @@ NOT_PROSE = re.compile(
     r"|[sS]ections?\s+\d+\.\d+(?:(?:,| and| to)\s+\d+\.\d+)*",
     re.S | re.M,
 )
+NOT_WORDS = re.compile(r"```.*?```|\$\$.*?\$\$|\]\([^)]*\)", re.S)
+WORD = re.compile(r"\b[\w’'-]+\b")
 SHOWN = re.compile(r"\$[^$]*\$|```.*?```|`[^`]*`", re.S)
 FIGURE = re.compile(
     rf"(?<![\w.^/])(\d{{1,3}}(?:{SPACE}\d{{3}})+|\d+\.\d+"
@@ -77,6 +79,16 @@ def problems(path, root=ROOT):
     found += [f"{one} need not be given" for one in given - absent.keys()]
     found += links("\n".join(prose), root)
     return [f"{path.name}: {sentence}" for sentence in found]
+
+
+def size(path):
+    """Words of prose, code cells and their lines, of one notebook."""
+    cells = nbformat.read(path, as_version=4).cells
+    prose = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    words = WORD.findall(NOT_WORDS.sub(" ", "\n".join(prose)))
+    lines = [line for cell in code for line in cell.splitlines() if line]
+    return len(words), len(code), len(lines)
 
 
 def numbers(cells):

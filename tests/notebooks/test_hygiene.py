@@ -1,9 +1,15 @@
 """Every committed notebook keeps the rules of the house."""
 
+import re
+from collections import Counter
+
 import hygiene
 import prose
 import pytest
 from project import ROOT, notebooks, pages
+
+TWICE = {"B", "L", "N", "W", "a", "b", "t"}
+"""Symbols that still mean two things; their rows say in which chapter."""
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
@@ -25,3 +31,10 @@ def test_every_notebook_page_exists():
     found = [p.relative_to(ROOT).with_suffix("") for p in notebooks()]
     listed = [p for p in pages() if p.startswith(("chapters/", "labs/"))]
     assert sorted(listed) == sorted(path.as_posix() for path in found)
+
+
+def test_a_symbol_means_one_thing():
+    text = (ROOT / "book/notation.md").read_text("utf-8")
+    symbols = re.findall(r"^\| ([^|]*) \|", text.split("## ")[0], re.M)
+    found = Counter(re.findall(r"\$([^$]+)\$", " ".join(symbols)))
+    assert {symbol for symbol, n in found.items() if n > 1} == TWICE

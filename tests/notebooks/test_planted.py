@@ -148,3 +148,15 @@ def test_a_stale_output_turns_red(tmp_path):
     )
     assert "FAILED stale.ipynb::Cell 0" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_the_size_of_a_page(tmp_path):
+    path = tmp_path / "page.ipynb"
+    cells = [
+        nbformat.v4.new_markdown_cell("# It is\n\n$$a = b$$\n\n[a link](x y)"),
+        nbformat.v4.new_markdown_cell("```python\nx = 1\n```\nthe end"),
+        nbformat.v4.new_code_cell("a = 1\n\nb = 2"),
+        nbformat.v4.new_code_cell("c = 3"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    assert prose.size(path) == (6, 2, 3)
