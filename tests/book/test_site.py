@@ -53,6 +53,16 @@ def test_without_javascript(window, site, page):
     assert shown == []
 
 
+def test_a_reading_waits_for_its_output(window, site):
+    page = window("desktop")
+    page.goto((site / "chapters/04_checkpointing.html").as_uri())
+    reading = page.locator(".tag_hide-output + p").first
+    assert reading.text_content().startswith("Reading.")
+    assert not reading.is_visible()
+    page.locator(".tag_hide-output summary").first.click()
+    assert reading.is_visible()
+
+
 @pytest.mark.parametrize("page", pages())
 def test_in_the_dark(window, site, page):
     address = (site / f"{page}.html").as_uri()
