@@ -120,11 +120,11 @@ check_square_root = _puzzle(
 
 
 def shrinking(length):
-    segments, start = [], 0
+    segments, stages = [], list(range(length))
     size = int((2 * length) ** 0.5)
-    while start < length:
-        segments.append(list(range(start, start + size)))
-        start, size = start + size, size - 1
+    while stages:
+        segments.append(stages[:size])
+        stages, size = stages[size:], max(size - 1, 1)
     return segments
 
 
