@@ -395,10 +395,7 @@ check_same_network = Exercise(
             the activation functions run between the segments alone: ReLU
             comes after each layer, inside the segments.
         """,
-    shown=(
-        "The same output and the same gradients as the plain run: the "
-        "activation functions are inside the segments."
-    ),
+    shown="The same output and the same gradients as the plain run.",
 )
 
 
@@ -456,9 +453,9 @@ check_cheapest_count = Exercise(
             this is the count with the least peak: any peak within the budget
             is good enough, and the extra time decides.
         (run.extra_time, count) => (0, count)
-            the fewest segments that fit need not be the cheapest: the last
-            stage of each segment is recomputed in `recompute_time`, which is
-            less here. Compare extra_time.
+            the fewest segments that fit need not be the cheapest: count what
+            runs again by `run.extra_time`. More segments run a little less,
+            because PyTorch stops a recomputation early.
         min(fitting)[1] => -min((time, -count) for time, count in fitting)[1]
             several counts take the same extra time: the smallest of them is
             asked.
