@@ -21,6 +21,7 @@ BESIDE = (
     "LICENSE",
     "LICENSE-TEXT",
     "book/measurements.md",
+    "book/start.md",
     "labs/fsdp_train.py",
 )
 """What the notebooks name."""
