@@ -328,7 +328,7 @@ AXE = """async ([within, exclude, only]) => {
   const runOnly = only.length ? { runOnly: only } : {};
   const found = await axe.run(
     { include: [[within]], exclude },
-    { resultTypes: ["violations"], rules, ...runOnly },
+    { resultTypes: ["violations"], preload: false, rules, ...runOnly },
   );
   return found.violations.flatMap(({ id, nodes }) =>
     nodes.map(({ html }) => `${id}: ${html.slice(0, 120)}`));
@@ -339,16 +339,17 @@ def check_access(page, address, within="html", only=()):
     """What axe-core finds: what is open, and what is folded.
 
     Args:
-        page: a `visitor`.
+        page: a `visitor`, who may be there already.
         address: where the page is.
         within: a selector of the parts to look at.
         only: the rules to check; by default all.
     """
     import axe_playwright_python
 
-    page.goto(address)
-    for script in READY.values():
-        ready(page, script)
+    if page.url != address:
+        page.goto(address)
+        for script in READY.values():
+            ready(page, script)
     source = Path(axe_playwright_python.__file__).parent / "axe.min.js"
     page.evaluate(source.read_text("utf-8"))
     exclude = [[selector] for selector in THEIRS]
