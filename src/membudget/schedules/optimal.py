@@ -1,0 +1,399 @@
+"""The optimal schedule of a chain of unequal stages, for every budget.
+
+There are three ways to run a stage forward: keep nothing, keep its input,
+keep its tape (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous
+chains", arXiv 1911.13214, called Rotor). Segments in segments are all the
+schedules that can be made of them, so the programme looks for the best
+segments. It is optimal among those: memory-persistent schedules, which keep
+what they checkpoint until it is used up. A schedule that may drop a
+checkpoint and make it anew is sometimes better.
+
+The paper's programme has a table over budgets, rounded to some hundred. This
+one has the exact frontier of each part of the chain instead: every pair of a
+peak and the least extra time with it. Equal parts have the same frontier, so
+a chain of equal stages has few.
+"""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from operator import neg
+from typing import NamedTuple
+
+from membudget.checkpointing.tape import Stage, Stages, as_chain
+from membudget.checks import whole
+
+LONGEST = 300
+"""Stages that the programme takes."""
+
+
+class FrontierPoint(NamedTuple):
+    """A schedule with which no other is as good in peak and in time.
+
+    Attributes:
+        peak: bytes at the peak (or units), as the tape machine counts them.
+        extra_time: FLOPs (or layer runs) of the runs after each stage's
+            first.
+        segments: the schedule, as
+            :data:`membudget.checkpointing.Segments`.
+    """
+
+    peak: int
+    extra_time: float
+    segments: list
+
+
+def frontier(chain: Stages | int) -> list[FrontierPoint]:
+    """The best that segments can do: extra time against peak.
+
+    Args:
+        chain: the stages, as :func:`membudget.checkpointing.simulate` takes
+            them; a number stands for so many ``Stage()``.
+
+    Returns:
+        Points from the least peak, which takes the longest, to the least
+        extra time. Peak and time are those of the tape machine.
+
+    Raises:
+        TypeError: a chain that is neither stages nor a whole number.
+        ValueError: no stages, more than 300, or stages whose workspace of a
+            run without recording, or of a backward pass, is negative.
+    """
+    programme = _solved(chain)
+    peaks, times, _ = programme.frontier
+    return [
+        FrontierPoint(peak, time, programme.segments(peak))
+        for peak, time in zip(peaks, times, strict=True)
+    ]
+
+
+def least_budget(chain: Stages | int) -> int:
+    """The least peak of segments for this chain, in bytes (or units).
+
+    Args:
+        chain: as for :func:`frontier`.
+
+    Raises:
+        TypeError, ValueError: as :func:`frontier`.
+    """
+    return _solved(chain).frontier.peaks[0]
+
+
+def optimal_segments(chain: Stages | int, budget: int) -> list:
+    """The segments with the least extra time whose peak is in the budget.
+
+    Args:
+        chain: as for :func:`frontier`.
+        budget: for everything that the tape machine counts, in bytes (in
+            units for a chain in units). Exact: nothing is rounded.
+
+    Returns:
+        Segments, as :data:`membudget.checkpointing.Segments`; where several
+        take the least time, those with the least peak.
+
+    Raises:
+        TypeError, ValueError: as :func:`frontier`; a budget that is no whole
+            number of bytes, or is below :func:`least_budget`.
+    """
+    programme = _solved(chain)
+    budget = whole(budget, "the budget in bytes", 0)
+    least = programme.frontier.peaks[0]
+    if budget < least:
+        raise ValueError(
+            f"the budget is {budget} bytes, and the least peak of this chain "
+            f"is {least} bytes: allow that, use smaller micro-batches, or "
+            "cut its stages into finer ones"
+        )
+    return programme.segments(budget)
+
+
+def _solved(chain: Stages | int) -> "_Programme":
+    stages = as_chain(chain)
+    if len(stages) > LONGEST:
+        raise ValueError(
+            f"the chain has {len(stages)} stages: use at most {LONGEST}, "
+            "several layers in one stage"
+        )
+    for index, stage in enumerate(stages):
+        for name in ("forward", "backward", "again"):
+            if getattr(stage, f"{name}_workspace") < 0:
+                raise ValueError(
+                    f"stage {index} has a negative {name}_workspace, so its "
+                    "peak is not where it works: use 0 or more"
+                )
+    return _programme(stages)
+
+
+@lru_cache(maxsize=16)
+def _programme(stages: tuple[Stage, ...]) -> "_Programme":
+    return _Programme(stages)
+
+
+class _Frontier(NamedTuple):
+    """Pairs of a peak and its least time, from the least peak upwards.
+
+    Each with the choice that begins it: how many stages are the first
+    segment, or 0 where the first stage keeps its tape.
+    """
+
+    peaks: list[int]
+    times: list[float]
+    choices: list[int]
+
+    def at(self, peak: int) -> int:
+        """The place of the best pair with at most this peak."""
+        return bisect_right(self.peaks, peak) - 1
+
+
+_FREE, _AWHILE, _HELD = range(3)
+"""Who else holds a part's input: nobody; a checkpoint, until all tapes of
+this level are there; somebody for as long as the part needs it."""
+
+
+class _Part(NamedTuple):
+    """Stages to the end of a level: of the first run, or of a segment's.
+
+    Attributes:
+        start, end: the stages.
+        again: whether they are recomputed.
+        held: who else holds their input.
+        owed: bytes of the segment's own checkpoint where that is alive until
+            all tapes of the level are there, and no tape takes it over.
+    """
+
+    start: int
+    end: int
+    again: bool
+    held: int
+    owed: int
+
+
+class _Programme:
+    """The frontiers of all parts of a chain.
+
+    A part's peak is what it adds to all that others hold: tapes and
+    checkpoints before it, and what the parameters' gradients behind it left.
+    """
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self.stages, self.length = stages, len(stages)
+        self.root = [0]  # a view is the storage of its input
+        for index, stage in enumerate(stages, 1):
+            self.root.append(index if stage.output else self.root[-1])
+        # the chain's input is there in any case
+        self.sizes = [stages[i - 1].output if i else 0 for i in self.root]
+        self.left = [0, *accumulate(stage.gradients for stage in stages)]
+        self.gradient = [*(stage.gradient for stage in stages[:-1]), 0]
+        self.kinds = self._kinds()
+        self.known: dict[tuple, _Frontier] = {}
+        for count in range(1, self.length + 1):  # what others are made of
+            for start in range(self.length - count + 1):
+                self._of(_Part(start, start + count, True, _HELD, 0))
+        self.all = _Part(0, self.length, False, _HELD, 0)
+        self.frontier = self._of(self.all)
+
+    def _kinds(self) -> list[list[int]]:
+        """A number for each start and count; parts that are alike share it."""
+        known: dict[tuple, int] = {}
+
+        def number(*key: object) -> int:
+            return known.setdefault(key, len(known))
+
+        kinds = [
+            number(replace(stage, name=""), size, gradient)
+            for stage, size, gradient in zip(
+                self.stages, self.sizes, self.gradient, strict=False
+            )
+        ]
+        return [
+            list(accumulate(kinds[start:], number))
+            for start in range(self.length)
+        ]
+
+    def segments(self, budget: int) -> list:
+        """The best ones in a budget."""
+        return self._segments(self.all, budget)
+
+    def _segments(self, part: _Part, budget: int) -> list:
+        result = []
+        while part.start < part.end:
+            found = self._of(part)
+            place = found.at(budget)
+            budget, count = found.peaks[place], found.choices[place]
+            if count:
+                more, inner = self._inner(part, count)
+                result.append(self._segments(inner, budget - more))
+            else:
+                result.append(part.start)
+            more, part = self._rest(part, count)
+            budget -= more
+        return result
+
+    # What a part is made of: bytes on top of which it stands, and the part
+
+    def _part(self, *args: object) -> tuple[int, _Part]:
+        part = _Part(*args)
+        start, end, again, held, owed = part
+        size = self.sizes[start]
+        if not size:
+            return 0, part._replace(held=_HELD)
+        if held == _HELD or start == end or not self._takes(start):
+            return 0, part
+        # its tape, or its first segment's checkpoint, holds it as well
+        owed = 0 if held == _AWHILE else owed
+        return size, _Part(start, end, again, _HELD, owed)
+
+    def _takes(self, start: int) -> bool:
+        """Whether the stage's tape holds its input; a view is the same."""
+        stage = self.stages[start]
+        same = stage.holds_output and not stage.output
+        return stage.holds_input or same
+
+    def _rest(self, part: _Part, count: int) -> tuple[int, _Part]:
+        """What follows the first segment, or stage where the count is 0."""
+        start, end, again, held, owed = part
+        stop = start + (count or 1)
+        same = self.root[stop] == self.root[start]
+        if count:
+            more = self.sizes[start] if held != _HELD else 0
+            owed = 0 if held == _AWHILE else owed
+            held = _HELD if same else _FREE
+        else:
+            stage = self.stages[start]
+            more = stage.inner + stage.output * stage.holds_output
+            if not same:
+                held = _HELD if stage.holds_output else _FREE
+        shift, rest = self._part(stop, end, again, held, owed)
+        return more + shift, rest
+
+    def _inner(self, part: _Part, count: int) -> tuple[int, _Part]:
+        """The first segment, when its turn to go backward has come."""
+        start, end, again, held, _ = part
+        stop, size = start + count, self.sizes[start]
+        more = self.left[end] - self.left[stop]
+        if held == _HELD:
+            shift, inner = self._part(start, stop, True, _HELD, 0)
+        elif again:  # its checkpoint goes when its tapes are there
+            shift, inner = self._part(start, stop, True, _AWHILE, size)
+        else:  # its checkpoint stays until the end
+            shift, inner = self._part(start, stop, True, _HELD, 0)
+            shift += size
+        return more + shift, inner
+
+    # The frontier of a part
+
+    def _of(self, part: _Part) -> _Frontier:
+        start, end, again, held, owed = part
+        if start == end:
+            return _Frontier([owed + self.gradient[end - 1]], [0], [0])
+        key = self.kinds[start][end - start - 1], again, held, owed
+        if key not in self.known:
+            self.known[key] = self._solve(part)
+        return self.known[key]
+
+    def _solve(self, part: _Part) -> _Frontier:
+        start, end, again, held, owed = part
+        best = _Frontier([], [], [])
+        floor, time = self._bare(part)
+        best = _better(best, 0, floor, time, self._rest_of(part, 0))
+        size = self.sizes[start]
+        mine = size if held != _HELD else 0
+        owed = 0 if held == _AWHILE else owed
+        base = mine + owed + self.gradient[end - 1]
+        floor = time = 0
+        if start and not again:  # when its checkpoint goes, at the end
+            floor = self.left[end] - self.left[start]
+            floor += self.gradient[start - 1]
+        for count in range(1, end - start + 1):
+            index = start + count - 1
+            stage = self.stages[index]
+            value = self.sizes[index] * (self.root[index] != self.root[start])
+            work = value + stage.output + stage.forward_workspace
+            floor, time = max(floor, work), time + again * stage.time
+            parts = [self._inner(part, count)]
+            if index < end - 1:
+                parts.append(self._rest(part, count))
+            elif again:  # its input is enough: nothing runs before it
+                if not owed or held == _AWHILE:
+                    break
+                floor = time = 0
+            best = _better(
+                best,
+                count,
+                base + floor,
+                time,
+                [(more, self._of(item)) for more, item in parts],
+            )
+        return best
+
+    def _rest_of(self, part: _Part, count: int) -> list[tuple]:
+        more, rest = self._rest(part, count)
+        return [(more, self._of(rest))]
+
+    def _bare(self, part: _Part) -> tuple[int, float]:
+        """The peak and the extra time of the first stage with its tape."""
+        start, end, again, held, owed = part
+        stage = self.stages[start]
+        value = self.sizes[start] if held == _FREE else 0
+        work, time = stage.record_workspace, again * stage.time
+        if again and start == end - 1:
+            work, time = stage.recompute_workspace, stage.recompute_time
+        run = owed + value + stage.inner + stage.output + work
+        run += self.gradient[end - 1]
+        tape = stage.inner + stage.output * stage.holds_output
+        work = stage.again_workspace if again else stage.backward_workspace
+        back = tape + self.left[end] - self.left[start + 1]
+        return max(run, back + self.gradient[start] + work), time
+
+
+def _better(
+    best: _Frontier,
+    choice: int,
+    floor: int,
+    time: float,
+    parts: list[tuple[int, _Frontier]],
+) -> _Frontier:
+    """The frontier with another choice.
+
+    Args:
+        best: the frontier without it.
+        choice: its number.
+        floor: the peak of the runs before its parts.
+        time: of these runs.
+        parts: one or two, each with the bytes on top of which it stands.
+            They are at work one after the other: the peaks' largest counts,
+            and the times' sum.
+    """
+    floor = max(floor, *(more + f.peaks[0] for more, f in parts))
+    fastest = time + sum(f.times[-1] for _, f in parts)
+    enough = bisect_left(best.times, -fastest, key=neg)
+    stop = best.peaks[enough] if enough < len(best.peaks) else None
+    peak, found = floor, []
+    places = [f.at(peak - more) for more, f in parts]
+    while stop is None or peak < stop:
+        total = time + sum(
+            f.times[place] for place, (_, f) in zip(places, parts, strict=True)
+        )
+        place = best.at(peak)
+        if place < 0 or best.times[place] > total:
+            found.append((peak, total, choice))
+        following = [
+            more + f.peaks[place + 1]
+            for place, (more, f) in zip(places, parts, strict=True)
+            if place + 1 < len(f.peaks)
+        ]
+        if not following:
+            break
+        peak = min(following)
+        places = [f.at(peak - more) for more, f in parts]
+    if not found:
+        return best
+    result = _Frontier([], [], [])
+    for peak, total, choice in sorted([*zip(*best, strict=True), *found]):
+        if not result.times or total < result.times[-1]:
+            for column, value in zip(
+                result, (peak, total, choice), strict=True
+            ):
+                column.append(value)
+    return result
