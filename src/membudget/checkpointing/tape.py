@@ -103,7 +103,7 @@ class Stage:
         flag(self.holds_input, "holds_input of a stage")
         flag(self.holds_output, "holds_output of a stage")
         instance(self.name, str, "name of a stage", "a string")
-        for name, least in _SIZES.items():
+        for name, least in SIZES.items():
             value = whole(getattr(self, name), f"{name} of a stage", least)
             object.__setattr__(self, name, value)
         for name in ("time", "recompute_time", "backward_time"):
@@ -111,7 +111,7 @@ class Stage:
             object.__setattr__(self, name, value)
 
 
-_SIZES = {
+SIZES = {
     **dict.fromkeys(("output", "inner", "gradients", "gradient"), 0),
     **dict.fromkeys(
         (

@@ -14,14 +14,14 @@ peak and the least extra time with it. Equal parts have the same frontier, so
 a chain of equal stages has few.
 """
 
-from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from operator import neg
 from typing import NamedTuple
 
-from membudget.checkpointing.tape import Stage, Stages, as_chain
+import numpy as np
+
+from membudget.checkpointing.tape import SIZES, Stage, Stages, as_chain
 from membudget.checks import whole
 
 LONGEST = 300
@@ -61,7 +61,7 @@ def frontier(chain: Stages | int) -> list[FrontierPoint]:
             run without recording, or of a backward pass, is negative.
     """
     programme = _solved(chain)
-    peaks, times, _ = programme.frontier
+    peaks, times, _ = map(np.ndarray.tolist, programme.frontier)
     return [
         FrontierPoint(peak, time, programme.segments(peak))
         for peak, time in zip(peaks, times, strict=True)
@@ -77,7 +77,7 @@ def least_budget(chain: Stages | int) -> int:
     Raises:
         TypeError, ValueError: as :func:`frontier`.
     """
-    return _solved(chain).frontier.peaks[0]
+    return int(_solved(chain).frontier.peaks[0])
 
 
 def optimal_segments(chain: Stages | int, budget: int) -> list:
@@ -98,7 +98,7 @@ def optimal_segments(chain: Stages | int, budget: int) -> list:
     """
     programme = _solved(chain)
     budget = whole(budget, "the budget in bytes", 0)
-    least = programme.frontier.peaks[0]
+    least = int(programme.frontier.peaks[0])
     if budget < least:
         raise ValueError(
             f"the budget is {budget} bytes, and the least peak of this chain "
@@ -137,14 +137,23 @@ class _Frontier(NamedTuple):
     segment, or 0 where the first stage keeps its tape.
     """
 
-    peaks: list[int]
-    times: list[float]
-    choices: list[int]
+    peaks: np.ndarray
+    times: np.ndarray
+    choices: np.ndarray
 
-    def at(self, peak: int) -> int:
-        """The place of the best pair with at most this peak."""
-        return bisect_right(self.peaks, peak) - 1
+    def at(self, peaks: np.ndarray | int) -> np.ndarray | int:
+        """Places of the best pairs with at most these peaks, or −1."""
+        return self.peaks.searchsorted(peaks, "right") - 1
 
+    def beaten(self, peaks: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Which pairs are none of these and no worse than any."""
+        if not len(self.peaks):
+            return np.ones(len(peaks), bool)
+        places = self.at(peaks)
+        return (places < 0) | (times < self.times[places])
+
+
+_NOTHING = _Frontier(*np.zeros((3, 1), int))
 
 _FREE, _AWHILE, _HELD = range(3)
 """Who else holds a part's input: nobody; a checkpoint, until all tapes of
@@ -186,6 +195,9 @@ class _Programme:
         self.left = [0, *accumulate(stage.gradients for stage in stages)]
         self.gradient = [*(stage.gradient for stage in stages[:-1]), 0]
         self.kinds = self._kinds()
+        sizes = [abs(getattr(s, name)) for s in stages for name in SIZES]
+        times = [t for s in stages for t in (s.time, s.recompute_time)]
+        self.size, self.number = _fitting(sizes), _fitting(times)
         self.known: dict[tuple, _Frontier] = {}
         for count in range(1, self.length + 1):  # what others are made of
             for start in range(self.length - count + 1):
@@ -201,9 +213,9 @@ class _Programme:
             return known.setdefault(key, len(known))
 
         kinds = [
-            number(replace(stage, name=""), size, gradient)
-            for stage, size, gradient in zip(
-                self.stages, self.sizes, self.gradient, strict=False
+            number(replace(stage, name=""), gradient)
+            for stage, gradient in zip(
+                self.stages, self.gradient, strict=True
             )
         ]
         return [
@@ -211,16 +223,22 @@ class _Programme:
             for start in range(self.length)
         ]
 
+    def _frontier(self, peaks: list[int]) -> _Frontier:
+        """Where nothing runs."""
+        times = np.zeros(len(peaks), self.number)
+        return _Frontier(np.array(peaks, self.size), times, np.zeros(len(peaks), int))
+
     def segments(self, budget: int) -> list:
         """The best ones in a budget."""
-        return self._segments(self.all, budget)
+        most = int(self.frontier.peaks[-1])
+        return self._segments(self.all, min(budget, most))
 
     def _segments(self, part: _Part, budget: int) -> list:
         result = []
         while part.start < part.end:
             found = self._of(part)
             place = found.at(budget)
-            budget, count = found.peaks[place], found.choices[place]
+            budget, count = found.peaks[place], int(found.choices[place])
             if count:
                 more, inner = self._inner(part, count)
                 result.append(self._segments(inner, budget - more))
@@ -285,16 +303,17 @@ class _Programme:
 
     def _of(self, part: _Part) -> _Frontier:
         start, end, again, held, owed = part
-        if start == end:
-            return _Frontier([owed + self.gradient[end - 1]], [0], [0])
-        key = self.kinds[start][end - start - 1], again, held, owed
+        if start == end:  # when the level's own checkpoint goes
+            return self._frontier([owed + self.gradient[end - 1]])
+        size = self.sizes[start] if held != _HELD else 0
+        key = self.kinds[start][end - start - 1], again, held, owed, size
         if key not in self.known:
             self.known[key] = self._solve(part)
         return self.known[key]
 
     def _solve(self, part: _Part) -> _Frontier:
         start, end, again, held, owed = part
-        best = _Frontier([], [], [])
+        best = self._frontier([])
         floor, time = self._bare(part)
         best = _better(best, 0, floor, time, self._rest_of(part, 0))
         size = self.sizes[start]
@@ -365,35 +384,41 @@ def _better(
             They are at work one after the other: the peaks' largest counts,
             and the times' sum.
     """
-    floor = max(floor, *(more + f.peaks[0] for more, f in parts))
-    fastest = time + sum(f.times[-1] for _, f in parts)
-    enough = bisect_left(best.times, -fastest, key=neg)
-    stop = best.peaks[enough] if enough < len(best.peaks) else None
-    peak, found = floor, []
-    places = [f.at(peak - more) for more, f in parts]
-    while stop is None or peak < stop:
-        total = time + sum(
-            f.times[place] for place, (_, f) in zip(places, parts, strict=True)
-        )
-        place = best.at(peak)
-        if place < 0 or best.times[place] > total:
-            found.append((peak, total, choice))
-        following = [
-            more + f.peaks[place + 1]
-            for place, (more, f) in zip(places, parts, strict=True)
-            if place + 1 < len(f.peaks)
-        ]
-        if not following:
-            break
-        peak = min(following)
-        places = [f.at(peak - more) for more, f in parts]
-    if not found:
+    (more, one), (above, two) = (*parts, (floor, _NOTHING))[:2]
+    floor = max(floor, two.peaks[0] + above)
+    peaks = np.maximum(one.peaks + more, floor)
+    times = one.times + (time + two.times[-1])  # or longer
+    good = np.flatnonzero(best.beaten(peaks, times))
+    if not len(good):
         return best
-    result = _Frontier([], [], [])
-    for peak, total, choice in sorted([*zip(*best, strict=True), *found]):
-        if not result.times or total < result.times[-1]:
-            for column, value in zip(
-                result, (peak, total, choice), strict=True
-            ):
-                column.append(value)
-    return result
+    peaks = peaks[good[0] :]
+    if len(two.peaks) > 1:
+        others = two.peaks + above
+        others = others[others > peaks[0]]
+        if good[-1] + 1 < len(one.peaks):
+            peaks = peaks[: good[-1] - good[0] + 1]
+            others = others[others < one.peaks[good[-1] + 1] + more]
+        peaks = np.concatenate([peaks, others])
+    times = one.times[one.at(peaks - more)] + two.times[two.at(peaks - above)]
+    times = times + time
+    good = best.beaten(peaks, times)
+    if not good.any():
+        return best
+    peaks = np.concatenate([peaks[good], best.peaks])
+    times = np.concatenate([times[good], best.times])
+    choices = np.full(len(peaks), choice)
+    choices[good.sum() :] = best.choices
+    order = peaks.argsort(kind="stable")  # the new ones are faster
+    peaks, times, choices = peaks[order], times[order], choices[order]
+    least = np.minimum.accumulate(times)
+    first = np.ones(len(times), bool)
+    first[1:] = least[1:] < least[:-1]
+    return _Frontier(peaks[first], times[first], choices[first])
+
+
+def _fitting(values: list[float]) -> type:
+    """A type for numpy that holds their sums, each as often as may be."""
+    kinds = set(map(type, values))
+    if kinds == {int} and len(values) * sum(values) < 2**62:
+        return np.int64
+    return float if kinds == {int, float} or kinds == {float} else object
