@@ -315,7 +315,8 @@ class _Programme:
         start, end, again, held, owed = part
         best = self._frontier([])
         floor, time = self._bare(part)
-        best = _better(best, 0, floor, time, self._rest_of(part, 0))
+        more, rest = self._rest(part, 0)
+        best = _better(best, 0, floor, time, [(more, self._of(rest))])
         size = self.sizes[start]
         mine = size if held != _HELD else 0
         owed = 0 if held == _AWHILE else owed
@@ -324,19 +325,24 @@ class _Programme:
         if start and not again:  # when its checkpoint goes, at the end
             floor = self.left[end] - self.left[start]
             floor += self.gradient[start - 1]
-        for count in range(1, end - start + 1):
-            index = start + count - 1
+        choices = []
+        for index in range(start, end):
             stage = self.stages[index]
             value = self.sizes[index] * (self.root[index] != self.root[start])
             work = value + stage.output + stage.forward_workspace
             floor, time = max(floor, work), time + again * stage.time
+            choices.append((index + 1 - start, floor, time))
+        if again:  # a last segment's input is enough: nothing runs before it
+            choices.pop()
+            if owed and held != _AWHILE:
+                choices.append((end - start, 0, 0))
+        # scattered, so that good ones come soon and most are not looked at
+        for count, floor, time in sorted(
+            choices, key=lambda choice: choice[0] * 0.618 % 1
+        ):
             parts = [self._inner(part, count)]
-            if index < end - 1:
+            if start + count < end:
                 parts.append(self._rest(part, count))
-            elif again:  # its input is enough: nothing runs before it
-                if not owed or held == _AWHILE:
-                    break
-                floor = time = 0
             best = _better(
                 best,
                 count,
@@ -345,10 +351,6 @@ class _Programme:
                 [(more, self._of(item)) for more, item in parts],
             )
         return best
-
-    def _rest_of(self, part: _Part, count: int) -> list[tuple]:
-        more, rest = self._rest(part, count)
-        return [(more, self._of(rest))]
 
     def _bare(self, part: _Part) -> tuple[int, float]:
         """The peak and the extra time of the first stage with its tape."""
