@@ -340,9 +340,10 @@ class _Programme:
         for count, floor, time in sorted(
             choices, key=lambda choice: choice[0] * 0.618 % 1
         ):
-            parts = [self._inner(part, count)]
+            parts = []
             if start + count < end:
                 parts.append(self._rest(part, count))
+            parts.append(self._inner(part, count))
             best = _better(
                 best,
                 count,
