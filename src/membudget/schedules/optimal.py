@@ -153,8 +153,6 @@ class _Frontier(NamedTuple):
         return (places < 0) | (times < self.times[places])
 
 
-_NOTHING = _Frontier(*np.zeros((3, 1), int))
-
 _FREE, _AWHILE, _HELD = range(3)
 """Who else holds a part's input: nobody; a checkpoint, until all tapes of
 this level are there; somebody for as long as the part needs it."""
@@ -198,6 +196,7 @@ class _Programme:
         sizes = [abs(getattr(s, name)) for s in stages for name in SIZES]
         times = [t for s in stages for t in (s.time, s.recompute_time)]
         self.size, self.number = _fitting(sizes), _fitting(times)
+        self.nothing = self._frontier([0])
         self.known: dict[tuple, _Frontier] = {}
         for count in range(1, self.length + 1):  # what others are made of
             for start in range(self.length - count + 1):
@@ -214,9 +213,7 @@ class _Programme:
 
         kinds = [
             number(replace(stage, name=""), gradient)
-            for stage, gradient in zip(
-                self.stages, self.gradient, strict=True
-            )
+            for stage, gradient in zip(self.stages, self.gradient, strict=True)
         ]
         return [
             list(accumulate(kinds[start:], number))
@@ -226,7 +223,9 @@ class _Programme:
     def _frontier(self, peaks: list[int]) -> _Frontier:
         """Where nothing runs."""
         times = np.zeros(len(peaks), self.number)
-        return _Frontier(np.array(peaks, self.size), times, np.zeros(len(peaks), int))
+        return _Frontier(
+            np.array(peaks, self.size), times, np.zeros(len(peaks), int)
+        )
 
     def segments(self, budget: int) -> list:
         """The best ones in a budget."""
@@ -316,7 +315,9 @@ class _Programme:
         best = self._frontier([])
         floor, time = self._bare(part)
         more, rest = self._rest(part, 0)
-        best = _better(best, 0, floor, time, [(more, self._of(rest))])
+        best = _better(
+            best, 0, floor, time, [(more, self._of(rest)), (0, self.nothing)]
+        )
         size = self.sizes[start]
         mine = size if held != _HELD else 0
         owed = 0 if held == _AWHILE else owed
@@ -340,17 +341,13 @@ class _Programme:
         for count, floor, time in sorted(
             choices, key=lambda choice: choice[0] * 0.618 % 1
         ):
-            parts = []
+            more, rest = 0, self.nothing
             if start + count < end:
-                parts.append(self._rest(part, count))
-            parts.append(self._inner(part, count))
-            best = _better(
-                best,
-                count,
-                base + floor,
-                time,
-                [(more, self._of(item)) for more, item in parts],
-            )
+                more, item = self._rest(part, count)
+                rest = self._of(item)
+            above, item = self._inner(part, count)
+            parts = [(more, rest), (above, self._of(item))]
+            best = _better(best, count, base + floor, time, parts)
         return best
 
     def _bare(self, part: _Part) -> tuple[int, float]:
@@ -383,11 +380,11 @@ def _better(
         choice: its number.
         floor: the peak of the runs before its parts.
         time: of these runs.
-        parts: one or two, each with the bytes on top of which it stands.
+        parts: two, each with the bytes on top of which it stands.
             They are at work one after the other: the peaks' largest counts,
             and the times' sum.
     """
-    (more, one), (above, two) = (*parts, (floor, _NOTHING))[:2]
+    (more, one), (above, two) = parts
     floor = max(floor, two.peaks[0] + above)
     peaks = np.maximum(one.peaks + more, floor)
     times = one.times + (time + two.times[-1])  # or longer
