@@ -45,6 +45,7 @@ ROOMS = (
     "ledger",
     "accumulation",
     "checkpointing",
+    "schedules",
     "precision",
     "sharding",
     "models",

@@ -43,6 +43,7 @@ MADE_BY_THE_PACKAGE = {
         "SnapshotSummary Status Timing"
     ),
     "precision": "Lost ScaledStep",
+    "schedules": "FrontierPoint",
     "sharding": (
         "CheckpointError DeadlineError Finished Held Loaded Moments "
         "RankError Simulation Traffic ZeroStage"

@@ -11,6 +11,7 @@ FLOORS = [
     "measuring",
     "ledger",
     "accumulation checkpointing precision sharding",
+    "schedules",
     "plotting",
     "experiments",
     "__init__ exercises widgets",

@@ -19,6 +19,7 @@ from membudget import (
     measuring,
     models,
     precision,
+    schedules,
     sharding,
     widgets,
 )
@@ -31,6 +32,7 @@ ROOMS = (
     accumulation,
     checkpointing,
     precision,
+    schedules,
     sharding,
     widgets,
 )
@@ -411,6 +413,14 @@ ROWS = {
     "precision.lost": lambda: dict(tensors=TENSORS, scale=2.0),
     "precision.support": lambda: dict(format="fp16", device="cpu"),
     "precision.tf32": lambda: dict(device="cpu"),
+    # schedules
+    "schedules.binomial_segments": lambda: dict(length=12, runs=3),
+    "schedules.every_first": lambda: dict(length=4, count=2),
+    "schedules.frontier": lambda: dict(chain=4),
+    "schedules.least_budget": lambda: dict(chain=4),
+    "schedules.longest_chain": lambda: dict(peak=6, runs=3),
+    "schedules.optimal_segments": lambda: dict(chain=4, budget=4),
+    "schedules.peak_of_runs": lambda: dict(length=12, runs=3),
     # sharding
     "sharding.CommunicationCounter.sent": lambda: dict(
         self=sharding.CommunicationCounter(), ranks=2
