@@ -13,9 +13,20 @@ from checkpointing_helpers import (
 )
 from torch import nn
 
-from membudget.checkpointing import Checkpointed, profile
+from membudget.checkpointing import (
+    Checkpointed,
+    equal_segments,
+    profile,
+    pytorch_segments,
+    simulate,
+)
 from membudget.models import Block, chain
-from membudget.schedules import binomial_segments, frontier, optimal_segments
+from membudget.schedules import (
+    binomial_segments,
+    every_first,
+    frontier,
+    optimal_segments,
+)
 
 
 def depth(segments):
@@ -54,8 +65,13 @@ def test_the_whole_frontier_is_what_pytorch_does(make):
     stages = profile(net, x=x)
     plain = measure(net, x)
     output, gradients = step(net, x)
-    deepest = 0
-    for peak, extra, segments in frontier(stages):
+    points, deepest = frontier(stages), 0
+    for count in range(1, len(net) + 1):  # simpler ones are never better
+        for split in (equal_segments, pytorch_segments, every_first):
+            run = simulate(stages, split(len(net), count))
+            best = min(p.extra_time for p in points if p.peak <= run.peak)
+            assert best <= run.extra_time
+    for peak, extra, segments in points:
         ours = Checkpointed(net, segments=segments)
         found, flops, _ = measure(ours, x)
         assert found == peak + LOSS_AND_GRADIENT

@@ -387,7 +387,9 @@ def _better(
     (more, one), (above, two) = parts
     floor = max(floor, two.peaks[0] + above)
     peaks = np.maximum(one.peaks + more, floor)
-    times = one.times + (time + two.times[-1])  # or longer
+    # up to the next of these peaks the second part takes so long, or longer
+    places = two.peaks.searchsorted(peaks[1:] - above) - 1
+    times = one.times + two.times[np.append(places, -1)] + time
     good = np.flatnonzero(best.beaten(peaks, times))
     if not len(good):
         return best
