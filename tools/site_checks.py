@@ -339,14 +339,14 @@ def check_access(page, address, within="html", only=()):
     """What axe-core finds: what is open, and what is folded.
 
     Args:
-        page: a `visitor`, who may be there already.
-        address: where the page is.
+        page: a `visitor`.
+        address: where the page is; None where it is open.
         within: a selector of the parts to look at.
         only: the rules to check; by default all.
     """
     import axe_playwright_python
 
-    if page.url != address:
+    if address is not None:
         page.goto(address)
         for script in READY.values():
             ready(page, script)
