@@ -76,6 +76,7 @@ def moments(widget):
             "stage": moment.action.stage,
             "parts": list(moment.parts),
             "extra": moment.extra,
+            "recomputed": moment.recomputed,
         }
         for moment in widget.run().moments
     ]

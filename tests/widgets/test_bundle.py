@@ -12,7 +12,7 @@ NAMES = bundle.names()
 
 def test_names():
     assert {"accumulation", "timeline"} <= set(NAMES)
-    assert "base" not in NAMES
+    assert not {"base", "tape"} & set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,6 +36,18 @@ def test_base_replaces_the_import(tmp_path, monkeypatch):
     assert bundle.module_text("one") == (
         base.removeprefix("export ") + "export default a;\n"
     )
+
+
+def test_the_tape_machine_stands_before_who_imports_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "HERE", tmp_path)
+    (tmp_path / "base.mjs").write_text("export const a = 1;\n")
+    (tmp_path / "tape.mjs").write_text("export const b = 2;\n")
+    first = 'import { a } from "./base.mjs";\n'
+    (tmp_path / "one.mjs").write_text(first + "export default a;\n")
+    more = 'import { b } from "./tape.mjs";\nexport default a + b;\n'
+    (tmp_path / "two.mjs").write_text(first + more)
+    assert bundle.own_text("one") == "export default a;\n"
+    assert bundle.own_text("two") == "const b = 2;\nexport default a + b;\n"
 
 
 @pytest.mark.parametrize("times", [0, 2])
@@ -66,7 +78,9 @@ def test_style_of_a_widget_without_its_own(tmp_path, monkeypatch):
     assert bundle.style_text("plain") == ":root {}\nb {}\n"
 
 
-@pytest.mark.parametrize("name", ["unknown", "base", "../widgets/base"])
+@pytest.mark.parametrize(
+    "name", ["unknown", "base", "tape", "../widgets/base"]
+)
 @pytest.mark.parametrize("text", [bundle.module_text, bundle.style_text])
 def test_unknown_widget(text, name):
     with pytest.raises(ValueError, match="no widget is named"):

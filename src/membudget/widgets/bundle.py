@@ -7,7 +7,13 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./base\.mjs";\n', re.M)
+SHARED = ("base", "tape")
+"""Modules that are no widget's: what all share, and the tape machine."""
+
+_IMPORT, _TAPE = (
+    re.compile(rf'^import \{{[^}}]*\}} from "\./{name}\.mjs";\n', re.M)
+    for name in SHARED
+)
 
 
 def module_text(name: str) -> str:
@@ -21,11 +27,17 @@ def module_text(name: str) -> str:
 
 def base_text() -> str:
     """``base.mjs`` without its ``export`` keywords."""
-    return re.sub(r"^export ", "", _read("base.mjs"), flags=re.M)
+    return _inner_text("base")
+
+
+def _inner_text(name: str) -> str:
+    return re.sub(r"^export ", "", _read(f"{name}.mjs"), flags=re.M)
 
 
 def own_text(name: str) -> str:
     """``NAME.mjs`` without the line that imports from ``./base.mjs``.
+
+    What it imports from ``./tape.mjs`` stands before it.
 
     Raises:
         ValueError: no widget of that name, or a module that does not import
@@ -37,7 +49,8 @@ def own_text(name: str) -> str:
             f"{name}.mjs imports from ./base.mjs {count} times: use one "
             'statement, import { … } from "./base.mjs";'
         )
-    return text
+    text, count = _TAPE.subn("", text)
+    return _IMPORT.sub("", _inner_text("tape")) + text if count else text
 
 
 def style_text(name: str) -> str:
@@ -67,7 +80,7 @@ def own_style(name: str) -> str:
 def names() -> list[str]:
     """Every widget that has a module, in alphabetical order."""
     found = {path.stem for path in HERE.glob("*.mjs")}
-    return sorted(found - {"base"})
+    return sorted(found - set(SHARED))
 
 
 def _check(name: str) -> str:

@@ -1,6 +1,5 @@
 import {
   axes,
-  band,
   byteTicks,
   choice,
   dot,
@@ -15,33 +14,33 @@ import {
   names,
   numberList,
   percent,
-  phaseRuns,
-  phaseStrip,
   player,
   plural,
   slider,
-  stacked,
-  stairs,
   svg,
   table,
   text,
   widget,
 } from "./base.mjs";
+import {
+  OUTPUT,
+  PARTS,
+  deed,
+  drawStep,
+  heldAt,
+  momentAt,
+  peakOf,
+  peakPlace,
+  shownOf,
+  simulate,
+  stepLayout,
+  sum,
+} from "./tape.mjs";
 
 /* A chain of layers in checkpointed segments: its peak and its extra runs.
 
-   simulate(chain, sizes): the tape machine; Python's simulate() is the same.
    describe(state): the numbers.
    layout(state, width): where everything stands in the picture. */
-
-const PARTS = {
-  checkpoints: "checkpoints",
-  activations: "tapes",
-  recomputation: "recomputed tapes",
-  inputs: "value at work",
-  gradients: "gradients",
-  temporaries: "workspace",
-};
 
 const SPLITS = {
   balanced: "balanced, longer first",
@@ -50,88 +49,6 @@ const SPLITS = {
 
 const UNIT = 100; // a layer's tape, so that sizes are whole numbers
 const MOST_LAYERS = 100;
-
-// ---- the tape machine ----------------------------------------------------
-
-/* A stage's row, as Python sends it. */
-const [OUTPUT, INNER, HOLDS_INPUT, HOLDS_OUTPUT, FORWARD, RECORD, RECOMPUTE] =
-  [0, 1, 2, 3, 4, 5, 6];
-const [BACKWARD, AGAIN, GRADIENTS, GRADIENT] = [7, 8, 9, 10];
-
-const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-
-/** The moments of a chain whose first stages are checkpointed in segments of
-    these sizes; what remains keeps its tapes. A moment's parts are those of
-    PARTS in tape.py. */
-export function simulate(chain, sizes) {
-  const moments = [];
-  const last = chain.length - 1;
-  const root = [0]; // a view is counted where its storage is
-  chain.forEach((stage, i) => root.push(stage[OUTPUT] ? i + 1 : root[i]));
-  const size = (boundary) => (boundary ? chain[boundary - 1][OUTPUT] : 0);
-  const held = root.map(() => 0); // how often a boundary's storage is held
-  const kept = root.map(() => 0); // as how many checkpoints
-  let [heldBytes, keptBytes, inner, left, next] = [0, 0, 0, 0, last];
-
-  const hold = (holders, boundary, by) => {
-    const before = holders[boundary] > 0;
-    holders[boundary] += by;
-    return before === holders[boundary] > 0 ? 0 : by * size(boundary);
-  };
-  const keep = (i, by) => {
-    keptBytes += hold(kept, root[i], by);
-    heldBytes += hold(held, root[i], by);
-  };
-  const tape = (i, by) => {
-    if (chain[i][HOLDS_INPUT]) heldBytes += hold(held, root[i], by);
-    if (chain[i][HOLDS_OUTPUT]) heldBytes += hold(held, root[i + 1], by);
-    inner += by * chain[i][INNER];
-  };
-  const add = (kind, stage, workspace, values = [], extra = false) => {
-    const alone = values.filter((boundary) => !held[boundary]);
-    const moving = next >= 0 && next < last ? chain[next][GRADIENT] : 0;
-    const tapes = inner + heldBytes - keptBytes;
-    const parts = [keptBytes, sum(alone.map(size)), tapes, left + moving];
-    moments.push({ kind, stage, parts: [...parts, workspace], extra });
-  };
-  const run = (kind, i, column, extra) => {
-    if (kind === "record") tape(i, 1);
-    const values = [...new Set([root[i], root[i + 1]])];
-    add(kind, i, chain[i][column], values, extra);
-  };
-  const backward = (i, column) => {
-    add("backward", i, chain[i][column]);
-    tape(i, -1);
-    left += chain[i][GRADIENTS];
-    next -= 1;
-  };
-
-  let end = 0;
-  const segments = sizes.map((count) => [end, (end += count)]);
-  for (const [start, stop] of segments) {
-    if (start) {
-      keep(start, 1);
-      add("keep", start, 0);
-    }
-    for (let i = start; i < stop; i += 1) run("forward", i, FORWARD);
-  }
-  for (let i = end; i <= last; i += 1) run("record", i, RECORD);
-  for (let i = last; i >= end; i -= 1) backward(i, BACKWARD);
-  for (const [start, stop] of segments.reverse()) {
-    for (let i = start; i < stop; i += 1) {
-      run("record", i, i === stop - 1 ? RECOMPUTE : RECORD, true);
-    }
-    for (let i = stop - 1; i >= start; i -= 1) backward(i, AGAIN);
-    if (start) {
-      add("drop", start, 0);
-      keep(start, -1);
-    }
-  }
-  return moments;
-}
-
-const live = ({ parts: [a, b, c, d, e] }) => a + b + c + d + e;
-const peakOf = (moments) => Math.max(...moments.map(live));
 
 // ---- numbers -------------------------------------------------------------
 
@@ -156,6 +73,16 @@ export function sizesOf(length, count, split) {
   return Array.from({ length: count }, (_, i) => small + (i < length % count));
 }
 
+/** Segments of these sizes; what remains keeps its tapes. */
+export function segmentsOf(length, sizes) {
+  const stages = [...Array(length).keys()];
+  const segments = sizes.map((size) => stages.splice(0, size));
+  return [...segments, ...stages];
+}
+
+const run = (stages, sizes) =>
+  simulate(stages, segmentsOf(stages.length, sizes));
+
 const curves = new Map();
 
 /* The peak of every number of segments, from 0. */
@@ -163,41 +90,16 @@ function curveOf(stages, split) {
   const key = `${split} ${stages.join(";")}`;
   if (!curves.has(key)) {
     const peak = (_, k) =>
-      peakOf(simulate(stages, sizesOf(stages.length, k, split)));
+      peakOf(run(stages, sizesOf(stages.length, k, split)));
     curves.set(key, Array.from({ length: stages.length + 1 }, peak));
   }
   return curves.get(key);
 }
 
-const phaseOf = ({ kind, extra }) => {
-  if (extra) return "recomputation";
-  return kind === "backward" || kind === "drop" ? "backward" : "forward";
-};
-
-/* Sizes of what is shown at each moment. */
-function shownOf(moments) {
-  let again = false;
-  return moments.map(({ parts, extra }) => {
-    const [checkpoints, values, tapes, gradients, workspace] = parts;
-    again ||= extra;
-    // A recomputation that ends early does not make all of it.
-    const early = Math.max(0, -workspace);
-    const inputs = Math.max(0, values - early);
-    const made = tapes - Math.min(tapes, Math.max(0, early - values));
-    const activations = again ? 0 : made;
-    const recomputation = again ? made : 0;
-    const temporaries = workspace + (values - inputs) + (tapes - made);
-    return {
-      ...{ checkpoints, activations, recomputation },
-      ...{ inputs, gradients, temporaries },
-    };
-  });
-}
-
 /* A run, its peak and what is alive there, in the state's unit. */
 function atPeak(moments, unit) {
   const peak = peakOf(moments);
-  const place = moments.findIndex((moment) => live(moment) === peak);
+  const place = peakPlace(moments);
   const parts = shownOf(moments)[place];
   for (const part of Object.keys(parts)) parts[part] /= unit;
   return { moments, place, peak: peak / unit, parts };
@@ -207,8 +109,8 @@ function atPeak(moments, unit) {
 export function describe(state) {
   const { stages, sizes, unit } = chosen(state);
   const layers = stages.length;
-  const plain = atPeak(simulate(stages, []), unit);
-  const ours = atPeak(simulate(stages, sizes), unit);
+  const plain = atPeak(run(stages, []), unit);
+  const ours = atPeak(run(stages, sizes), unit);
   const curve = curveOf(stages, state.split).map((peak) => peak / unit);
   const least = Math.min(...curve);
   const most = Math.max(layers - 1, 1); // as many can be checkpoints
@@ -306,16 +208,6 @@ function cutsOf({ layers, sizes }) {
   return sizes.map((size) => (end += size)).filter((cut) => cut < layers);
 }
 
-/* What a moment does. */
-function deed(state, { kind, stage, extra }) {
-  const layer = `${thingOf(state)} ${stage + 1}`;
-  if (kind === "keep") return `the input of ${layer} is kept: a checkpoint`;
-  if (kind === "drop") return `the checkpoint before ${layer} is dropped`;
-  if (kind === "backward") return `${layer} goes backward`;
-  if (kind === "forward") return `${layer} runs, its tape is not kept`;
-  return `${layer} runs${extra ? " again" : ""} and keeps its tape`;
-}
-
 // ---- geometry ------------------------------------------------------------
 
 /** Geometry of the picture, in pixels, for a given width: the layers, below
@@ -334,14 +226,19 @@ export function layout(state, width, moment = null, before = null) {
   const axis = heights(step, top, units);
   const below = heights(curve, top, units);
   const at = Math.min(moment ?? n.peak_moment, n.moments.length - 1);
-  const words = deed(state, n.moments[at]);
+  const stepOf = ({ moments, unit }) =>
+    stepLayout(moments, step, (size) => axis.y(size / unit));
+  const { stage } = n.moments[at];
+  const words = deed(n.moments[at], `${thingOf(state)} ${stage + 1}`);
   return {
     width,
     height: 416,
     layers: layersLayout(n, at, sides),
-    step: { plot: step, axis, ...stepLayout(n, step, axis.y) },
+    step: stepOf(n),
+    axis,
+    plain: { x: step.left, y: axis.y(n.plain_peak) },
     cursor: { at, words, count: n.moments.length },
-    before: before && stepLayout(describe(before), step, axis.y),
+    before: before && stepOf(describe(before)),
     curve: {
       plot: curve,
       axis: below,
@@ -353,18 +250,7 @@ export function layout(state, width, moment = null, before = null) {
 /* The layers at a moment: what each holds, and where the checkpoints are. */
 function layersLayout(n, at, { left, right }) {
   const wide = (right - left) / n.layers;
-  const holds = Array(n.layers).fill("");
-  const kept = new Set();
-  for (const [i, { kind, stage, extra }] of n.moments.entries()) {
-    if (i > at) break;
-    const tape = extra ? "recomputation" : "activations";
-    if (kind === "record") holds[stage] = tape;
-    if (kind === "backward" && i < at) holds[stage] = ""; // afterwards
-    if (kind === "keep") kept.add(stage);
-    if (kind === "drop") kept.delete(stage);
-  }
-  const { kind, stage } = n.moments[at];
-  const running = kind === "keep" || kind === "drop" ? null : stage;
+  const { holds, kept, running } = heldAt(n.moments, at, n.layers);
   const cuts = cutsOf(n);
   return {
     wide,
@@ -377,23 +263,6 @@ function layersLayout(n, at, { left, right }) {
     cuts: cuts.map((cut) => {
       return { cut, x: left + cut * wide, kept: kept.has(cut) };
     }),
-  };
-}
-
-function stepLayout(n, plot, y) {
-  const { moments, unit } = n;
-  const wide = (plot.right - plot.left) / moments.length;
-  const edges = [...moments, 0].map((_, i) => plot.left + i * wide);
-  const size = (bytes) => y(bytes / unit);
-  const middle = (i) => (edges[i] + edges[i + 1]) / 2;
-  return {
-    edges,
-    bands: stacked(shownOf(moments), Object.keys(PARTS), size),
-    tops: moments.map((moment) => size(live(moment))),
-    phases: phaseRuns(moments.map(phaseOf), edges),
-    middle,
-    peak: { x: middle(n.peak_moment), y: y(n.peak) },
-    plain: { x: plot.left, y: y(n.plain_peak) },
   };
 }
 
@@ -423,10 +292,6 @@ export const countAt = ({ curve }, x) => {
   const most = curve.points.length - 1;
   return inside(share(curve.plot, x) * most, most);
 };
-
-/** The moment at a place in the step. */
-export const momentAt = ({ step, cursor }, x) =>
-  inside(share(step.plot, x) * cursor.count - 0.5, cursor.count - 1);
 
 /** The cuts after the one at `index` went to `x`: between its neighbours. */
 export function moved({ layers, step }, cuts, index, x) {
@@ -466,23 +331,12 @@ function* drawLayers(id, { layers, cursor, step }, thing) {
   yield text(right + 12, top + 33, "drag ▲");
 }
 
-function* drawStep(id, { step, before, cursor }, state, n) {
-  const { plot, axis, edges, bands, phases, peak, plain } = step;
-  yield* axes(plot, axis);
-  for (const { key, lower, upper } of bands) {
-    yield* filled(id, key, "path", { d: band(edges, lower, upper) });
-  }
-  if (before) {
-    const d = stairs(before.edges, before.tops);
-    yield svg("path", { d, class: "mb-ghost" });
-  }
-  yield* phaseStrip(id, plot, phases);
-  const x = step.middle(cursor.at);
-  yield line(x, plot.top - 6, x, plot.bottom + 12, "mb-cursor");
-  const marks = [[peak, "peak", shortText(state, n.peak)]];
+function* drawMemory(id, { step, axis, plain, before, cursor }, state, n) {
+  const { at, count } = cursor;
+  yield* drawStep(id, { step, axis, at, reached: count, before });
+  const marks = [[step.peak, "peak", shortText(state, n.peak)]];
   const other = [plain, "with k = 0", shortText(state, n.plain_peak)];
-  yield* names(plot, n.segments ? [...marks, other] : marks);
-  yield dot(peak, "mb-peak", 4.5);
+  yield* names(step.plot, n.segments ? [...marks, other] : marks);
 }
 
 function* drawCurve({ curve, width }, n, state) {
@@ -663,7 +517,7 @@ function build({ id, get, set, picture, again }) {
       return far[index] < 24 ? { zone: "layers", index } : null;
     },
     move({ x }, { zone, index }) {
-      if (zone === "step") return see(momentAt(plan, x));
+      if (zone === "step") return see(momentAt(plan.step, x));
       if (zone === "curve") {
         const count = countAt(plan, x);
         const other = count !== get().segments || get().cuts.length;
@@ -714,7 +568,7 @@ function build({ id, get, set, picture, again }) {
       height: plan.height,
       drawn: [
         ...drawLayers(id, plan, thingOf(state)),
-        ...drawStep(id, plan, state, n),
+        ...drawMemory(id, plan, state, n),
         ...drawCurve(plan, n, state),
       ],
       numbers: results(id, state, n),

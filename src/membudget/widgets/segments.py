@@ -27,6 +27,13 @@ from membudget.widgets.base import (
 SPLITS = {"balanced": equal_segments, "pytorch": pytorch_segments}
 """How the layers are shared out, by the names of the trait ``split``."""
 
+ROW = (
+    *("output", "inner", "holds_input", "holds_output"),
+    *("forward_workspace", "record_workspace", "recompute_workspace"),
+    *("backward_workspace", "again_workspace", "gradients", "gradient"),
+)
+"""What ``simulate`` of ``tape.mjs`` reads of a stage."""
+
 UNIT = 100
 """A layer's tape inside the widget: sizes stay whole numbers."""
 
@@ -52,13 +59,8 @@ def _chain(value: Any, name: str) -> tuple[Stage, ...] | None:
 
 
 def _chain_json(chain: tuple[Stage, ...] | None, widget: Widget) -> Any:
-    """Rows of numbers; ``simulate`` of the module reads them."""
-    names = (
-        *("output", "inner", "holds_input", "holds_output"),
-        *("forward_workspace", "record_workspace", "recompute_workspace"),
-        *("backward_workspace", "again_workspace", "gradients", "gradient"),
-    )
-    return chain and [[int(getattr(s, n)) for n in names] for s in chain]
+    """Rows of numbers."""
+    return chain and [[int(getattr(s, n)) for n in ROW] for s in chain]
 
 
 def _measured_json(measured: dict[int, float], widget: Widget) -> dict:
