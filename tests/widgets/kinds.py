@@ -5,6 +5,7 @@ import kind_bits
 import kind_ledger
 import kind_lossscale
 import kind_recipes
+import kind_schedules
 import kind_segments
 import kind_sharding
 import kind_timeline
@@ -18,6 +19,7 @@ KINDS = tuple(
         kind_ledger,
         kind_lossscale,
         kind_recipes,
+        kind_schedules,
         kind_segments,
         kind_sharding,
         kind_timeline,

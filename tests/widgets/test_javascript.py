@@ -12,6 +12,7 @@ import ledger_cases
 import node
 import precision_cases
 import pytest
+import schedules_cases
 import segments_cases
 import sharding_cases
 import timeline_cases
@@ -60,6 +61,7 @@ def grid(tmp_path_factory):
         "bits": precision_cases.bits(),
         "lossscale": list(precision_cases.loss_scales()),
         "recipes": list(precision_cases.accounts()),
+        "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),
         "timeline": list(timeline_cases.cases()),

@@ -6,6 +6,7 @@ from membudget.widgets.bits import Bits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
 from membudget.widgets.recipes import Recipes
+from membudget.widgets.schedules import Schedules
 from membudget.widgets.segments import Segments
 from membudget.widgets.sharding import Sharding
 from membudget.widgets.timeline import Timeline
@@ -16,6 +17,7 @@ __all__ = [
     "Ledger",
     "LossScale",
     "Recipes",
+    "Schedules",
     "Segments",
     "Sharding",
     "Timeline",

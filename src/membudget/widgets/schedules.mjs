@@ -1,0 +1,682 @@
+import {
+  LETTER,
+  axes,
+  budgetLine,
+  button,
+  choice,
+  dot,
+  drag,
+  field,
+  filled,
+  heights,
+  html,
+  legend,
+  line,
+  listed,
+  numberList,
+  player,
+  plural,
+  slider,
+  stairs,
+  svg,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+import {
+  PARTS,
+  TIME,
+  deed,
+  drawStep,
+  extraTime,
+  heldAt,
+  momentAt,
+  peakOf,
+  peakPlace,
+  shownOf,
+  simulate,
+  stepLayout,
+  sum,
+} from "./tape.mjs";
+
+/* A game: the player draws the segments of a chain, and wins medals with a
+   low peak and few extra runs.
+
+   spansOf(segments), nested(length, spans): segments as pairs of stages.
+   describe(state): the numbers. layout(state, width): where all stands. */
+
+// ---- segments ------------------------------------------------------------
+
+/** The segments, an outer one before those within: its first and last stage,
+    and how high it stands above the strip. */
+export function spansOf(segments) {
+  return segments.filter(Array.isArray).flatMap((item) => {
+    const stages = item.flat(Infinity);
+    const inner = spansOf(item);
+    const height = 1 + Math.max(0, ...inner.map(({ height }) => height));
+    return [{ from: stages[0], to: stages.at(-1), height }, ...inner];
+  });
+}
+
+/** Segments from their spans, none of which crosses another. */
+export function nested(length, spans) {
+  const order = [...spans].sort((a, b) => a.from - b.from || b.to - a.to);
+  const fill = (from, to) => {
+    const result = [];
+    for (let stage = from; stage <= to; ) {
+      const inner = order[0]?.from === stage && order[0].to <= to;
+      const span = inner ? order.shift() : null;
+      result.push(span ? fill(span.from, span.to) : stage);
+      stage = (span?.to ?? stage) + 1;
+    }
+    return result;
+  };
+  return fill(0, length - 1);
+}
+
+/** The span that crosses this one, if there is one. */
+export const crossed = (spans, { from, to }) =>
+  spans.find(
+    (one) =>
+      (one.from < from && from <= one.to && one.to < to) ||
+      (from < one.from && one.from <= to && to < one.to),
+  );
+
+/** The segments as text: "0-5.0-2.3-5". */
+export const written = (segments) =>
+  spansOf(segments)
+    .map(({ from, to }) => `${from}-${to}`)
+    .join(".");
+
+/** The segments that a text means, or undefined. */
+export function read(words, length) {
+  const spans = [];
+  for (const word of words.split(/[.,;\s]+/).filter(Boolean)) {
+    const [all, first, last] = word.match(/^(\d{1,3})(?:-(\d{1,3}))?$/) ?? [];
+    const span = { from: Number(first), to: Number(last ?? first) };
+    const fits = all && span.from <= span.to && span.to < length;
+    if (!fits || crossed(spans, span)) return undefined;
+    spans.push(span);
+  }
+  return nested(length, spans);
+}
+
+const same = (one, other) => one.from === other.from && one.to === other.to;
+
+/** The segments after one was drawn: a new one, or a stage alone that was
+    one already is none any more; null where it cannot be. */
+export function drawn(length, segments, span) {
+  const spans = spansOf(segments);
+  const twin = spans.findIndex((one) => same(one, span));
+  if (crossed(spans, span)) return null;
+  if (twin < 0) return nested(length, [...spans, span]);
+  return span.from === span.to ? without(length, segments, span) : null;
+}
+
+const without = (length, segments, span) =>
+  nested(length, spansOf(segments).filter((one) => !same(one, span)));
+
+// ---- numbers -------------------------------------------------------------
+
+/** What the segments cost, and what they win. */
+export function describe({ level, segments, tables }) {
+  const { stages, frontier, medals } = tables[level];
+  const length = stages.length;
+  // while a kernel changes both, they may not fit for an instant
+  const fits = segments.flat(Infinity).length === length;
+  const ours = fits ? segments : nested(length, []);
+  const moments = simulate(stages, ours);
+  const plain = simulate(stages, nested(length, []));
+  const [peak, extra] = [peakOf(moments), extraTime(stages, moments)];
+  const runs = stages.map(() => 0);
+  for (const { kind, stage } of moments) {
+    if (kind === "forward" || kind === "record") runs[stage] += 1;
+  }
+  const most = Math.max(...runs);
+  const place = peakPlace(moments);
+  return {
+    ...{ level, stages, length, frontier, medals, moments, place },
+    ...{ peak, segments: ours, spans: spansOf(ours), most_runs: most },
+    plain_peak: peakOf(plain),
+    extra_time: extra,
+    extra_runs: sum(runs) - length,
+    forward: sum(stages.map((stage) => stage[TIME])),
+    parts: shownOf(moments)[place],
+    plain_parts: shownOf(plain)[peakPlace(plain)],
+    optimal: frontier.some(([p, time]) => p === peak && time === extra),
+    won: medals
+      .filter((m) => peak <= m.peak && extra <= m.extra)
+      .filter((m) => m.runs === null || most <= m.runs)
+      .map(({ name }) => name),
+  };
+}
+
+/* A time in words: extra runs, or for the boss forward passes. */
+const boss = ({ level }) => level === "boss";
+const timeText = (n, time) =>
+  String(boss(n) ? Number((time / n.forward).toFixed(3)) : time);
+
+/* What a medal asks for beside its peak, from long to short. */
+function asked(n, { extra, runs }) {
+  const most = timeText(n, extra);
+  if (runs === 2) return ["each stage once again", "once each"];
+  const passes = `≤ ${most} forward passes`;
+  if (boss(n)) return [passes, `≤ ${most} passes`, `≤ ${most}`];
+  return [`≤ ${most} extra runs`, `≤ ${most} runs`];
+}
+
+/** The first medal that is not among those that one had, or undefined. */
+const nextOf = (n, had) => n.medals.find(({ name }) => !had.includes(name));
+
+/** The score in words, and the next goal. */
+export function sentence(state, had = []) {
+  const n = describe(state);
+  const passes = (n.extra_time / n.forward).toFixed(boss(n) ? 3 : 2);
+  const said = [
+    `The peak is ${plural(n.peak, "unit")} with ` +
+      `${plural(n.extra_runs, "extra run")}: ${passes} forward passes.`,
+  ];
+  if (n.won.length) said.push(`That wins ${listed(n.won)}.`);
+  const next = nextOf(n, [...had, ...n.won]);
+  if (next) {
+    const goal = `≤ ${next.peak} units, ${asked(n, next)[0]}`;
+    said.push(`Next, ${next.name}: ${goal}.`);
+  } else {
+    said.push("All medals of this level are yours.");
+  }
+  return said.join(" ");
+}
+
+/* Why a segment cannot be drawn: it crosses another, or is there. */
+function refusal({ from, to }, other) {
+  const stages = `Stages ${from} to ${to}`;
+  if (!other) return `${stages} are a segment: click its bar to remove it.`;
+  return (
+    `${stages} would cross the segment ${other.from} to ${other.to}: a ` +
+    "segment stands inside another, around it or beside it. Nothing has " +
+    "changed."
+  );
+}
+
+// ---- geometry ------------------------------------------------------------
+
+/* Heights of what stands in the picture. */
+const WIDE = { bars: 24, cells: 92, tall: 38, medals: 144, height: 424 };
+const NARROW = { bars: 38, cells: 92, tall: 32, medals: 136, height: 520 };
+
+/* The axes of the memory and of the score: beside or below each other. */
+function plots(width) {
+  const [left, right, half] = [34, width - 10, Math.round(width / 2)];
+  const narrow = [
+    { left, right, top: 242, bottom: 330 },
+    { left, right, top: 382, bottom: 482 },
+  ];
+  const [top, bottom] = [218, 386];
+  const wide = [
+    { left, right: half - 14, top, bottom },
+    { left: half + 26, right, top, bottom },
+  ];
+  return width < 480 ? narrow : wide;
+}
+
+/** Geometry of the picture, in pixels: the strip below its segments, the
+    medals, the memory at every moment, and the plane of the score. The axes
+    follow from the level alone. */
+export function layout(state, width, moment = null, before = null) {
+  const n = describe(state);
+  const form = width < 480 ? NARROW : WIDE;
+  const [step, plane] = plots(width);
+  const most = boss(n) ? 45 : Math.ceil(1.6 * n.medals[0].peak);
+  const top = Math.min(most, n.plain_peak);
+  const axis = heights(step, top, "units");
+  const y = (plot) => (size) => Math.max(heights(plot, top).y(size), plot.top);
+  const old = before && describe(before);
+  const at = Math.min(moment ?? n.place, n.moments.length - 1);
+  return {
+    ...{ n, width, form, axis, at, moment, height: form.height },
+    strip: stripLayout(n, at, width, form),
+    step: stepLayout(n.moments, step, y(step)),
+    plane: planeLayout(n, plane, top, y(plane)),
+    ghost: before && {
+      ...stepLayout(old.moments, step, y(step)),
+      ...planeLayout(old, plane, top, y(plane)).now,
+    },
+  };
+}
+
+/* The cells at a moment, and the bars of the segments above them. */
+function stripLayout(n, at, width, { bars, cells }) {
+  const wide = (width - 4) / n.length;
+  const { holds, kept, running } = heldAt(n.moments, at, n.length);
+  const x = (stage) => 2 + stage * wide;
+  const deepest = Math.max(1, ...n.spans.map(({ height }) => height));
+  const step = Math.min(20, (cells - bars - 4) / deepest);
+  return {
+    ...{ wide, x },
+    cells: holds.map((part, i) => {
+      return { part, x: x(i), runs: i === running };
+    }),
+    bars: n.spans.map((span) => ({
+      ...{ span, x: x(span.from), height: Math.max(step - 3, 2) },
+      width: (span.to - span.from + 1) * wide,
+      y: cells - 4 - span.height * step,
+      kept: !span.from || kept.has(span.from), // the input is always there
+    })),
+  };
+}
+
+function planeLayout(n, plot, top, y) {
+  const most = 1.12 * Math.max(...n.medals.map(({ extra }) => extra));
+  const [first, room] = [plot.left + 10, plot.right - plot.left - 10];
+  const x = (time) => first + Math.min(time / most, 1) * room;
+  const points = n.frontier
+    .filter(([peak, time]) => peak <= top && time <= most)
+    .map(([peak, time]) => {
+      return { key: `${peak} ${time}`, x: x(time), y: y(peak) };
+    })
+    .reverse(); // from few extra runs to many
+  return {
+    ...{ plot, points },
+    axis: heights(plot, top, "peak"),
+    now: { x: x(n.extra_time), y: y(n.peak) },
+    cut: { up: n.peak > top, right: n.extra_time > most },
+    goals: n.medals.map(({ name, peak, extra }) => {
+      return { name, x: x(extra), y: y(peak) };
+    }),
+    ticks: [0, 0.5, 1, 1.5, 2].flatMap((share) => {
+      const time = Math.floor(share * n.forward);
+      const label = String(boss(n) ? share : time);
+      return time <= most ? [{ x: x(time), label }] : [];
+    }),
+  };
+}
+
+const inside = (value, most) => Math.min(Math.max(Math.floor(value), 0), most);
+
+/** The stage at a place in the strip. */
+export const stageAt = ({ strip, n }, x) =>
+  inside((x - strip.x(0)) / strip.wide, n.length - 1);
+
+/** The bar at a place, the innermost of those that are near. */
+export const barAt = ({ strip }, { x, y }) =>
+  strip.bars.findLast(
+    (bar) =>
+      Math.abs(x - bar.x - bar.width / 2) <= bar.width / 2 &&
+      Math.abs(y - bar.y - bar.height / 2) <= bar.height / 2 + 2,
+  );
+
+// ---- drawing -------------------------------------------------------------
+
+const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
+
+const fits = (words, width) => LETTER * words.length <= width;
+
+const didAt = ({ moments }, at) =>
+  deed(moments[at], `stage ${moments[at].stage}`);
+
+function* drawWords({ n, at, width, form }, mark) {
+  const time = `${boss(n) ? "" : "+"}${timeText(n, n.extra_time)}`;
+  const score = `peak ${n.peak} u, ${time}`;
+  const won = n.won.length ? `${score}: ${n.won.at(-1)}` : score;
+  yield text(width - 2, 16, won, { ...END, class: "mb-value mb-big" });
+  const { kind } = n.moments[at];
+  const did = didAt(n, at);
+  const place = `${at + 1} of ${n.moments.length}: `;
+  const room = width - (form === WIDE ? 10 * won.length + 20 : 4);
+  const words = [place + did, did, place + kind].find((w) => fits(w, room));
+  const marked = mark && `stages ${mark.from} to ${mark.to}`;
+  const y = form === WIDE ? 15 : 34;
+  yield text(2, y, marked ?? words, { class: "mb-value" });
+}
+
+function* drawStrip(id, plan, mark) {
+  const { strip, form } = plan;
+  const { cells: top, tall } = form;
+  if (!strip.bars.length) {
+    const words = "Drag across the cells: they become a segment";
+    const look = { ...MIDDLE, class: "mb-value" };
+    yield text(plan.width / 2, top - 22, words, look);
+  }
+  for (const { span, x, y, width, height, kept } of strip.bars) {
+    const key = `${span.from}-${span.to}`;
+    const box = { x: x + 1, y, width: width - 3, height, rx: 4 };
+    yield svg("rect", { ...box, class: "mb-bar", "data-span": key });
+    const knob = { ...box, width: Math.min(strip.wide - 3, 14) };
+    const middle = knob.x + knob.width / 2;
+    yield line(middle, y + height, middle, top, "mb-stem");
+    if (kept) yield* filled(id, "checkpoints", "rect", knob);
+  }
+  for (const [i, { part, x, runs }] of strip.cells.entries()) {
+    const wide = strip.wide - 2;
+    const box = { x: x + 1, y: top, width: wide, height: tall, rx: 3 };
+    yield svg("rect", { ...box, class: "mb-cell" });
+    if (part) yield* filled(id, part, "rect", box);
+    if (runs) yield svg("rect", { ...box, class: "mb-runs" });
+    const look = { ...MIDDLE, class: "mb-halo" };
+    const some = i % 5 === 0 && i < strip.cells.length - 1;
+    if (!some && !fits("00", wide - 2)) continue;
+    yield text(x + strip.wide / 2, top + tall / 2 + 4, String(i), look);
+  }
+  if (!mark) return;
+  const width = (mark.to - mark.from + 1) * strip.wide;
+  yield svg("rect", {
+    ...{ x: strip.x(mark.from), y: top - 3, width, height: tall + 6, rx: 5 },
+    class: mark.wrong ? "mb-mark mb-cross" : "mb-mark",
+  });
+}
+
+function* drawMedals({ n, width, form }, had) {
+  const room = width / n.medals.length;
+  const wide = room > 165;
+  const r = wide ? 17 : 11;
+  const y = form.medals + r + 8;
+  for (const [i, medal] of n.medals.entries()) {
+    const { name, peak } = medal;
+    const x = i * room + r + 3;
+    const now = n.won.includes(name);
+    const look = had.includes(name) ? "mb-had" : "";
+    const d = `M${x - 12} ${y - r - 7}h24l-8 12h-8Z`;
+    yield svg("path", { d, class: "mb-ribbon" });
+    yield dot({ x, y }, `mb-medal mb-${name} ${look}`, r);
+    if (now) yield text(x, y + 5, "✓", { ...MIDDLE, class: "mb-won" });
+    const [left, top] = wide ? [x + r + 8, y - 8] : [x - r, y + r + 15];
+    const long = room - 2 * r - 14;
+    const words = asked(n, medal);
+    yield text(left, top, name, { class: "mb-value" });
+    yield text(left, top + 14, `≤ ${peak} units`);
+    const found = words.find((one) => wide && fits(one, long));
+    yield text(left, top + 28, found ?? words.at(-1));
+  }
+}
+
+function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
+  const { plot } = step;
+  const reached = moment === null ? n.moments.length : at + 1;
+  yield* drawStep(id, { step, axis, at, reached, before: ghost });
+  const y = axis.y(goal.peak);
+  yield* budgetLine(id, plot, y, n.peak > goal.peak);
+  const look = { ...END, class: "mb-value mb-halo" };
+  yield text(plot.right - 2, y - 5, `${goal.name}: ${goal.peak} u`, look);
+}
+
+function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
+  const { plot, axis, points, now, goals, ticks } = plane;
+  yield* axes(plot, axis);
+  for (const { x, label } of ticks) {
+    yield text(x, plot.bottom + 17, label, MIDDLE);
+  }
+  const name = boss(n) ? "extra forward passes" : "extra runs";
+  yield text(plot.right, plot.bottom + 33, name, END);
+  const steps = points.map(({ x, y }) => `H${x.toFixed(1)}V${y.toFixed(1)}`);
+  const d = `M${plot.left} ${plot.top}${steps.join("")}H${plot.right}`;
+  const below = `${d}V${plot.bottom}H${plot.left}Z`;
+  yield svg("path", { d: below, class: "mb-never" });
+  const { x, y } = goals[n.medals.indexOf(goal)];
+  const area = { x: plot.left, y, width: x - plot.left };
+  const look = `mb-goal mb-${goal.name}`;
+  yield svg("rect", { ...area, height: plot.bottom - y, class: look });
+  yield svg("path", { d, class: "mb-frontier" });
+  for (const point of points) {
+    const had = seen.has(point.key);
+    const r = had ? 4 : Math.min(2.5, 40 / points.length);
+    yield dot(point, had ? "mb-reached" : "mb-faint", r);
+  }
+  for (const { name, x, y } of [...goals].reverse()) {
+    const d = `M${x} ${y - 7}l7 7l-7 7l-7 -7Z`;
+    yield svg("path", { d, class: `mb-medal mb-had mb-${name}` });
+  }
+  const { peak } = step;
+  if (width >= 480) yield line(peak.x, peak.y, now.x, now.y, "mb-leader");
+  if (ghost) yield dot(ghost, "mb-ghost", 6);
+  yield dot(now, "mb-now", 8);
+  const { up, right } = plane.cut; // beyond the axes
+  if (!up && !right) return;
+  const value = up ? `${n.peak} u ↑` : `${timeText(n, n.extra_time)} →`;
+  const [aside, side] = right ? [-14, END] : [14, {}];
+  const bold = { ...side, class: "mb-value mb-halo" };
+  yield text(now.x + aside, now.y + (up ? 14 : -10), value, bold);
+}
+
+function results(id, n) {
+  const { parts, plain_parts: plain } = n;
+  const cells = (key, ours, bare) => [[key, ours], [`plain_${key}`, bare]];
+  const rows = Object.entries(PARTS).map(([part, label]) => {
+    const both = cells(`parts.${part}`, parts[part], plain[part]);
+    return { part, label, cells: both };
+  });
+  const peaks = cells("peak", n.peak, n.plain_peak);
+  const total = { sum: true, label: "peak", cells: peaks };
+  const head = ["units at the peak", "yours", "no segments"];
+  const passes = (n.extra_time / n.forward).toFixed(3);
+  return [
+    table(id, head, [...rows.reverse(), total]),
+    numberList([
+      ["extra runs", "extra_runs", n.extra_runs],
+      ["the most runs of a stage", "most_runs", n.most_runs],
+      ["extra forward passes", "extra_time", n.extra_time, passes],
+      ["medals", "won", JSON.stringify(n.won), n.won.join(", ") || "none"],
+    ]),
+  ];
+}
+
+const NOTE =
+  "Drag across cells: they become a segment, whose input is kept and whose " +
+  "stages are recomputed together. Drag inside a segment to nest, around it " +
+  "to wrap it, on one cell for a segment of one. Click a bar to remove it. " +
+  "By keyboard: the arrows choose a cell, with Shift more, Enter makes a " +
+  "segment, Delete removes it. Left: the memory at every action; drag there " +
+  "to see each. Right: your score. Below the stairs no segments can be. " +
+  "Diamonds are the medals’ limits, the shaded corner is the next one. A " +
+  "stage’s output is one unit, as in the chapter on checkpointing.";
+
+// ---- the widget ----------------------------------------------------------
+
+const nameOf = (level) =>
+  level === "boss" ? "boss: a GPT in 28 units" : `${level} stages`;
+
+function build({ id, get, set, picture, again }) {
+  let plan;
+  let moment = null; // null: the peak
+  let draft = null; // the stages that are being marked, and `wrong`
+  let spot = null; // those that the keyboard marks
+  let refused = "";
+  let history = [];
+  const won = new Map(); // by level, the medals so far
+  const seen = new Map(); // by level, the points of the frontier so far
+  const collect = (of, level, more) =>
+    of.set(level, new Set([...(of.get(level) ?? []), ...more]));
+  const fresh = () => {
+    play.stop();
+    [moment, draft, refused] = [null, null, ""];
+  };
+  const go = (traits, keep = true) => {
+    const { level, segments } = get();
+    fresh();
+    if (keep) history.push({ level, segments });
+    set(traits);
+    again();
+  };
+  const see = (at) => {
+    moment = at;
+    again();
+  };
+  const mark = (span) => {
+    const { length, segments, spans } = describe(get());
+    const next = drawn(length, segments, span);
+    if (next) return go({ segments: next });
+    fresh();
+    const other = crossed(spans, span);
+    refused = refusal(span, other);
+    again();
+  };
+  const remove = (span) => {
+    const { length, segments } = describe(get());
+    go({ segments: without(length, segments, span) });
+  };
+
+  const level = choice({
+    label: "Level",
+    key: "level",
+    options: Object.fromEntries(
+      Object.keys(get().tables).map((level) => [level, nameOf(level)]),
+    ),
+    onChange(name) {
+      spot = null;
+      const level = name === "boss" ? name : Number(name);
+      const length = get().tables[name].stages.length;
+      go({ level, segments: nested(length, []) });
+    },
+  });
+  const play = player({
+    key: "play",
+    every: 160,
+    step() {
+      const next = moment === null ? 0 : moment + 1;
+      const more = next < plan.n.moments.length;
+      see(more ? next : null); // in the end the peak again
+      return more;
+    },
+  });
+  const undo = button({
+    label: "Undo",
+    key: "undo",
+    onClick: () => history.length && go(history.pop(), false),
+  });
+  const clear = button({
+    label: "Clear",
+    key: "clear",
+    onClick: () => go({ segments: nested(plan.n.length, []) }),
+  });
+  const all = [play, undo, clear].map(({ root }) => root);
+  const buttons = html("div", { class: "mb-buttons" }, ...all);
+  const typed = field({
+    label: "Segments, by first and last stage",
+    key: "segments",
+    how: "use its stages, such as 0-5.0-2.3-5; none may cross another",
+    write: (words) => words,
+    read(words) {
+      const found = read(words, describe(get()).length);
+      return found && written(found);
+    },
+    onChange: (words) =>
+      go({ segments: read(words, describe(get()).length) }),
+  });
+  typed.held = () => written(describe(get()).segments);
+  const when = slider({
+    label: "Moment of the step",
+    key: "moment",
+    onInput: (value) => see(value - 1),
+  });
+  when.held = () => (moment === null ? "" : String(moment + 1));
+
+  picture.setAttribute("tabindex", "0");
+  picture.setAttribute("data-lm-suppress-shortcuts", "true");
+  picture.addEventListener("mousedown", (event) => event.preventDefault());
+  picture.addEventListener("keydown", (event) => {
+    const { length, spans } = plan.n;
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const { from, to } = spot ?? { from: 0, to: 0 };
+    if (step && !spot) spot = { from, to };
+    else if (step && event.shiftKey) {
+      spot = { from, to: inside(Math.max(to + step, from), length - 1) };
+    } else if (step) {
+      const next = inside((step > 0 ? to : from) + step, length - 1);
+      spot = { from: next, to: next };
+    } else if (event.key === "Enter" && spot) mark(spot);
+    else if (/^(Delete|Backspace)$/.test(event.key) && spot) {
+      const span = spans.findLast((s) => s.from <= from && to <= s.to);
+      if (span) remove(span);
+    } else return;
+    event.preventDefault();
+    again();
+  });
+  drag(picture, {
+    grab(place) {
+      const { cells, tall } = plan.form;
+      const { plot } = plan.step;
+      draft = spot = null;
+      play.stop();
+      const bar = barAt(plan, place);
+      if (bar) return { bar: bar.span, x: place.x };
+      if (place.y > cells - 6 && place.y < cells + tall + 10) {
+        return { from: stageAt(plan, place.x) };
+      }
+      const step = place.x < plot.right + 8 && place.y > plot.top - 12;
+      return step && place.y < plot.bottom + 30 ? { step } : null;
+    },
+    move({ x }, held) {
+      if (held.step) return see(momentAt(plan.step, x));
+      if (held.bar) return (held.off ||= Math.abs(x - held.x) > 12);
+      const [from, to] = [held.from, stageAt(plan, x)].sort((a, b) => a - b);
+      const span = { from, to };
+      if (draft && same(draft, span)) return;
+      fresh();
+      draft = span;
+      again();
+    },
+    drop(held) {
+      if (held.bar && !held.off) remove(held.bar);
+      if (held.from !== undefined && draft) mark(draft);
+    },
+  });
+
+  const draw = (state, width, before) => {
+    const now = describe(state);
+    // while it is dragged, the segment is shown as if it were there
+    const next = draft && drawn(now.length, now.segments, draft);
+    const shown = next ? { ...state, segments: next } : state;
+    const ours = before?.level === state.level ? before : null;
+    plan = layout(shown, width, moment, draft ? state : ours);
+    const { n } = plan;
+    const point = now.optimal ? [`${now.peak} ${now.extra_time}`] : [];
+    collect(won, n.level, now.won);
+    collect(seen, n.level, point);
+    const had = [...won.get(n.level)];
+    const goal = nextOf(n, had) ?? n.medals.at(-1);
+    level.update({ value: String(state.level) });
+    undo.root.disabled = !history.length;
+    clear.root.disabled = !now.spans.length;
+    typed.update({ value: written(now.segments) });
+    when.update({
+      value: plan.at + 1,
+      max: n.moments.length,
+      spoken: didAt(n, plan.at),
+    });
+    const wrong = draft && !next;
+    const why = wrong && refusal(draft, crossed(now.spans, draft));
+    const mark = draft ? { ...draft, wrong } : spot;
+    return {
+      title: `Place your own checkpoints${state.label && `: ${state.label}`}`,
+      sentence: why || refused || sentence(shown, had),
+      height: plan.height,
+      drawn: [
+        ...drawWords(plan, mark),
+        ...drawStrip(id, plan, mark),
+        ...drawMedals(plan, had),
+        ...drawMemory(id, plan, goal),
+        ...drawPlane(plan, goal, seen.get(n.level)),
+      ],
+      numbers: results(id, n),
+    };
+  };
+  return {
+    controls: [level, { root: buttons }],
+    legend: legend(id, PARTS),
+    more: [typed, when],
+    note: html("p", { class: "mb-note" }, NOTE),
+    draw,
+    stop() {
+      fresh();
+      [history, spot] = [[], null];
+      won.clear();
+      seen.clear();
+    },
+  };
+}
+
+export default widget({
+  name: "schedules",
+  keys: ["level", "segments", "label", "tables"],
+  build,
+});

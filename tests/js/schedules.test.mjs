@@ -1,0 +1,153 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  barAt,
+  crossed,
+  describe,
+  drawn,
+  layout,
+  nested,
+  read as parse,
+  sentence,
+  spansOf,
+  stageAt,
+  written,
+} from "../../src/membudget/widgets/schedules.mjs";
+import {
+  extraTime,
+  momentAt,
+  simulate,
+} from "../../src/membudget/widgets/tape.mjs";
+import { read, says, untouched, within } from "./grid.mjs";
+
+const { machine, games, tables, lengths } = read("schedules");
+const full = (state) => ({ ...state, tables });
+const states = games.map(({ state }) => full(state));
+const bare = (level) =>
+  full({ level, segments: nested(lengths[level], []), label: "" });
+
+test("the tape machine gives Python's moments, nested or not", () => {
+  assert.ok(machine.length >= 500);
+  const depths = new Set();
+  for (const { chain, segments, moments, extra_time } of machine) {
+    const found = simulate(chain, segments);
+    const all = found.map(({ kind, stage, parts, extra, recomputed }) => {
+      return [kind, stage, parts, extra, recomputed];
+    });
+    assert.deepEqual(all, moments, JSON.stringify(segments));
+    assert.equal(extraTime(chain, found), extra_time);
+    depths.add(Math.max(0, ...spansOf(segments).map((span) => span.height)));
+  }
+  assert.ok(depths.size >= 4);
+});
+
+test("describe gives Python's numbers and words", () => {
+  for (const [i, { numbers, said }] of games.entries()) {
+    const n = describe(states[i]);
+    const { won, ...rest } = numbers;
+    assert.deepEqual(n.won, JSON.parse(won));
+    for (const [key, value] of Object.entries(rest)) {
+      assert.equal(n[key], value, key);
+    }
+    says([sentence(states[i])], said);
+  }
+});
+
+test("platinum can be won on every level", () => {
+  const best = states.filter((_, i) => i % 10 === 0);
+  const levels = best.map(({ level }) => String(level));
+  assert.deepEqual(levels, Object.keys(tables));
+  for (const state of best) {
+    assert.equal(describe(state).won.at(-1), "platinum");
+    assert.ok(describe(state).optimal);
+    assert.deepEqual(describe(bare(state.level)).won, []);
+  }
+  const said = best.map((state) => sentence(state));
+  says(said, [
+    ...["All medals of this level", "That wins bronze and platinum."],
+    "Next, silver: ≤ 6 units, each stage once again.",
+  ]);
+});
+
+test("segments and their spans are the same", () => {
+  for (const [i, { segments }] of states.entries()) {
+    const length = segments.flat(Infinity).length;
+    assert.deepEqual(nested(length, spansOf(segments)), segments);
+    assert.equal(written(segments), games[i].written);
+    assert.deepEqual(parse(written(segments), length), segments);
+  }
+  assert.deepEqual(parse("4, 0-2  0-1", 5), [[[0, 1], 2], 3, [4]]);
+  assert.deepEqual(parse("", 2), [0, 1]);
+  for (const wrong of ["0-5", "3-2", "0-2.1-3", "a", "0-", "-1", "1.5-2.9"]) {
+    assert.equal(parse(wrong, 5), undefined, wrong);
+  }
+});
+
+test("no move makes segments that cross", () => {
+  const segments = [[0, 1, [2, 3]], 4, [5]];
+  const spans = spansOf(segments);
+  const move = (from, to) => drawn(6, segments, { from, to });
+  assert.deepEqual(crossed(spans, { from: 3, to: 4 }), spans[0]);
+  assert.equal(move(3, 4), null);
+  assert.equal(move(1, 2), null);
+  assert.equal(move(0, 3), null); // is one already
+  assert.deepEqual(move(0, 1), [[[0, 1], [2, 3]], 4, [5]]);
+  assert.deepEqual(move(0, 5), [[[0, 1, [2, 3]], 4, [5]]]);
+  assert.deepEqual(move(5, 5), [[0, 1, [2, 3]], 4, 5]);
+  for (let from = 0; from < 6; from += 1) {
+    for (let to = from; to < 6; to += 1) {
+      const next = move(from, to) ?? segments;
+      assert.deepEqual(next.flat(Infinity), [0, 1, 2, 3, 4, 5]);
+    }
+  }
+});
+
+test("everything is inside the picture, and does not move in a level", () => {
+  for (const state of states) {
+    for (const width of [288, 358, 760]) {
+      const plan = layout(state, width, 3, bare(state.level));
+      const [right, bottom] = [width, plan.height];
+      const all = within({ left: 0, right, top: 0, bottom });
+      for (const { x, y, width, height } of plan.strip.bars) {
+        all({ x, y });
+        all({ x: x + width, y: y + height });
+        assert.ok(y > plan.form.bars - 1 && y + height < plan.form.cells);
+      }
+      const { step, axis, plane, ghost } = plan;
+      const left = within(step.plot);
+      step.bands.forEach(({ upper }) => upper.forEach((y) => left({ y })));
+      [step.peak, ...axis.ticks].forEach(left);
+      ghost.tops.forEach((y) => left({ y }));
+      const score = within(plane.plot);
+      [plane.now, ghost, ...plane.points, ...plane.goals].forEach(score);
+      [...plane.axis.ticks, ...plane.ticks].forEach(score);
+      const other = layout(bare(state.level), width);
+      assert.deepEqual(plane.points, other.plane.points);
+      assert.deepEqual(plane.goals, other.plane.goals);
+      assert.deepEqual(axis.ticks, other.axis.ticks);
+    }
+  }
+});
+
+test("a place is a stage, a moment, a bar", () => {
+  const segments = parse("0-4.0-2.5-6", 9);
+  const plan = layout(full({ level: 9, segments }), 640);
+  for (let i = 0; i < 9; i += 1) {
+    assert.equal(stageAt(plan, plan.strip.x(i + 0.5)), i);
+  }
+  assert.equal(stageAt(plan, -50), 0);
+  assert.equal(stageAt(plan, 9999), 8);
+  plan.n.moments.forEach((_, i) => {
+    assert.equal(momentAt(plan.step, plan.step.middle(i)), i);
+  });
+  for (const { x, y, width, height, span } of plan.strip.bars) {
+    const middle = { x: x + width / 2, y: y + height / 2 };
+    assert.deepEqual(barAt(plan, middle).span, span);
+  }
+  assert.equal(barAt(plan, { x: 320, y: 400 }), undefined);
+});
+
+test("describe and layout leave the state as it is", () => {
+  untouched(states.at(-2), describe, layout);
+});

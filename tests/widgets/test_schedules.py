@@ -1,0 +1,127 @@
+"""The game of schedules in Python: its levels, their pars and its traits."""
+
+from functools import cache
+from math import inf
+
+import pytest
+from kind_schedules import NESTED, platinum
+from traitlets import TraitError
+
+from membudget.checkpointing import (
+    equal_segments,
+    peak_of_segments,
+    simulate,
+)
+from membudget.schedules import binomial_segments, optimal_segments
+from membudget.widgets import Schedules
+from membudget.widgets.schedules import (
+    BOSS,
+    BUDGET,
+    LENGTHS,
+    LEVELS,
+    ONE_LEVEL,
+    level_of,
+)
+
+PARS = {
+    9: (6, 6, 6, 5),
+    12: (7, 7, 6, 5),
+    16: (8, 7, 7, 6),
+    20: (9, 8, 8, 6),
+    24: (10, 9, 9, 6),
+    36: (12, 10, 10, 7),
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_pars(length):
+    bronze, silver, gold, best = level_of(length).medals
+    assert (bronze.peak, silver.peak, gold.peak, best.peak) == PARS[length]
+    peaks = [peak_of_segments(length, k) for k in range(1, length + 1)]
+    assert bronze.peak == min(peaks)
+    game = Schedules(
+        length, equal_segments(length, 1 + peaks.index(min(peaks)))
+    )
+    assert game.medals()[0] == "bronze"
+    game.segments = binomial_segments(length, 2)
+    assert "silver" in game.medals()
+    for medal in (gold, best):
+        stages, points = level_of(length).stages, level_of(length).frontier
+        segments = optimal_segments(stages, medal.peak)
+        assert simulate(stages, segments).extra_runs <= medal.extra
+        below = [time for peak, time in points if peak < medal.peak]
+        assert all(time > medal.extra for time in below)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_platinum_can_be_won(level):
+    game = Schedules(level, platinum(level))
+    assert game.medals()[-1] == "platinum"
+    assert "platinum" in game.sentence()
+    assert Schedules(level).medals() == []
+    assert "no medal" in Schedules(level).sentence()
+
+
+@cache
+def one_level(start, held):
+    """The least extra time of the boss's stages from ``start`` on, without
+    segments in segments, while so many units are held before them."""
+    stages = level_of(BOSS).stages
+    if start == len(stages):
+        return 0
+    best, held = inf, held + (start > 0)  # its input
+    inner = time = worst = again = 0
+    for last, stage in enumerate(stages[start:], start):
+        more, gradient = last - start, last < len(stages) - 1
+        forward = held + (more > 0) + 1 + stage.forward_workspace
+        inner += stage.inner
+        tapes = held + inner + more
+        recorded = tapes + 1 + stage.record_workspace
+        early = tapes + 1 + stage.recompute_workspace + gradient
+        back = tapes + gradient + stage.backward_workspace
+        if not more and max(recorded, back) <= BUDGET:  # it keeps its tape
+            best = one_level(last + 1, tapes)
+        if max(worst, forward, again + gradient, early, back) <= BUDGET:
+            extra = time + stage.recompute_time
+            best = min(best, extra + one_level(last + 1, held))
+        worst, again = max(worst, forward, back), max(again, recorded)
+        time += stage.time
+    return best
+
+
+def test_the_boss():
+    stages = level_of(BOSS).stages
+    forward = sum(stage.time for stage in stages)
+    flat = simulate(stages, ONE_LEVEL)
+    best = simulate(stages, platinum(BOSS))
+    assert len(stages) == 24
+    assert simulate(stages, list(range(24))).peak == 198
+    assert max(flat.peak, best.peak) <= BUDGET
+    assert f"{flat.extra_time / forward:.3f}" == "0.818"
+    assert f"{best.extra_time / forward:.3f}" == "0.799"
+    assert one_level(0, 0) == flat.extra_time
+    extras = [medal.extra for medal in level_of(BOSS).medals]
+    assert extras == [1.5 * forward, forward, flat.extra_time, best.extra_time]
+
+
+def test_a_level_takes_other_segments_along():
+    game = Schedules(9, NESTED)
+    assert game.run().peak == 5
+    game.level = 12
+    assert game.segments == list(range(12))
+    game.level, game.segments = 24, equal_segments(24, 4)
+    game.level = BOSS  # of as many stages
+    assert game.segments == equal_segments(24, 4)
+    game.set_state({"level": 9, "segments": NESTED})
+    assert (game.level, game.segments) == (9, NESTED)
+    assert repr(game) == f"Schedules(9, {NESTED})"
+
+
+def test_segments_are_plain_lists():
+    game = Schedules(9, (range(5), [5, (6, 7)], 8))
+    assert game.segments == [[0, 1, 2, 3, 4], [5, [6, 7]], 8]
+
+
+def test_segments_of_another_level_are_refused():
+    with pytest.raises(TraitError, match="use 0 to 11, each once, in order"):
+        Schedules(12, NESTED)
