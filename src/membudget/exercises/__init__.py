@@ -17,6 +17,7 @@ SUBJECTS = (
     "own_ledger",
     "accumulation",
     "checkpointing",
+    "schedules",
     "precision",
     "amp_loops",
     "sharding",
