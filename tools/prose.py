@@ -27,6 +27,7 @@ GIVEN = {
     "02_ledger": {BESIDE: "3.9", WIDGET: "949, 779"},
     "03_accumulation": {BESIDE: "44, 3.44", "PyTorch's default": "65 536"},
     "04_checkpointing": {BESIDE: "15.1", WIDGET: "24.6", EXAMPLE: "0.4"},
+    "05_schedules": {BESIDE: "15.1"},
     "06_precision": {BESIDE: "1.0078, 2 001, 0.05, 0.00195, 65 535"},
     "07_sharding": {
         BESIDE: "112, 64.25, 2 304, 3 072, 137 088, 195, 0.19, 10 700, "
