@@ -173,6 +173,16 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._transform(self._attend(x))
+
+    def halves(self) -> tuple[nn.Module, nn.Module]:
+        """Its attention and its MLP, each with its sum, as stages of their
+        own: one after the other they are the block, with its parameters."""
+        first = nn.ModuleList([self.norm1, self.qkv, self.out])
+        second = nn.ModuleList([self.norm2, self.up, self.down])
+        return _Half(first, self._attend), _Half(second, self._transform)
+
+    def _attend(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = _tensor(x, "x", 3).shape
         q, k, v = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2)
@@ -183,13 +193,26 @@ class Block(nn.Module):
         else:
             attended = attention(q, k, v, self._drop)
         attended = attended.transpose(1, 2).reshape(batch, tokens, width)
-        x = x + self._drop(self.out(attended))
+        return x + self._drop(self.out(attended))
+
+    def _transform(self, x: torch.Tensor) -> torch.Tensor:
         return x + self._drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         if not self.dropout:
             return x
         return F.dropout(x, self.dropout, self.training)
+
+
+class _Half(nn.Module):
+    """One of a block's sums, with the modules whose parameters it has."""
+
+    def __init__(self, parts: nn.ModuleList, run: Callable) -> None:
+        super().__init__()
+        self.parts, self._run = parts, run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._run(x)
 
 
 def attention(

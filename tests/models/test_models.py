@@ -132,6 +132,15 @@ def test_a_block_is_attention_and_mlp_around_a_residual():
     torch.testing.assert_close(block(x), y, rtol=0, atol=1e-12)
 
 
+def test_the_halves_of_a_block_are_the_block():
+    block, x = Block(8, heads=2), torch.rand(2, 3, 8)
+    attention, mlp = block.halves()
+    assert torch.equal(mlp(attention(x)), block(x))
+    ours = [p for half in (attention, mlp) for p in half.parameters()]
+    assert set(ours) == set(block.parameters())
+    assert len(ours) == len(set(ours))
+
+
 def test_a_block_needs_heads_that_divide_its_width():
     with pytest.raises(ValueError, match="width 10 is not a multiple of 4"):
         Block(width=10, heads=4)
