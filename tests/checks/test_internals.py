@@ -25,7 +25,7 @@ OTHERS = {
 }
 """The modules that use what is private of PyTorch's process groups."""
 
-NOT_PYTORCHS = {"_getframe", "_replace"}  # of sys, of a named tuple
+NOT_PYTORCHS = {"_asdict", "_getframe", "_replace"}  # tuples, sys
 KNOWN = {a for _, names in internals.ATTRIBUTES for a in names.split()}
 
 
