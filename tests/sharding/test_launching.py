@@ -423,6 +423,7 @@ def test_ranks_that_do_not_start(monkeypatch):
     with Ranks(1) as pool:
         with monkeypatch.context() as patch:
             patch.setattr(launching, "DEADLINE", 1e-9)
+            patch.setattr(launching, "PATIENCE", 5)  # it may not listen yet
             with pytest.raises(DeadlineError, match=r"rank 0 .* within 1e-09"):
                 pool.run(workers.place)
         assert works(pool)
