@@ -64,6 +64,14 @@ def test_the_two_repairs_are_the_best_of_their_peaks():
         assert points[peak] == extra
 
 
+def test_nested_segments_reach_the_law():
+    for length, runs in product(range(1, 131, 1 if SOAK else 3), range(1, 7)):
+        peak = schedules.peak_of_runs(length, runs)
+        run = ck.simulate(length, solutions.nest(length, peak, runs))
+        assert run.peak == peak
+        assert max(run.runs) <= runs
+
+
 def test_the_schedule_to_beat_is_the_best_of_equal_segments():
     chain, budget = arguments("beat")
     runs = [
@@ -127,12 +135,17 @@ def later(chain):
     return [0, [1, 2, 3], 4, 5, 6]
 
 
+def by_construction(length, peak, runs):
+    return schedules.binomial_segments(length, runs)
+
+
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
         ("peak_for_runs", other_way),
         ("fewest_runs", by_frontier),
         ("restart", later),
+        ("nest", by_construction),
         ("beat", by_programme),
         ("beat", lambda chain, budget: [[[0], 1], [2, 3], *range(4, 12)]),
     ],
@@ -149,6 +162,16 @@ def broken(chain):
 
 
 WRONG = [
+    (
+        "nest",
+        lambda length, peak, runs: schedules.binomial_segments(length, 2),
+        "the peak is 6 units in action",
+    ),
+    (
+        "nest",
+        lambda length, peak, runs: schedules.optimal_segments(length, 4),
+        "times again; at most 2 are allowed",
+    ),
     ("restart", broken, "boundary 2, is not there: neither the value at wo"),
     ("restart", checkpoint, "the peak is 7 units in action"),
     ("restart", lambda chain: list(range(7)), "at most 6 are allowed"),

@@ -1,4 +1,4 @@
-"""The exercises on schedules, of the chapter."""
+"""The exercises on schedules, of the chapter and of what goes deeper."""
 
 from dataclasses import replace
 from functools import cache
@@ -213,6 +213,36 @@ check_restart = Exercise(
         "A tape without its output is no place to restart from: its stage "
         "runs once more. A checkpoint of the output would save that run and "
         "cost a seventh unit."
+    ),
+)
+
+
+def nest(length, peak, runs):
+    def cut(stages, peak, runs):
+        if len(stages) <= peak - 2:
+            return stages  # all tapes fit
+        size = comb(peak + runs - 4, runs - 1)
+        first = cut(stages[:size], peak, runs - 1)
+        return [first, *cut(stages[size:], peak - 1, runs)]
+
+    stages = list(range(length))
+    return [*cut(stages[:-1], peak, runs), *stages[-1:]]
+
+
+check_nest = Exercise(
+    nest,
+    cases=[
+        given(length=11, peak=5, runs=3),
+        given(length=106, peak=16, runs=2),
+        given(length=126, peak=7, runs=5),
+        given(length=10, peak=7, runs=4),
+        given(length=1, peak=2, runs=1),
+    ],
+    observe=schedule(lambda length, peak, runs: Allowed(peak, again=runs - 1)),
+    mistakes="",
+    shown=(
+        "`schedules.binomial_segments` cuts in the same way, and gives a part "
+        "that does with fewer runs fewer."
     ),
 )
 
