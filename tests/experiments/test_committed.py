@@ -15,6 +15,7 @@ AGREE = {
     "micro_batch": ("micro_batch", "bytes"),
     "segments_mlp": ("batch", "count", "bytes"),
     "segments_gpt": ("batch", "count", "bytes"),
+    "schedules_gpt": ("way", "number", "bytes"),
     "largest_batch": ("batch", "count"),
     "sharded_ranks": ("states", *CALLS),
     "fsdp_ranks": ("ranks", "stage", *KINDS, *CALLS),

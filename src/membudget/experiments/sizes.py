@@ -197,6 +197,38 @@ RECOVERIES = dict(
 )
 
 
+# Schedules -----------------------------------------------------------------
+
+
+def _frontier(shape: dict, batch: int, budgets: list[int], **counts) -> dict:
+    """Twelve blocks, some, all or none of them checkpointed.
+
+    Args:
+        budgets: in per cent of the plain peak, below what the others need.
+    """
+    return dict(
+        shape=shape,
+        batch=batch,
+        runs=rows(["first"], [0, 3, 6, 9, 11, 12])
+        + rows(["equal"], [2, 3, 4, 6])
+        + rows(["optimal"], budgets),
+        **counts,
+    )
+
+
+SCHEDULES_GPT = dict(
+    tiny=_frontier(
+        {**_BYTES_TINY, "context": 128, "depth": 12},
+        16,
+        [15, 14, 13],
+        warm_up=1,
+        repeats=9,
+    ),
+    t4=_frontier(_BYTES, 12, [15], warm_up=0, repeats=3),
+    large=_frontier(_BYTES, 192, [15, 14, 13, 12], warm_up=0, repeats=3),
+)
+
+
 # Ledger --------------------------------------------------------------------
 
 _METHODS = (
