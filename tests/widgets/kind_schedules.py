@@ -1,6 +1,7 @@
 """What the tests have to know of the game of schedules."""
 
 import json
+from functools import cache
 
 from kind import Kind
 
@@ -11,6 +12,7 @@ from membudget.widgets import Schedules
 from membudget.widgets.schedules import BOSS, level_of
 
 
+@cache
 def platinum(level):
     """Segments that win everything that a level has."""
     found = level_of(level)
@@ -80,19 +82,19 @@ KIND = Kind(
     printed,
     said,
     states=[
-        {"segments": NESTED},
-        {"segments": equal_segments(9, 3)},
-        {"segments": [0, 1, [2], 3, [4, [5, [6, [7, 8]]]]]},
+        {"level": 9, "segments": NESTED},
+        {"level": 9, "segments": equal_segments(9, 3)},
+        {"level": 9, "segments": [0, 1, [2], 3, [4, [5, [6, [7, 8]]]]]},
         *({"level": n, "segments": platinum(n)} for n in (12, 36, BOSS)),
     ],
     given=[
         {"level": 12, "segments": platinum(12), "label": "mine <&>"},
         {"level": BOSS, "segments": equal_segments(24, 12)},
-        {"segments": [[[0, 1]], 2, *range(3, 9)]},
+        {"segments": [[[0, 1]], 2, *range(3, 16)]},
     ],
     tabs=("level", "play"),
     rest=None,
-    spoken={"moment": "stage 8 goes backward"},
+    spoken={"moment": "stage 15 goes backward"},
     columns=("units at the peak", "yours", "no segments"),
     parts=6,
     moves=[({"level": 36}, [{"segments": platinum(36)}])],

@@ -36,7 +36,7 @@ def moments(run):
 
 
 @cache
-def machine(count=5000 if SOAK else 600):
+def machine(count=5000 if SOAK else 500):
     """Chains with nested segments, and what Python's machine says."""
     rng, found = random.Random(2), []
     for _ in range(count):
@@ -62,7 +62,8 @@ def games():
     widget = Schedules()
     for level in LEVELS:
         widget.level = level
-        some = [random_segments(rng, 0, widget.length) for _ in range(9)]
+        count = 9 if SOAK else 4
+        some = [random_segments(rng, 0, widget.length) for _ in range(count)]
         for segments in [kind_schedules.platinum(level), *some]:
             widget.segments = segments
             yield {

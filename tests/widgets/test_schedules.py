@@ -1,13 +1,16 @@
 """The game of schedules in Python: its levels, their pars and its traits."""
 
+import random
 from functools import cache
 from math import inf
 
 import pytest
 from kind_schedules import NESTED, platinum
+from schedules_cases import random_segments
 from traitlets import TraitError
 
 from membudget.checkpointing import (
+    actions,
     equal_segments,
     peak_of_segments,
     simulate,
@@ -20,8 +23,10 @@ from membudget.widgets.schedules import (
     LENGTHS,
     LEVELS,
     ONE_LEVEL,
+    START,
     level_of,
 )
+from tests.soak import SOAK
 
 PARS = {
     9: (6, 6, 6, 5),
@@ -39,10 +44,10 @@ def test_pars(length):
     assert (bronze.peak, silver.peak, gold.peak, best.peak) == PARS[length]
     peaks = [peak_of_segments(length, k) for k in range(1, length + 1)]
     assert bronze.peak == min(peaks)
-    game = Schedules(
-        length, equal_segments(length, 1 + peaks.index(min(peaks)))
-    )
+    equal = equal_segments(length, 1 + peaks.index(min(peaks)))
+    game = Schedules(length, equal)
     assert game.medals()[0] == "bronze"
+    assert (game.medals() == ["bronze"]) == (length >= START)
     game.segments = binomial_segments(length, 2)
     assert "silver" in game.medals()
     for medal in (gold, best):
@@ -102,6 +107,23 @@ def test_the_boss():
     assert one_level(0, 0) == flat.extra_time
     extras = [medal.extra for medal in level_of(BOSS).medals]
     assert extras == [1.5 * forward, forward, flat.extra_time, best.extra_time]
+
+
+@pytest.mark.parametrize("holds", [(0,), (1,), (0, 1)])
+def test_no_output_is_made_while_the_old_one_is_alive(holds):
+    """``holds``: whether a tape holds the stage's input, its output."""
+    rng = random.Random(4)
+    for _ in range(5000 if SOAK else 300):
+        length = rng.randint(1, 14)
+        segments = random_segments(rng, 0, length, rng.random())
+        kept, tapes = set(), set()
+        for kind, stage in actions(segments, length):
+            if kind in ("forward", "record"):
+                on_tape = {tape + edge for tape in tapes for edge in holds}
+                assert stage + 1 not in kept | on_tape, segments
+            changes = {"keep": kept.add, "drop": kept.remove}
+            changes |= {"record": tapes.add, "backward": tapes.remove}
+            changes.get(kind, bool)(stage)
 
 
 def test_a_level_takes_other_segments_along():

@@ -602,7 +602,7 @@ function redraw(model, el, draw) {
     if (!ended) draw(width || 640);
   };
   const soon = () => {
-    if (!waiting) queueMicrotask(now);
+    if (!waiting) queueMicrotask(() => waiting && now());
     waiting = true;
   };
   const observer = new ResizeObserver(([entry]) => {
@@ -635,7 +635,8 @@ function redraw(model, el, draw) {
       without `root` is something in the picture that can be grabbed; it has
       its key in the page's address like the others. And `draw(state, width,
       before)`, which returns two texts and elements: { title, sentence,
-      numbers, drawn }, and the `height` of what is `drawn` in the picture.
+      numbers, drawn }, and the `height` of what is `drawn` in the picture;
+      `wrong`, if the sentence refuses what the reader did.
       `before` is the state before the last change, or null. `stop`, if there
       is one, is called at the end. */
 export function widget({ name, keys, build }) {
@@ -730,6 +731,7 @@ export function widget({ name, keys, build }) {
       }
       clearTimeout(speaking);
       said.textContent = shown.sentence;
+      said.classList.toggle("mb-wrong", Boolean(shown.wrong));
       const speak = () => {
         if (live.textContent === shown.sentence) return;
         live.textContent = shown.sentence;

@@ -156,26 +156,29 @@ const boss = ({ level }) => level === "boss";
 const timeText = (n, time) =>
   String(boss(n) ? Number((time / n.forward).toFixed(3)) : time);
 
+const unit = (n) => (boss(n) ? "passes" : "runs");
+
+/* "8 u, +12 runs", with arrows where it is beyond the axes. */
+const score = (n, { up, right }) =>
+  `${n.peak} u${up ? " ↑" : ""}, ` +
+  `+${timeText(n, n.extra_time)} ${unit(n)}${right ? " →" : ""}`;
+
 /* What a medal asks for beside its peak, from long to short. */
 function asked(n, { extra, runs }) {
-  const most = timeText(n, extra);
   if (runs === 2) return ["each stage once again", "once each"];
-  const passes = `≤ ${most} forward passes`;
-  if (boss(n)) return [passes, `≤ ${most} passes`, `≤ ${most}`];
-  return [`≤ ${most} extra runs`, `≤ ${most} runs`];
+  const most = `≤ ${timeText(n, extra)}`;
+  return [`${most} extra ${unit(n)}`, `${most} ${unit(n)}`, most];
 }
 
 /** The first medal that is not among those that one had, or undefined. */
 const nextOf = (n, had) => n.medals.find(({ name }) => !had.includes(name));
 
 /** The score in words, and the next goal. */
-export function sentence(state, had = []) {
-  const n = describe(state);
-  const passes = (n.extra_time / n.forward).toFixed(boss(n) ? 3 : 2);
-  const said = [
-    `The peak is ${plural(n.peak, "unit")} with ` +
-      `${plural(n.extra_runs, "extra run")}: ${passes} forward passes.`,
-  ];
+export function sentence(n, had = []) {
+  const passes = boss(n) ? `, ${timeText(n, n.extra_time)} passes` : "";
+  const [peak, extra] = [n.peak, n.extra_runs];
+  const score = `${plural(peak, "unit")} with ${plural(extra, "extra run")}`;
+  const said = [`The peak is ${score}${passes}.`];
   if (n.won.length) said.push(`That wins ${listed(n.won)}.`);
   const next = nextOf(n, [...had, ...n.won]);
   if (next) {
@@ -187,36 +190,42 @@ export function sentence(state, had = []) {
   return said.join(" ");
 }
 
-/* Why a segment cannot be drawn: it crosses another, or is there. */
-function refusal({ from, to }, other) {
-  const stages = `Stages ${from} to ${to}`;
-  if (!other) return `${stages} are a segment: click its bar to remove it.`;
-  return (
-    `${stages} would cross the segment ${other.from} to ${other.to}: a ` +
-    "segment stands inside another, around it or beside it. Nothing has " +
-    "changed."
-  );
+/* Why a segment cannot be drawn, or null: it crosses another, or is there. */
+function refusal({ length, segments, spans }, span) {
+  if (drawn(length, segments, span)) return null;
+  const other = crossed(spans, span);
+  const why = other
+    ? `would cross the segment ${other.from} to ${other.to}: segments nest ` +
+      "or stand side by side. Nothing has changed."
+    : "are a segment: click its bar to remove it.";
+  return { words: `Stages ${span.from} to ${span.to} ${why}`, wrong: true };
+}
+
+/* Where a level's numbers come from, and what to beat. */
+function about(n) {
+  const [cut, best] = n.medals.slice(-2).map((m) => timeText(n, m.extra));
+  return boss(n)
+    ? `The ${n.length} stages are the attention and MLP halves of ` +
+        `${n.length / 2} GPT blocks; a unit is a block’s input, a pass the ` +
+        "forward FLOPs of all. Beat the best cut without nesting, " +
+        `${cut} extra passes: the optimum is ${best}.`
+    : "A unit is one stage’s output. Bronze is what equal segments reach; " +
+        "platinum takes segments in segments.";
 }
 
 // ---- geometry ------------------------------------------------------------
 
 /* Heights of what stands in the picture. */
-const WIDE = { bars: 24, cells: 92, tall: 38, medals: 144, height: 424 };
-const NARROW = { bars: 38, cells: 92, tall: 32, medals: 136, height: 520 };
+const WIDE = { bars: 2, cells: 56, tall: 36, medals: 102, height: 370 };
+const NARROW = { bars: 2, cells: 58, tall: 34, medals: 102, height: 488 };
 
 /* The axes of the memory and of the score: beside or below each other. */
 function plots(width) {
   const [left, right, half] = [34, width - 10, Math.round(width / 2)];
-  const narrow = [
-    { left, right, top: 242, bottom: 330 },
-    { left, right, top: 382, bottom: 482 },
-  ];
-  const [top, bottom] = [218, 386];
-  const wide = [
-    { left, right: half - 14, top, bottom },
-    { left: half + 26, right, top, bottom },
-  ];
-  return width < 480 ? narrow : wide;
+  const plot = ([left, right, top, bottom]) => ({ left, right, top, bottom });
+  const narrow = [[left, right, 212, 300], [left, right, 360, 450]];
+  const wide = [[left, half - 14, 182, 332], [half + 26, right, 182, 332]];
+  return (width < 480 ? narrow : wide).map(plot);
 }
 
 /** Geometry of the picture, in pixels: the strip below its segments, the
@@ -250,7 +259,7 @@ function stripLayout(n, at, width, { bars, cells }) {
   const { holds, kept, running } = heldAt(n.moments, at, n.length);
   const x = (stage) => 2 + stage * wide;
   const deepest = Math.max(1, ...n.spans.map(({ height }) => height));
-  const step = Math.min(20, (cells - bars - 4) / deepest);
+  const step = Math.min(18, (cells - bars - 4) / deepest);
   return {
     ...{ wide, x },
     cells: holds.map((part, i) => {
@@ -315,28 +324,13 @@ const fits = (words, width) => LETTER * words.length <= width;
 const didAt = ({ moments }, at) =>
   deed(moments[at], `stage ${moments[at].stage}`);
 
-function* drawWords({ n, at, width, form }, mark) {
-  const time = `${boss(n) ? "" : "+"}${timeText(n, n.extra_time)}`;
-  const score = `peak ${n.peak} u, ${time}`;
-  const won = n.won.length ? `${score}: ${n.won.at(-1)}` : score;
-  yield text(width - 2, 16, won, { ...END, class: "mb-value mb-big" });
-  const { kind } = n.moments[at];
-  const did = didAt(n, at);
-  const place = `${at + 1} of ${n.moments.length}: `;
-  const room = width - (form === WIDE ? 10 * won.length + 20 : 4);
-  const words = [place + did, did, place + kind].find((w) => fits(w, room));
-  const marked = mark && `stages ${mark.from} to ${mark.to}`;
-  const y = form === WIDE ? 15 : 34;
-  yield text(2, y, marked ?? words, { class: "mb-value" });
-}
-
 function* drawStrip(id, plan, mark) {
   const { strip, form } = plan;
   const { cells: top, tall } = form;
   if (!strip.bars.length) {
     const words = "Drag across the cells: they become a segment";
     const look = { ...MIDDLE, class: "mb-value" };
-    yield text(plan.width / 2, top - 22, words, look);
+    yield text(plan.width / 2, top - 20, words, look);
   }
   for (const { span, x, y, width, height, kept } of strip.bars) {
     const key = `${span.from}-${span.to}`;
@@ -344,7 +338,7 @@ function* drawStrip(id, plan, mark) {
     yield svg("rect", { ...box, class: "mb-bar", "data-span": key });
     const knob = { ...box, width: Math.min(strip.wide - 3, 14) };
     const middle = knob.x + knob.width / 2;
-    yield line(middle, y + height, middle, top, "mb-stem");
+    yield line(middle, y + height, middle, top, "mb-grid");
     if (kept) yield* filled(id, "checkpoints", "rect", knob);
   }
   for (const [i, { part, x, runs }] of strip.cells.entries()) {
@@ -381,12 +375,12 @@ function* drawMedals({ n, width, form }, had) {
     yield dot({ x, y }, `mb-medal mb-${name} ${look}`, r);
     if (now) yield text(x, y + 5, "✓", { ...MIDDLE, class: "mb-won" });
     const [left, top] = wide ? [x + r + 8, y - 8] : [x - r, y + r + 15];
-    const long = room - 2 * r - 14;
+    const long = wide ? room - 2 * r - 14 : room - 6;
     const words = asked(n, medal);
     yield text(left, top, name, { class: "mb-value" });
     yield text(left, top + 14, `≤ ${peak} units`);
-    const found = words.find((one) => wide && fits(one, long));
-    yield text(left, top + 28, found ?? words.at(-1));
+    const found = words.find((one) => fits(one, long)) ?? words.at(-1);
+    yield text(left, top + 28, found);
   }
 }
 
@@ -398,6 +392,12 @@ function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
   yield* budgetLine(id, plot, y, n.peak > goal.peak);
   const look = { ...END, class: "mb-value mb-halo" };
   yield text(plot.right - 2, y - 5, `${goal.name}: ${goal.peak} u`, look);
+  const place = `${at + 1} of ${n.moments.length}: `;
+  const did = didAt(n, at);
+  const x = plot.left + 22;
+  const words = [place + did, did, place + n.moments[at].kind];
+  const found = words.find((one) => fits(one, plot.right - x));
+  yield text(x, plot.top - 11, found, { class: "mb-value" });
 }
 
 function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
@@ -422,20 +422,18 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
     const r = had ? 4 : Math.min(2.5, 40 / points.length);
     yield dot(point, had ? "mb-reached" : "mb-faint", r);
   }
-  for (const { name, x, y } of [...goals].reverse()) {
-    const d = `M${x} ${y - 7}l7 7l-7 7l-7 -7Z`;
+  for (const [i, { name, x, y }] of goals.entries()) {
+    const near = (other) => Math.hypot(other.x - x, other.y - y) < 8;
+    const r = 7 + 5 * goals.slice(i + 1).filter(near).length; // around those
+    const d = `M${x} ${y - r}l${r} ${r}l${-r} ${r}l${-r} ${-r}Z`;
     yield svg("path", { d, class: `mb-medal mb-had mb-${name}` });
   }
   const { peak } = step;
   if (width >= 480) yield line(peak.x, peak.y, now.x, now.y, "mb-leader");
   if (ghost) yield dot(ghost, "mb-ghost", 6);
   yield dot(now, "mb-now", 8);
-  const { up, right } = plane.cut; // beyond the axes
-  if (!up && !right) return;
-  const value = up ? `${n.peak} u ↑` : `${timeText(n, n.extra_time)} →`;
-  const [aside, side] = right ? [-14, END] : [14, {}];
-  const bold = { ...side, class: "mb-value mb-halo" };
-  yield text(now.x + aside, now.y + (up ? 14 : -10), value, bold);
+  const big = { ...END, class: "mb-value mb-big" };
+  yield text(plot.right, plot.top - 11, score(n, plane.cut), big);
 }
 
 function results(id, n) {
@@ -467,8 +465,7 @@ const NOTE =
   "By keyboard: the arrows choose a cell, with Shift more, Enter makes a " +
   "segment, Delete removes it. Left: the memory at every action; drag there " +
   "to see each. Right: your score. Below the stairs no segments can be. " +
-  "Diamonds are the medals’ limits, the shaded corner is the next one. A " +
-  "stage’s output is one unit, as in the chapter on checkpointing.";
+  "Diamonds are the medals’ limits, the shaded corner is the next one.";
 
 // ---- the widget ----------------------------------------------------------
 
@@ -480,7 +477,7 @@ function build({ id, get, set, picture, again }) {
   let moment = null; // null: the peak
   let draft = null; // the stages that are being marked, and `wrong`
   let spot = null; // those that the keyboard marks
-  let refused = "";
+  let told = null; // words instead of the score, and `wrong`
   let history = [];
   const won = new Map(); // by level, the medals so far
   const seen = new Map(); // by level, the points of the frontier so far
@@ -488,7 +485,7 @@ function build({ id, get, set, picture, again }) {
     of.set(level, new Set([...(of.get(level) ?? []), ...more]));
   const fresh = () => {
     play.stop();
-    [moment, draft, refused] = [null, null, ""];
+    moment = draft = told = null;
   };
   const go = (traits, keep = true) => {
     const { level, segments } = get();
@@ -502,13 +499,11 @@ function build({ id, get, set, picture, again }) {
     again();
   };
   const mark = (span) => {
-    const { length, segments, spans } = describe(get());
-    const next = drawn(length, segments, span);
-    if (next) return go({ segments: next });
+    const n = describe(get());
     fresh();
-    const other = crossed(spans, span);
-    refused = refusal(span, other);
-    again();
+    told = refusal(n, span);
+    if (told) again();
+    else go({ segments: drawn(n.length, n.segments, span) });
   };
   const remove = (span) => {
     const { length, segments } = describe(get());
@@ -548,8 +543,8 @@ function build({ id, get, set, picture, again }) {
     key: "clear",
     onClick: () => go({ segments: nested(plan.n.length, []) }),
   });
-  const all = [play, undo, clear].map(({ root }) => root);
-  const buttons = html("div", { class: "mb-buttons" }, ...all);
+  const all = [play.root, undo.root, clear.root];
+  const buttons = { root: html("div", { class: "mb-buttons" }, ...all) };
   const typed = field({
     label: "Segments, by first and last stage",
     key: "segments",
@@ -570,6 +565,7 @@ function build({ id, get, set, picture, again }) {
   });
   when.held = () => (moment === null ? "" : String(moment + 1));
 
+  const words = html("p", { class: "mb-about" });
   picture.setAttribute("tabindex", "0");
   picture.setAttribute("data-lm-suppress-shortcuts", "true");
   picture.addEventListener("mousedown", (event) => event.preventDefault());
@@ -577,12 +573,15 @@ function build({ id, get, set, picture, again }) {
     const { length, spans } = plan.n;
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const { from, to } = spot ?? { from: 0, to: 0 };
-    if (step && !spot) spot = { from, to };
-    else if (step && event.shiftKey) {
-      spot = { from, to: inside(Math.max(to + step, from), length - 1) };
-    } else if (step) {
-      const next = inside((step > 0 ? to : from) + step, length - 1);
-      spot = { from: next, to: next };
+    if (step) {
+      const more = event.shiftKey;
+      const edge = step < 0 && !more ? from : to;
+      const next = inside(edge + (spot ? step : 0), length - 1);
+      const first = more ? from : next;
+      spot = { from: first, to: Math.max(first, next) };
+      fresh();
+      const keys = "Enter makes a segment, Delete removes it.";
+      told = { words: `Stages ${spot.from} to ${spot.to}: ${keys}` };
     } else if (event.key === "Enter" && spot) mark(spot);
     else if (/^(Delete|Backspace)$/.test(event.key) && spot) {
       const span = spans.findLast((s) => s.from <= from && to <= s.to);
@@ -613,6 +612,7 @@ function build({ id, get, set, picture, again }) {
       if (draft && same(draft, span)) return;
       fresh();
       draft = span;
+      told = refusal(describe(get()), span);
       again();
     },
     drop(held) {
@@ -643,15 +643,14 @@ function build({ id, get, set, picture, again }) {
       max: n.moments.length,
       spoken: didAt(n, plan.at),
     });
-    const wrong = draft && !next;
-    const why = wrong && refusal(draft, crossed(now.spans, draft));
-    const mark = draft ? { ...draft, wrong } : spot;
+    const mark = draft ? { ...draft, wrong: told } : spot;
+    words.textContent = about(n);
     return {
       title: `Place your own checkpoints${state.label && `: ${state.label}`}`,
-      sentence: why || refused || sentence(shown, had),
+      sentence: told?.words ?? sentence(n, had),
+      wrong: told?.wrong,
       height: plan.height,
       drawn: [
-        ...drawWords(plan, mark),
         ...drawStrip(id, plan, mark),
         ...drawMedals(plan, had),
         ...drawMemory(id, plan, goal),
@@ -661,7 +660,8 @@ function build({ id, get, set, picture, again }) {
     };
   };
   return {
-    controls: [level, { root: buttons }],
+    controls: [level, buttons],
+    picture: html("div", {}, picture, words),
     legend: legend(id, PARTS),
     more: [typed, when],
     note: html("p", { class: "mb-note" }, NOTE),

@@ -27,6 +27,8 @@ TIMES = ("time", "recompute_time")
 
 BOSS = "boss"
 LEVELS = (*LENGTHS, BOSS)
+START = 16
+"""The first level: there equal segments win bronze and no more."""
 
 BUDGET = 28
 """Of the boss, in units: the input of a block is one."""
@@ -137,9 +139,13 @@ def _plain(segments: Any) -> Any:
 class Schedules(Widget):
     """A chain of stages, whose checkpoints the player places.
 
+    Segments stand in or beside each other, and the tape machine runs all such:
+    no output is made again while the old one is kept or on a tape, of which
+    PyTorch would hold two.
+
     Args:
         level: the number of stages, one of :data:`LENGTHS`, all of size 1;
-            or ``"boss"``: 24 stages of a GPT under a budget of 28 units.
+            or ``"boss"``: 24 halves of GPT blocks under a budget of 28 units.
         segments: as :func:`membudget.checkpointing.actions` takes them; by
             default every stage keeps its tape. A level with other stages
             takes them along.
@@ -157,14 +163,14 @@ class Schedules(Widget):
 
     name = "schedules"
 
-    level = Checked(_level, 9).tag(sync=True)
+    level = Checked(_level, START).tag(sync=True)
     segments = traitlets.Any().tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
     def __init__(
         self,
-        level: int | str = 9,
+        level: int | str = START,
         segments: Segments | None = None,
         **traits: Any,
     ) -> None:
