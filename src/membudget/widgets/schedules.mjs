@@ -176,9 +176,8 @@ const nextOf = (n, had) => n.medals.find(({ name }) => !had.includes(name));
 /** The score in words, and the next goal. */
 export function sentence(n, had = []) {
   const passes = boss(n) ? `, ${timeText(n, n.extra_time)} passes` : "";
-  const [peak, extra] = [n.peak, n.extra_runs];
-  const score = `${plural(peak, "unit")} with ${plural(extra, "extra run")}`;
-  const said = [`The peak is ${score}${passes}.`];
+  const runs = plural(n.extra_runs, "extra run") + passes;
+  const said = [`The peak is ${plural(n.peak, "unit")} with ${runs}.`];
   if (n.won.length) said.push(`That wins ${listed(n.won)}.`);
   const next = nextOf(n, [...had, ...n.won]);
   if (next) {
@@ -190,6 +189,9 @@ export function sentence(n, had = []) {
   return said.join(" ");
 }
 
+const stagesOf = ({ from, to }) =>
+  from === to ? `Stage ${from}` : `Stages ${from} to ${to}`;
+
 /* Why a segment cannot be drawn, or null: it crosses another, or is there. */
 function refusal({ length, segments, spans }, span) {
   if (drawn(length, segments, span)) return null;
@@ -198,7 +200,7 @@ function refusal({ length, segments, spans }, span) {
     ? `would cross the segment ${other.from} to ${other.to}: segments nest ` +
       "or stand side by side. Nothing has changed."
     : "are a segment: click its bar to remove it.";
-  return { words: `Stages ${span.from} to ${span.to} ${why}`, wrong: true };
+  return { words: `${stagesOf(span)} ${why}`, wrong: true };
 }
 
 /* Where a level's numbers come from, and what to beat. */
@@ -320,6 +322,7 @@ const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 
 const fits = (words, width) => LETTER * words.length <= width;
+const fitting = (all, width) => all.find((w) => fits(w, width)) ?? all.at(-1);
 
 const didAt = ({ moments }, at) =>
   deed(moments[at], `stage ${moments[at].stage}`);
@@ -376,11 +379,9 @@ function* drawMedals({ n, width, form }, had) {
     if (now) yield text(x, y + 5, "✓", { ...MIDDLE, class: "mb-won" });
     const [left, top] = wide ? [x + r + 8, y - 8] : [x - r, y + r + 15];
     const long = wide ? room - 2 * r - 14 : room - 6;
-    const words = asked(n, medal);
     yield text(left, top, name, { class: "mb-value" });
     yield text(left, top + 14, `≤ ${peak} units`);
-    const found = words.find((one) => fits(one, long)) ?? words.at(-1);
-    yield text(left, top + 28, found);
+    yield text(left, top + 28, fitting(asked(n, medal), long));
   }
 }
 
@@ -395,9 +396,9 @@ function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
   const place = `${at + 1} of ${n.moments.length}: `;
   const did = didAt(n, at);
   const x = plot.left + 22;
-  const words = [place + did, did, place + n.moments[at].kind];
-  const found = words.find((one) => fits(one, plot.right - x));
-  yield text(x, plot.top - 11, found, { class: "mb-value" });
+  const all = [place + did, did, place + n.moments[at].kind];
+  const words = fitting(all, plot.right - x);
+  yield text(x, plot.top - 11, words, { class: "mb-value" });
 }
 
 function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
@@ -406,8 +407,7 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
   for (const { x, label } of ticks) {
     yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  const name = boss(n) ? "extra forward passes" : "extra runs";
-  yield text(plot.right, plot.bottom + 33, name, END);
+  yield text(plot.right, plot.bottom + 33, `extra ${unit(n)}`, END);
   const steps = points.map(({ x, y }) => `H${x.toFixed(1)}V${y.toFixed(1)}`);
   const d = `M${plot.left} ${plot.top}${steps.join("")}H${plot.right}`;
   const below = `${d}V${plot.bottom}H${plot.left}Z`;
@@ -581,7 +581,7 @@ function build({ id, get, set, picture, again }) {
       spot = { from: first, to: Math.max(first, next) };
       fresh();
       const keys = "Enter makes a segment, Delete removes it.";
-      told = { words: `Stages ${spot.from} to ${spot.to}: ${keys}` };
+      told = { words: `${stagesOf(spot)}: ${keys}` };
     } else if (event.key === "Enter" && spot) mark(spot);
     else if (/^(Delete|Backspace)$/.test(event.key) && spot) {
       const span = spans.findLast((s) => s.from <= from && to <= s.to);
