@@ -5,6 +5,7 @@ from functools import cache
 from math import inf
 
 import pytest
+import torch
 from kind_schedules import NESTED, platinum
 from schedules_cases import random_segments
 from traitlets import TraitError
@@ -13,17 +14,23 @@ from membudget.checkpointing import (
     actions,
     equal_segments,
     peak_of_segments,
+    profile,
     simulate,
 )
+from membudget.checkpointing.tape import SIZES
+from membudget.models import Block
 from membudget.schedules import binomial_segments, optimal_segments
 from membudget.widgets import Schedules
 from membudget.widgets.schedules import (
+    ATTENTION,
     BOSS,
     BUDGET,
     LENGTHS,
     LEVELS,
+    MLP,
     ONE_LEVEL,
     START,
+    TIMES,
     level_of,
 )
 from tests.soak import SOAK
@@ -56,6 +63,19 @@ def test_pars(length):
         assert simulate(stages, segments).extra_runs <= medal.extra
         below = [time for peak, time in points if peak < medal.peak]
         assert all(time > medal.extra for time in below)
+
+
+def test_the_stages_of_the_boss_are_those_of_gpt2():
+    with torch.device("meta"):
+        block, x = Block(768, heads=12), torch.empty(1, 1024, 768)
+    stages = profile(*block.halves(), x=x)
+    third = 2 * x.numel() * 768 / 3
+    for stage, written in zip(stages, (ATTENTION, MLP), strict=True):
+        for name in SIZES:
+            size, units = getattr(stage, name), getattr(written, name)
+            assert size / x.numel() / 4 == pytest.approx(units, abs=0.02), name
+        for name in TIMES:
+            assert getattr(stage, name) / third == getattr(written, name)
 
 
 @pytest.mark.parametrize("level", LEVELS)
