@@ -28,7 +28,6 @@ GIVEN = {
     "03_accumulation": {BESIDE: "44, 3.44", "PyTorch's default": "65 536"},
     "04_checkpointing": {BESIDE: "15.1", WIDGET: "24.6", EXAMPLE: "0.4"},
     "05_schedules": {BESIDE: "15.1"},
-    "05a_planners": {"Inductor, PyTorch 2.13": "40.6, 33.8, 28.1, 52.3"},
     "06_precision": {BESIDE: "1.0078, 2 001, 0.05, 0.00195, 65 535"},
     "07_sharding": {
         BESIDE: "112, 64.25, 2 304, 3 072, 137 088, 195, 0.19, 10 700, "
