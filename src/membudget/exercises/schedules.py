@@ -50,7 +50,7 @@ check_peak_for_runs = Exercise(
             is asked.
         """,
     shown=(
-        "One run needs as many units as stages, two need about √(2L), and "
+        "One run needs one unit more than stages, two about √(2L), and "
         "with 11 runs of each a million stages fit into 15 units."
     ),
 )
