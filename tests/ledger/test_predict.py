@@ -90,6 +90,12 @@ def test_a_step_to_the_byte(net, precision, run, step):
     same(network, 6, *tokens, **options)
 
 
+@pytest.mark.parametrize("net", ["gpt", "llama"])
+def test_checkpointed_blocks(net):
+    """GPT's attention lets go of q, k and v before the MLP begins."""
+    same(NETS[net](), 6, 12, checkpointed=True)
+
+
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("precision", ["fp32", "by CUDA's lists"])
 def test_other_batches(net, precision):

@@ -304,11 +304,11 @@ class _Written:
         q, k, v = op.split(paper, qkv, (self.numbers,) * 3)
         attended = self.attend(q, k, v)
         y = self.linear(attended, "out", d, d)
-        x = op.add(paper, x, self.drop(y))
+        x = op.add(paper, x, self.drop(y), watches=(q, k, v, attended))
         up = self.linear(self.norm(x), "up", d, 4 * d)
         up = op.of_input(paper, up, "gelu")
         y = self.drop(self.linear(up, "down", 4 * d, d))
-        return op.add(paper, x, y, watches=(q, k, v, attended))
+        return op.add(paper, x, y)
 
     def llama_block(self, x: PaperTensor) -> PaperTensor:
         paper, shape, d = self.paper, self.shape, self.shape.width
