@@ -156,6 +156,8 @@ RUNS = {
     "with a remainder": {"micro_batch": 4},
     "checkpointed": {"checkpointed": True},
     "both": {"checkpointed": True, "micro_batch": 4},
+    "the first": {"checkpointed": 1},
+    "the second": {"checkpointed": (1,), "micro_batch": 4},
 }
 
 
@@ -212,6 +214,13 @@ def again(run, context):
     )
 
 
+def chosen(parts, checkpointed):
+    """Those that ``predict`` would checkpoint."""
+    if isinstance(checkpointed, tuple):
+        return [parts[number] for number in checkpointed]
+    return parts[: len(parts) if checkpointed is True else checkpointed]
+
+
 def both(
     network,
     batch,
@@ -243,15 +252,14 @@ def both(
         model, loss = network.build("cpu"), next_token
         x = torch.zeros(batch, *tokens, dtype=torch.long)
         y = x.clone()
-        if checkpointed:
-            for block in model.blocks:
-                block.forward = again(block.forward, context)
+        for block in chosen(model.blocks, checkpointed):
+            block.forward = again(block.forward, context)
     else:
         model, loss = network.model, classify
         x = torch.rand(batch, *network.sample)
         y = torch.zeros(batch, dtype=torch.long)
-        if checkpointed:
-            model = Segmented(model, network.segments, context)
+        segments = chosen(network.segments, checkpointed)
+        model = Segmented(model, segments, context)
     if recipe == "bf16":
         model = model.to(torch.bfloat16)
         x = x.to(torch.bfloat16) if x.is_floating_point() else x

@@ -5,15 +5,24 @@ with ``SOAK=1`` in the environment.
 """
 
 import random
+import re
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_helpers import RUNS, STEPS, master_step, same, transformers
+from ledger_helpers import (
+    RUNS,
+    STEPS,
+    classify,
+    master_step,
+    same,
+    transformers,
+)
 from torch import nn
 
+from membudget.checkpointing import Checkpointed
 from membudget.ledger import (
     GPT2,
     OPTIMIZERS,
@@ -23,7 +32,9 @@ from membudget.ledger import (
     predict,
     states,
 )
+from membudget.measuring import trace_step
 from membudget.models import convnet, mlp, mlp_blocks
+from membudget.schedules import every_first
 from tests.soak import examples, part_of
 
 RNG = random.Random(0)
@@ -63,7 +74,7 @@ NETS = {
         13, 16, 2, 2, context=16, fused=False
     ),
     "gpt, dropout": lambda: Transformer(
-        40, 16, 1, 4, context=16, fused=False, dropout=True, tied=True
+        40, 16, 2, 4, context=16, fused=False, dropout=True, tied=True
     ),
     "llama": lambda: Transformer(
         40, 16, 2, 4, hidden=40, kv_heads=2, family="llama"
@@ -90,10 +101,24 @@ def test_a_step_to_the_byte(net, precision, run, step):
     same(network, 6, *tokens, **options)
 
 
-@pytest.mark.parametrize("net", ["gpt", "llama"])
-def test_checkpointed_blocks(net):
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("which", [True, 2, (0, 2)])
+def test_checkpointed_blocks(family, which):
     """GPT's attention lets go of q, k and v before the MLP begins."""
-    same(NETS[net](), 6, 12, checkpointed=True)
+    shape = Transformer(40, 16, 3, 4, context=16, family=family)
+    same(shape, 6, 12, checkpointed=which)
+
+
+def test_the_first_stages_of_a_chain_are_a_schedule():
+    model = mlp_blocks(12, 3)
+    x, y = torch.rand(8, 12), torch.zeros(8, dtype=torch.long)
+    step = trace_step(
+        Checkpointed(model, segments=every_first(4, 2)), classify, x, y
+    )
+    chain = Chain(model, (12,), every_first(4, 4))
+    for which in (2, (1, 0)):
+        found = predict(chain, 8, optimizer=None, checkpointed=which)
+        assert (found.start, found.peak) == (step.start, step.peak)
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -275,6 +300,37 @@ def test_many_micro_batches_are_like_two():
 
 
 # What cannot be ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (
+            3,
+            "checkpointed, the number of blocks, is 3: use a whole number "
+            "from 0 to 2",
+        ),
+        (
+            [0, 2],
+            "there is no block 2 to checkpoint: there are 2, numbered from 0",
+        ),
+        ([1, 0, 1], "checkpointed is [1, 0, 1]: name each block once"),
+        ([-1], "the number of a block is -1: use a whole number of at least"),
+        (
+            None,
+            "checkpointed is None: use a list of numbers of blocks, how many "
+            "of the first, True or False",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_checkpointed(which, message):
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        predict(NETS["gpt"](), 4, 8, checkpointed=which)
+
+
+def test_segments_that_a_chain_has_not():
+    with pytest.raises(ValueError, match="no segment 2 to checkpoint"):
+        predict(NETS["mlp"](), 4, checkpointed=(2,))
 
 
 def test_a_flag_that_nothing_reads():

@@ -1,11 +1,12 @@
 """Networks written on paper: transformers, MLPs, convolutional nets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from numbers import Integral
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from membudget.checks import (
     flag,
     listed,
     one_of,
+    shown,
     whole,
 )
 from membudget.checks import device as checked_device
@@ -160,7 +162,7 @@ class Transformer:
         itemsize: int = 4,
         autocast: int | None = None,
         lists: str = "cpu",
-        checkpointed: bool = False,
+        checkpointed: bool | int | Sequence[int] = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -171,15 +173,16 @@ class Transformer:
             autocast: bytes of a number in matrix products, where autocast
                 is on.
             lists: whose autocast, as :class:`Paper`.
-            checkpointed: whether each block is checkpointed.
+            checkpointed: which blocks, each in a segment of its own: all or
+                none, the first so many, or those of these numbers.
 
         Raises:
             TypeError: an argument of a wrong kind.
-            ValueError: sizes below 1, or more tokens than learned positions.
+            ValueError: sizes below 1, more tokens than learned positions, or
+                blocks that do not exist or are named twice.
         """
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
-        flag(checkpointed, "checkpointed")
         if self.family == "gpt":
             check_positions(tokens, self.context)
         return _Written(
@@ -188,7 +191,7 @@ class Transformer:
             tokens,
             itemsize,
             Paper(autocast, lists),
-            checkpointed,
+            _chosen(checkpointed, self.depth, "block"),
         ).paper
 
 
@@ -229,7 +232,7 @@ class _Written:
             start = len(paper.rows)
             with paper.inside(f"blocks.{index}"):
                 x = self.gpt_block(x) if gpt else self.llama_block(x)
-                if checkpointed:
+                if index in checkpointed:
                     paper.checkpoint(start)
         last, x = x, self.norm(x)
         head = table if shape.tied else self.weight(table.elements)
@@ -476,24 +479,30 @@ class Chain:
         itemsize: int = 4,
         autocast: int | None = None,
         lists: str = "cpu",
-        checkpointed: bool = False,
+        checkpointed: bool | int | Sequence[int] = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
+        Args:
+            batch, itemsize, autocast, lists: as :meth:`Transformer.write`.
+            checkpointed: which segments: all or none, the first so many, or
+                those of these numbers.
+
         Raises:
             TypeError: an argument of a wrong kind.
-            ValueError: a batch below 1, or a module that has no rule.
+            ValueError: a batch below 1, a module that has no rule, or
+                segments that do not exist or are named twice.
         """
         batch, itemsize = whole(batch, "batch"), whole(itemsize, "itemsize")
-        flag(checkpointed, "checkpointed")
+        chosen = _chosen(checkpointed, len(self.segments), "segment")
         paper = Paper(autocast, lists)
         x, shape = (
             paper.input(batch * prod(self.sample), itemsize),
             self.sample,
         )
         targets = paper.input(batch, 8)
-        starts = {part[0]: part for part in self.segments if checkpointed}
-        ends = {part[-1]: part[0] for part in starts.values()}
+        parts = [self.segments[number] for number in chosen]
+        starts, ends = ({part[end] for part in parts} for end in (0, -1))
         for number, child in enumerate(self.model):
             if number in starts:
                 row = len(paper.rows)
@@ -508,6 +517,32 @@ class Chain:
             )
         op.cross_entropy(paper, x, targets)
         return paper
+
+
+def _chosen(
+    checkpointed: bool | int | Sequence[int], count: int, unit: str
+) -> set[int]:
+    """The numbers of the blocks or segments that are checkpointed."""
+    if isinstance(checkpointed, bool):
+        return set(range(count * checkpointed))
+    if isinstance(checkpointed, Integral):
+        name = f"checkpointed, the number of {unit}s,"
+        return set(range(whole(checkpointed, name, 0, count)))
+    use = f"numbers of {unit}s, how many of the first, True or False"
+    numbers = [
+        whole(number, f"the number of a {unit}", 0)
+        for number in listed(checkpointed, "checkpointed", use, 0)
+    ]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"checkpointed is {shown(checkpointed)}: name each {unit} once"
+        )
+    if max(numbers, default=-1) >= count:
+        raise ValueError(
+            f"there is no {unit} {shown(max(numbers))} to checkpoint: there "
+            f"are {count}, numbered from 0"
+        )
+    return set(numbers)
 
 
 def _own(module: nn.Module) -> list[nn.Parameter]:

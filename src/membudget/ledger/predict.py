@@ -1,5 +1,7 @@
 """The peak of a whole step, from the rows alone."""
 
+from collections.abc import Sequence
+
 from membudget.checks import flag, instance, one_of, whole
 from membudget.ledger import operators as op
 from membudget.ledger.networks import Chain, Transformer
@@ -20,7 +22,7 @@ def predict(
     lists: str = "cpu",
     optimizer: str | None = "adam",
     micro_batch: int | None = None,
-    checkpointed: bool = False,
+    checkpointed: bool | int | Sequence[int] = False,
     foreach: bool = False,
     buffers: int | None = None,
 ) -> Prediction:
@@ -41,8 +43,9 @@ def predict(
         optimizer: one of :data:`OPTIMIZERS`; None for a step without.
         micro_batch: samples that run at once; the last may be fewer. Of the
             full ones the first two are walked through.
-        checkpointed: whether each block of a transformer, or each of the
-            chain's segments, is checkpointed.
+        checkpointed: which blocks of a transformer, or segments of a chain,
+            are checkpointed, each by itself: all or none, the first so many
+            (``membudget.schedules.every_first``), or those of these numbers.
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU.
         buffers: bytes of buffers, counted as parameters; by default those
@@ -51,13 +54,14 @@ def predict(
     Raises:
         TypeError: an argument of a wrong kind, or not one number of tokens
             for a transformer.
-        ValueError: an unknown recipe or optimizer, other lists, or a size
-            that is not a positive whole number.
+        ValueError: an unknown recipe or optimizer, other lists, a size that
+            is not a positive whole number, or blocks that do not exist or
+            are named twice.
     """
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
     )
-    flag(checkpointed, "checkpointed"), flag(foreach, "foreach")
+    flag(foreach, "foreach")
     if buffers is not None:
         buffers = whole(buffers, "buffers", 0)
     wanted = int(isinstance(network, Transformer))
