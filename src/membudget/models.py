@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from membudget.checks import (
     check_heads,
@@ -316,11 +317,19 @@ class GPT(nn.Module):
             TypeError: something else than a tensor.
             ValueError: more tokens than positions, or not two dimensions.
         """
+        return self.head(self.hidden(tokens))
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the head reads: batch × tokens × width.
+
+        Args, Raises:
+            as :meth:`forward`.
+        """
         _tensor(tokens, "tokens", 2)
         check_positions(tokens.shape[1], self.position.num_embeddings)
         place = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(place)
-        return self.head(self.norm(self.blocks(x)))
+        return self.norm(self.blocks(x))
 
 
 class LlamaBlock(nn.Module):
@@ -482,9 +491,68 @@ class Llama(nn.Module):
             TypeError: something else than a tensor.
             ValueError: not two dimensions.
         """
+        return self.head(self.hidden(tokens))
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the head reads: batch × tokens × width.
+
+        Args, Raises:
+            as :meth:`forward`.
+        """
         _tensor(tokens, "tokens", 2)
         turns = rotary(tokens.shape[1], self.size, tokens.device)
         x = self.token(tokens)
         for block in self.blocks:
             x = block(x, turns)
-        return self.head(self.norm(x))
+        return self.norm(x)
+
+
+def chunked_loss(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    chunks: int,
+) -> torch.Tensor:
+    """The mean cross-entropy of all tokens, a part of the logits at a time.
+
+    Each chunk's logits are forgotten and made again in the backward pass. So
+    there are never more than those of one chunk. The chunks are those of
+    ``torch.chunk``: the last may be shorter.
+
+    Args:
+        head: from rows of ``hidden`` to rows of logits.
+        hidden: batch × tokens × width.
+        targets: batch × tokens, whole numbers below the vocabulary. All of
+            them count.
+        chunks: into which the tokens are cut.
+
+    Raises:
+        TypeError: an argument of a wrong kind, or a head that returns
+            something else than a tensor.
+        ValueError: tensors with other dimensions, targets for other tokens,
+            or chunks below 1.
+
+    Example:
+        >>> hidden = model.hidden(tokens)
+        >>> chunked_loss(model.head, hidden, targets, 8).backward()
+    """
+    function(head, "the head")
+    _tensor(hidden, "hidden", 3), _tensor(targets, "targets", 2)
+    if hidden.shape[:2] != targets.shape:
+        raise ValueError(
+            f"there are targets for {list(targets.shape)} tokens, and hidden "
+            f"is of {list(hidden.shape[:2])}: use one target for each token"
+        )
+    chunks = whole(chunks, "chunks")
+    rows, labels = hidden.flatten(0, 1), targets.flatten()
+    size = -(-len(labels) // chunks)
+    sums = (
+        checkpoint(_summed_loss, head, *part, use_reentrant=False)
+        for part in zip(rows.split(size), labels.split(size), strict=True)
+    )
+    return sum(sums) / len(labels)
+
+
+def _summed_loss(head, rows, labels):
+    logits = _tensor(head(rows), "what the head returned", 2)
+    return F.cross_entropy(logits, labels, reduction="sum")

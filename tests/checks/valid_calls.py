@@ -341,14 +341,20 @@ ROWS = {
         self=models.Block(4, 2), x=torch.ones(1, 2, 4)
     ),
     "models.GPT": lambda: GPT | dict(context=8),
-    "models.GPT.forward": lambda: dict(
-        self=models.GPT(**GPT, context=8),
-        tokens=torch.zeros(1, 2, dtype=torch.int64),
+    **dict.fromkeys(
+        ["models.GPT.forward", "models.GPT.hidden"],
+        lambda: dict(
+            self=models.GPT(**GPT, context=8),
+            tokens=torch.zeros(1, 2, dtype=torch.int64),
+        ),
     ),
     "models.Llama": lambda: GPT | dict(kv_heads=1, hidden=8),
-    "models.Llama.forward": lambda: dict(
-        self=models.Llama(**GPT, kv_heads=1, hidden=8),
-        tokens=torch.zeros(1, 2, dtype=torch.int64),
+    **dict.fromkeys(
+        ["models.Llama.forward", "models.Llama.hidden"],
+        lambda: dict(
+            self=models.Llama(**GPT, kv_heads=1, hidden=8),
+            tokens=torch.zeros(1, 2, dtype=torch.int64),
+        ),
     ),
     "models.LlamaBlock": lambda: dict(width=4, heads=2, kv_heads=1, hidden=8),
     "models.LlamaBlock.forward": lambda: dict(
@@ -367,6 +373,12 @@ ROWS = {
         drop=lambda weights: weights,
     ),
     "models.chain": lambda: dict(width=4, depth=2),
+    "models.chunked_loss": lambda: dict(
+        head=nn.Linear(4, 3),
+        hidden=torch.ones(1, 2, 4),
+        targets=torch.zeros(1, 2, dtype=torch.int64),
+        chunks=2,
+    ),
     "models.convnet": lambda: dict(channels=(2, 3), outputs=2),
     "models.mlp": lambda: dict(inputs=4, width=4, depth=2, outputs=2),
     "models.mlp_blocks": lambda: dict(width=4, depth=2, outputs=2),

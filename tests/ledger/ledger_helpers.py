@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget import ledger
 from membudget.ledger import operators as op
 from membudget.measuring import PeakTracker, trace_step
+from membudget.models import chunked_loss
 from membudget.precision import Autocast
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
@@ -35,7 +37,9 @@ def classify(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
-def next_token(model, x, y):
+def next_token(model, x, y, chunks=None):
+    if chunks:
+        return chunked_loss(model.head, model.hidden(x), y, chunks)
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
@@ -207,11 +211,12 @@ class Segmented(nn.Module):
 def again(run, context):
     """The function under a checkpoint; a context is entered once more."""
     return partial(
-        checkpoint,
-        run,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), context()),
+        checkpoint, run, use_reentrant=False, context_fn=_contexts(context)
     )
+
+
+def _contexts(context):
+    return lambda: (nullcontext(), context())
 
 
 def chosen(parts, checkpointed):
@@ -230,6 +235,7 @@ def both(
     optimizer=None,
     micro_batch=None,
     checkpointed=False,
+    loss_chunks=None,
     foreach=False,
 ):
     """A step predicted and traced.
@@ -249,7 +255,8 @@ def both(
     if recipe == "autocast":
         context = partial(autocast, lists)
     if isinstance(network, ledger.Transformer):
-        model, loss = network.build("cpu"), next_token
+        model = network.build("cpu")
+        loss = partial(next_token, chunks=loss_chunks)
         x = torch.zeros(batch, *tokens, dtype=torch.long)
         y = x.clone()
         for block in chosen(model.blocks, checkpointed):
@@ -264,14 +271,16 @@ def both(
         model = model.to(torch.bfloat16)
         x = x.to(torch.bfloat16) if x.is_floating_point() else x
     buffers = sum(b.nbytes for b in model.buffers())
-    tracker = trace_step(
-        model,
-        within(context, loss),
-        x,
-        y,
-        optimizer=MAKE[optimizer](model.parameters(), foreach),
-        micro_batch=micro_batch,
-    )
+    once_more = partial(checkpoint, context_fn=_contexts(context))
+    with mock.patch("membudget.models.checkpoint", once_more):
+        tracker = trace_step(
+            model,
+            within(context, loss),
+            x,
+            y,
+            optimizer=MAKE[optimizer](model.parameters(), foreach),
+            micro_batch=micro_batch,
+        )
     predicted = ledger.predict(
         network,
         batch,
@@ -281,6 +290,7 @@ def both(
         optimizer=optimizer,
         micro_batch=micro_batch,
         checkpointed=checkpointed,
+        loss_chunks=loss_chunks,
         foreach=foreach,
         buffers=buffers,
     )
@@ -295,7 +305,9 @@ def same(network, batch, *tokens, **options):
     return predicted
 
 
-def master_step(shape, batch, tokens, recipe, optimizer, micro_batch, foreach):
+def master_step(
+    shape, batch, tokens, recipe, optimizer, micro_batch, foreach, loss_chunks
+):
     """A step with an fp32 master copy, by hand; its tracker."""
     torch.manual_seed(0)
     model = shape.build("cpu").to(torch.bfloat16)
@@ -314,7 +326,7 @@ def master_step(shape, batch, tokens, recipe, optimizer, micro_batch, foreach):
         size = micro_batch or batch
         for start in range(0, batch, size):
             parts = x[start : start + size], y[start : start + size]
-            value = next_token(model, *parts)
+            value = next_token(model, *parts, loss_chunks)
             if size < batch:
                 value = value * (len(parts[0]) / batch)
             value.backward()

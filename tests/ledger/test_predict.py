@@ -6,7 +6,7 @@ with ``SOAK=1`` in the environment.
 
 import random
 import re
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -122,7 +122,7 @@ def test_the_first_stages_of_a_chain_are_a_schedule():
 
 
 @pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("precision", ["fp32", "by CUDA's lists"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "by CUDA's lists"])
 def test_other_batches(net, precision):
     network = NETS[net]()
     tokens = [9] if isinstance(network, Transformer) else []
@@ -136,24 +136,55 @@ MASTER = product(
     (None, 2, 4),
     (False, True),
     ("gpt", "llama"),
+    (None, 3),
 )
 
 
 @pytest.mark.parametrize(
-    ("recipe", "optimizer", "micro", "foreach", "family"),
+    ("recipe", "optimizer", "micro", "foreach", "family", "chunks"),
     part_of(MASTER, RNG, 16),
 )
-def test_master_copies_to_the_byte(recipe, optimizer, micro, foreach, family):
+def test_master_copies_to_the_byte(
+    recipe, optimizer, micro, foreach, family, chunks
+):
     shape = Transformer(40, 16, 2, 4, context=16, family=family)
     options = {
         "recipe": recipe,
         "optimizer": optimizer,
         "micro_batch": micro,
         "foreach": foreach,
+        "loss_chunks": chunks,
     }
     tracker = master_step(shape, 6, 8, **options)
     predicted = predict(shape, 6, 8, **options)
     assert (predicted.start, predicted.peak) == (tracker.start, tracker.peak)
+
+
+CHUNKED = product(
+    ("gpt", "llama"),
+    (False, True),
+    PRECISIONS,
+    (1, 2, 3, 4),
+    (None, 2, 4),
+    (False, True, (1,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "tied", "precision", "chunks", "micro", "blocks"),
+    part_of(CHUNKED, RNG, 12),
+)
+def test_a_loss_in_chunks_to_the_byte(
+    family, tied, precision, chunks, micro, blocks
+):
+    """With a vocabulary above the width, so that the loss can be the peak."""
+    shape = Transformer(100, 16, 2, 4, context=16, family=family, tied=tied)
+    options = {
+        "loss_chunks": chunks,
+        "micro_batch": micro,
+        "checkpointed": blocks,
+    }
+    same(shape, 5, 11, **PRECISIONS[precision], **options)
 
 
 # Any network -------------------------------------------------------------
@@ -170,9 +201,15 @@ def steps(draw):
 
 
 @settings(max_examples=examples(30))
-@given(transformers(), st.integers(1, 5), st.sampled_from([2, 7, 20]), steps())
-def test_any_transformer(shape, batch, tokens, options):
-    same(shape, batch, tokens, **options)
+@given(
+    transformers(),
+    st.integers(1, 5),
+    st.sampled_from([2, 7, 20]),
+    steps(),
+    st.sampled_from([None, 1, 2, 3, 101]),
+)
+def test_any_transformer(shape, batch, tokens, options, chunks):
+    same(shape, batch, tokens, loss_chunks=chunks, **options)
 
 
 @settings(max_examples=examples(10))
@@ -259,6 +296,17 @@ def test_logits_win_in_gpt2():
     assert (at.row, at.phase) == ("log_softmax", "backward")
 
 
+def test_a_loss_in_chunks_leaves_the_peak_to_the_weights():
+    """More and more chunks save less and less: the head's gradients stay."""
+    peaks = [
+        predict(GPT2, 8, 1024, loss_chunks=2**n).at_peak for n in range(7)
+    ]
+    saved = [a.live - b.live for a, b in pairwise(peaks)]
+    assert saved == sorted(saved, reverse=True)
+    assert saved[0] > 2 * 2**30 and saved[-1] < 2**20
+    assert peaks[-1].row == "head linear (sum of gradients)"
+
+
 def test_what_was_there_before_the_step():
     shape = NETS["gpt"]()
     for recipe, optimizer in product(RECIPES, OPTIMIZERS):
@@ -328,9 +376,11 @@ def test_blocks_that_cannot_be_checkpointed(which, message):
         predict(NETS["gpt"](), 4, 8, checkpointed=which)
 
 
-def test_segments_that_a_chain_has_not():
+def test_what_a_chain_has_not():
     with pytest.raises(ValueError, match="no segment 2 to checkpoint"):
         predict(NETS["mlp"](), 4, checkpointed=(2,))
+    with pytest.raises(ValueError, match="only a Transformer's loss is cut"):
+        predict(NETS["mlp"](), 4, loss_chunks=2)
 
 
 def test_a_flag_that_nothing_reads():

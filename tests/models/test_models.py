@@ -17,6 +17,7 @@ from membudget.models import (
     MLPBlock,
     attention,
     chain,
+    chunked_loss,
     convnet,
     mlp,
     mlp_blocks,
@@ -443,3 +444,57 @@ def test_sizes_and_defaults_of_language_models():
     assert Llama().head.out_features == GPT().head.out_features == 256
     with pytest.raises(ValueError, match="vocabulary is 1048577"):
         GPT(vocabulary=2**20 + 1)
+
+
+# The loss in chunks ------------------------------------------------------
+
+
+def head_of(shape, vocabulary=13):
+    """A head, what it reads, and targets."""
+    torch.manual_seed(0)
+    hidden = torch.randn(*shape, 6).double().requires_grad_()
+    head = nn.Linear(6, vocabulary, bias=False).double()
+    return head, hidden, torch.randint(vocabulary, shape)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 15, 100])
+def test_a_loss_in_chunks_is_the_loss(chunks):
+    """Whether or not the chunks divide the 15 tokens."""
+    head, hidden, targets = head_of((3, 5))
+    plain = F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten())
+    found = chunked_loss(head, hidden, targets, chunks)
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-14)
+    wanted = [hidden, head.weight]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, wanted),
+        torch.autograd.grad(plain, wanted),
+        rtol=0,
+        atol=1e-14,
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunks", "forward", "backward"),
+    [(1, [15], [15]), (4, [4, 4, 4, 3], [3, 4, 4, 4])],
+)
+def test_each_chunks_logits_are_made_again(chunks, forward, backward):
+    head, hidden, targets = head_of((3, 5))
+    rows = []
+    head.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    loss = chunked_loss(head, hidden, targets, chunks)
+    assert rows == forward
+    loss.backward()
+    assert rows[len(forward) :] == backward
+
+
+def test_targets_for_other_tokens():
+    head, hidden, targets = head_of((3, 5))
+    message = r"targets for \[5, 3\] tokens, and hidden is of \[3, 5\]"
+    with pytest.raises(ValueError, match=message):
+        chunked_loss(head, hidden, targets.mT, 2)
+
+
+@pytest.mark.parametrize("kind", [GPT, Llama])
+def test_a_model_hands_out_what_its_head_reads(kind):
+    model, tokens = kind(), torch.randint(256, (2, 7))
+    assert torch.equal(model.head(model.hidden(tokens)), model(tokens))

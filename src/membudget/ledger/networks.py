@@ -163,6 +163,7 @@ class Transformer:
         autocast: int | None = None,
         lists: str = "cpu",
         checkpointed: bool | int | Sequence[int] = False,
+        loss_chunks: int | None = None,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -175,6 +176,9 @@ class Transformer:
             lists: whose autocast, as :class:`Paper`.
             checkpointed: which blocks, each in a segment of its own: all or
                 none, the first so many, or those of these numbers.
+            loss_chunks: into which the tokens are cut for the head and the
+                loss (:func:`membudget.models.chunked_loss`); None for the
+                plain loss.
 
         Raises:
             TypeError: an argument of a wrong kind.
@@ -183,6 +187,8 @@ class Transformer:
         """
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
+        if loss_chunks is not None:
+            loss_chunks = whole(loss_chunks, "loss_chunks")
         if self.family == "gpt":
             check_positions(tokens, self.context)
         return _Written(
@@ -192,6 +198,7 @@ class Transformer:
             itemsize,
             Paper(autocast, lists),
             _chosen(checkpointed, self.depth, "block"),
+            loss_chunks,
         ).paper
 
 
@@ -212,7 +219,7 @@ class _Written:
     """A transformer's step on paper."""
 
     def __init__(
-        self, shape, batch, tokens, itemsize, paper, checkpointed
+        self, shape, batch, tokens, itemsize, paper, checkpointed, chunks
     ) -> None:
         self.shape, self.batch, self.tokens = shape, batch, tokens
         self.itemsize = itemsize
@@ -234,12 +241,15 @@ class _Written:
                 x = self.gpt_block(x) if gpt else self.llama_block(x)
                 if index in checkpointed:
                     paper.checkpoint(start)
-        last, x = x, self.norm(x)
+        x = self.norm(x)
         head = table if shape.tied else self.weight(table.elements)
+        if chunks is not None:
+            op.loss_in_chunks(
+                paper, x, head, targets, shape.vocabulary, chunks
+            )
+            return
         with paper.inside("head"):
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
-        if not gpt:  # a variable of the model's holds it until it returns
-            paper.rows[-1].watches += (last,)
         op.cross_entropy(paper, logits, targets)
 
     def weight(self, elements: int) -> PaperTensor:

@@ -86,14 +86,14 @@ def cast(
 
 def _autocast(paper: Paper, x: PaperTensor | None) -> PaperTensor | None:
     """x as a matrix product under autocast takes it."""
-    if x is None or paper.autocast is None:
+    if x is None or paper.autocast in (None, x.itemsize):
         return x
     if x.kind == "parameter":
         # the copy is cached until autocast ends
         if id(x) not in paper._casts:
-            paper._casts[id(x)] = cast(paper, x, paper.autocast)
-            paper.pinned.append(paper._casts[id(x)])
-        return paper._casts[id(x)]
+            paper.pinned.append(cast(paper, x, paper.autocast))
+            paper._casts[id(x)] = paper.rows[-1]
+        return paper._casts[id(x)].makes[0]
     return cast(paper, x, paper.autocast)
 
 
@@ -270,7 +270,7 @@ def rms_norm(
         steps=(("x", n), ("a", n), ("r", t), ("a", 0)),
         gives=((whole, "x"), (root, "r")),
     )
-    watches += (whole, root)  # variables until the norm returns
+    watches += (x, whole, root)  # variables until the norm returns
     out = _new(normed)
     small = weight.itemsize < 4
     paper.write(
@@ -485,6 +485,41 @@ def cross_entropy(
         extra=given.itemsize,
         watches=(logits, given),
     )
+
+
+def loss_in_chunks(
+    paper: Paper,
+    x: PaperTensor,
+    weight: PaperTensor,
+    targets: PaperTensor,
+    vocabulary: int,
+    chunks: int,
+) -> PaperTensor:
+    """The head and the loss as in ``membudget.models.chunked_loss``.
+
+    Each chunk is checkpointed and saves its rows of x, which are there as a
+    whole. So at most one chunk's logits and their gradients are alive.
+    """
+    size = -(-targets.elements // chunks)
+    sizes = [
+        min(size, targets.elements - start)
+        for start in range(0, targets.elements, size)
+    ]
+    width = x.elements // targets.elements
+    parts = split(paper, x, tuple(width * size for size in sizes))
+    loss = None
+    for rows, labels in zip(parts, split(paper, targets, sizes), strict=True):
+        start = len(paper.rows)
+        with paper.inside("head"):
+            logits = linear(paper, rows, weight, vocabulary)
+        part = cross_entropy(paper, logits, labels)
+        paper.checkpoint(start)
+        if loss is None:  # the sum begins with a zero of Python's
+            loss = _new(part)
+            paper.write("add", (part,), (loss,), gives=((part, "g"),))
+        else:
+            loss = add(paper, loss, part)
+    return scale(paper, loss)
 
 
 def total(paper: Paper, x: PaperTensor) -> PaperTensor:

@@ -129,13 +129,21 @@ class Segment:
 
     It keeps what it reads and did not make. Its rows run again in the
     backward pass.
+
+    Attributes:
+        rows: in order.
+        casts: rows before it that made copies for autocast, which it reads.
+            They are gone by the backward pass and are made again first.
     """
 
     rows: list[Row]
+    casts: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for row in listed(self.rows, "rows", "rows"):
             instance(row, Row, "a row of a segment", "a Row")
+        for row in listed(self.casts, "casts", "rows", 0):
+            instance(row, Row, "a cast before a segment", "a Row")
 
     @property
     def makes(self) -> tuple[PaperTensor, ...]:
@@ -172,7 +180,7 @@ class Paper:
     parameters: list[PaperTensor] = field(default_factory=list, init=False)
     pinned: list[PaperTensor] = field(default_factory=list, init=False)
     _module: list[str] = field(default_factory=list, init=False)
-    _casts: dict[int, PaperTensor] = field(default_factory=dict, init=False)
+    _casts: dict[int, Row] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         one_of(self.lists, LISTS, "list of operators for")
@@ -250,8 +258,16 @@ class Paper:
     def checkpoint(self, start: int) -> None:
         """Put the rows from number ``start`` on under one checkpoint."""
         start = whole(start, "start", 0)
-        if self.rows[start:]:
-            self.rows[start:] = [Segment(self.rows[start:])]
+        if not self.rows[start:]:
+            return
+        segment = Segment(self.rows[start:])
+        read = {id(tensor) for row in segment.rows for tensor in row.reads}
+        segment.casts = [
+            cast
+            for cast in self._casts.values()
+            if cast not in segment.rows and id(cast.makes[0]) in read
+        ]
+        self.rows[start:] = [segment]
 
 
 class _Inside:

@@ -23,6 +23,7 @@ def predict(
     optimizer: str | None = "adam",
     micro_batch: int | None = None,
     checkpointed: bool | int | Sequence[int] = False,
+    loss_chunks: int | None = None,
     foreach: bool = False,
     buffers: int | None = None,
 ) -> Prediction:
@@ -46,6 +47,9 @@ def predict(
         checkpointed: which blocks of a transformer, or segments of a chain,
             are checkpointed, each by itself: all or none, the first so many
             (``membudget.schedules.every_first``), or those of these numbers.
+        loss_chunks: into which a transformer's tokens are cut for the head
+            and the loss (:func:`membudget.models.chunked_loss`); None for
+            the plain loss.
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU.
         buffers: bytes of buffers, counted as parameters; by default those
@@ -55,8 +59,8 @@ def predict(
         TypeError: an argument of a wrong kind, or not one number of tokens
             for a transformer.
         ValueError: an unknown recipe or optimizer, other lists, a size that
-            is not a positive whole number, or blocks that do not exist or
-            are named twice.
+            is not a positive whole number, blocks that do not exist or are
+            named twice, or a chain whose loss is to be cut.
     """
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
@@ -69,6 +73,14 @@ def predict(
         raise TypeError(
             f"{len(sizes)} sizes besides the batch: use the tokens of a "
             "sequence for a Transformer, and none for a Chain"
+        )
+    how = {"checkpointed": checkpointed}
+    if wanted:
+        how["loss_chunks"] = loss_chunks
+    elif loss_chunks is not None:
+        raise ValueError(
+            "only a Transformer's loss is cut into chunks: leave loss_chunks "
+            "out for a Chain"
         )
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:
@@ -86,7 +98,7 @@ def predict(
             itemsize=chosen.parameters,
             autocast=chosen.autocast,
             lists=lists,
-            checkpointed=checkpointed,
+            **how,
         )
         if size < batch:  # its share of the batch
             op.scale(paper, paper.rows[-1].makes[0])

@@ -307,7 +307,8 @@ class _Walk:
         for row in reversed(segment.rows):
             # the first that asks for what was saved
             if needed and row is needed[-1]:
-                for held in self._forward(segment.rows, "recomputation"):
+                rows = [*segment.casts, *segment.rows]
+                for held in self._forward(rows, "recomputation"):
                     self.release(held)
             last = needed and row is needed[0]
             self._row(row, _saves(segment) if last else ())
@@ -395,7 +396,8 @@ def _flat(rows: Sequence[Row | Segment]) -> list[Row]:
 def _uses(row: Row | Segment) -> tuple[PaperTensor, ...]:
     """What a row reads, or keeps alive while it works."""
     if isinstance(row, Segment):
-        inside = {id(t) for inner in row.rows for t in inner.makes}
+        made = [*row.casts, *row.rows]
+        inside = {id(t) for inner in made for t in inner.makes}
         uses = [t.storage for inner in row.rows for t in _uses(inner)]
         outside = {id(t): t for t in uses if id(t) not in inside}
         return tuple(outside.values())
