@@ -23,7 +23,7 @@ def block():
         output=1,
         inner=15,
         holds_output=False,
-        forward_workspace=12,
+        forward_workspace=8,
         record_workspace=1,
         recompute_workspace=-1,
         backward_workspace=7,
