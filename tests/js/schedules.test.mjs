@@ -55,11 +55,15 @@ test("describe gives Python's numbers and words", () => {
 });
 
 test("the sentence names what is won, and the next medal", () => {
+  const segments = parse("0-4.5-8.9-11.12-13", 16);
+  const silver = describe(full({ level: 16, segments }));
   const best = states.map(describe).filter(({ optimal }) => optimal);
-  const said = best.map((n) => sentence(n));
+  const said = [silver, ...best].map((n) => sentence(n));
   says(said, [
     ...["All medals of this level", "That wins bronze and platinum."],
-    "Next, silver: ≤ 7 units, each stage once again.",
+    "Next, silver: ≤ 7 units, ≤ 1 extra run of each stage.",
+    "That wins bronze, silver and gold. Next, platinum: ≤ 6 units, " +
+      "≤ 32 extra runs: cut a segment inside a segment.",
   ]);
 });
 

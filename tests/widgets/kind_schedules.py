@@ -61,7 +61,7 @@ def printed(widget):
         "plain_peak": plain.peak,
         "extra_runs": run.extra_runs,
         "extra_time": run.extra_time,
-        "most_runs": max(run.runs),
+        "most_extra": max(run.runs) - 1,
         "won": json.dumps(widget.medals(), separators=(",", ":")),
     }
 
@@ -69,7 +69,11 @@ def printed(widget):
 def said(widget):
     run = widget.run()
     units = f"The peak is {run.peak} units"
-    return [units, f"{run.extra_runs} extra run", *widget.medals()]
+    extra = f"{run.extra_runs} extra run"
+    if widget.level == BOSS:
+        forward = sum(stage.time for stage in level_of(BOSS).stages)
+        extra = f"{round(run.extra_time / forward, 3):g} extra passes"
+    return [units, extra, *widget.medals()]
 
 
 NESTED = [[[0, 1, 2], 3, 4], [5, 6], 7, 8]

@@ -10,7 +10,7 @@ from schedules_cases import random_segments
 from widget_pages import control, unfold, walk
 
 from membudget.widgets import Schedules
-from membudget.widgets.schedules import LEVELS, level_of
+from membudget.widgets.schedules import BOSS, LEVELS, ONE_LEVEL, level_of
 from tests.soak import SOAK
 
 
@@ -190,6 +190,17 @@ def test_the_step_is_played(show):
     control(page, "play").click()  # the end leads back to the peak
     assert "11 of 30: stage 8 goes backward" in texts(page)
     assert page.locator(".mb-later").count() == 0
+
+
+def test_the_strip_does_not_move(show):
+    font = ":root { --pst-font-family-base: 'DejaVu Sans'; }"
+    page = show(Schedules(BOSS, ONE_LEVEL), width=806, style=font)
+    above = set()
+    for key in ("play", "play", "clear", "play"):
+        above.add(round(picture(page).bounding_box()["y"]))
+        control(page, key).click()
+    assert control(page, "play").inner_text() == "Pause"
+    assert above == {round(picture(page).bounding_box()["y"])}
 
 
 def test_a_medal_stays_won_until_the_reset(page):

@@ -136,7 +136,7 @@ export function describe({ level, segments, tables }) {
   const place = peakPlace(moments);
   return {
     ...{ level, stages, length, frontier, medals, moments, place },
-    ...{ peak, segments: ours, spans: spansOf(ours), most_runs: most },
+    ...{ peak, segments: ours, spans: spansOf(ours), most_extra: most - 1 },
     plain_peak: peakOf(plain),
     extra_time: extra,
     extra_runs: sum(runs) - length,
@@ -151,23 +151,25 @@ export function describe({ level, segments, tables }) {
   };
 }
 
-/* A time in words: extra runs, or for the boss forward passes. */
+/* A time: in extra runs, or for the boss in forward passes. */
 const boss = ({ level }) => level === "boss";
 const timeText = (n, time) =>
   String(boss(n) ? Number((time / n.forward).toFixed(3)) : time);
 
-const unit = (n) => (boss(n) ? "passes" : "runs");
+const extraUnit = (n) => (boss(n) ? "extra passes" : "extra runs");
+const extraText = (n, time = n.extra_time) =>
+  `${timeText(n, time)} ${time === 1 ? "extra run" : extraUnit(n)}`;
 
-/* "8 u, +12 runs", with arrows where it is beyond the axes. */
+/* "8 u, 12 extra runs", with arrows where it is beyond the axes. */
 const score = (n, { up, right }) =>
-  `${n.peak} u${up ? " ↑" : ""}, ` +
-  `+${timeText(n, n.extra_time)} ${unit(n)}${right ? " →" : ""}`;
+  `${n.peak} u${up ? " ↑" : ""}, ${extraText(n)}${right ? " →" : ""}`;
 
 /* What a medal asks for beside its peak, from long to short. */
 function asked(n, { extra, runs }) {
-  if (runs === 2) return ["each stage once again", "once each"];
+  const one = "≤ 1 extra run";
+  if (runs === 2) return [`${one} of each stage`, `${one} each`, "≤ 1 each"];
   const most = `≤ ${timeText(n, extra)}`;
-  return [`${most} extra ${unit(n)}`, `${most} ${unit(n)}`, most];
+  return [`≤ ${extraText(n, extra)}`, `${most} extra`, most];
 }
 
 /** The first medal that is not among those that one had, or undefined. */
@@ -175,17 +177,15 @@ const nextOf = (n, had) => n.medals.find(({ name }) => !had.includes(name));
 
 /** The score in words, and the next goal. */
 export function sentence(n, had = []) {
-  const passes = boss(n) ? `, ${timeText(n, n.extra_time)} passes` : "";
-  const runs = plural(n.extra_runs, "extra run") + passes;
-  const said = [`The peak is ${plural(n.peak, "unit")} with ${runs}.`];
+  const said = [`The peak is ${plural(n.peak, "unit")} with ${extraText(n)}.`];
   if (n.won.length) said.push(`That wins ${listed(n.won)}.`);
   const next = nextOf(n, [...had, ...n.won]);
   if (next) {
     const goal = `≤ ${next.peak} units, ${asked(n, next)[0]}`;
-    said.push(`Next, ${next.name}: ${goal}.`);
-  } else {
-    said.push("All medals of this level are yours.");
-  }
+    const deep = next.name === "platinum" || next.peak < n.medals[1].peak;
+    const how = deep ? ": cut a segment inside a segment" : "";
+    said.push(`Next, ${next.name}: ${goal}${how}.`);
+  } else said.push("All medals of this level are yours.");
   return said.join(" ");
 }
 
@@ -237,8 +237,7 @@ export function layout(state, width, moment = null, before = null) {
   const n = describe(state);
   const form = width < 480 ? NARROW : WIDE;
   const [step, plane] = plots(width);
-  const most = boss(n) ? 45 : Math.ceil(1.6 * n.medals[0].peak);
-  const top = Math.min(most, n.plain_peak);
+  const top = Math.min(boss(n) ? 45 : 25, n.plain_peak);
   const axis = heights(step, top, "units");
   const y = (plot) => (size) => Math.max(heights(plot, top).y(size), plot.top);
   const old = before && describe(before);
@@ -291,9 +290,7 @@ function planeLayout(n, plot, top, y) {
     axis: heights(plot, top, "peak"),
     now: { x: x(n.extra_time), y: y(n.peak) },
     cut: { up: n.peak > top, right: n.extra_time > most },
-    goals: n.medals.map(({ name, peak, extra }) => {
-      return { name, x: x(extra), y: y(peak) };
-    }),
+    goals: n.medals.map((m) => ({ ...m, x: x(m.extra), y: y(m.peak) })),
     ticks: [0, 0.5, 1, 1.5, 2].flatMap((share) => {
       const time = Math.floor(share * n.forward);
       const label = String(boss(n) ? share : time);
@@ -342,6 +339,7 @@ function* drawStrip(id, plan, mark) {
     const knob = { ...box, width: Math.min(strip.wide - 3, 14) };
     const middle = knob.x + knob.width / 2;
     yield line(middle, y + height, middle, top, "mb-grid");
+    yield svg("rect", { ...knob, class: "mb-knob" });
     if (kept) yield* filled(id, "checkpoints", "rect", knob);
   }
   for (const [i, { part, x, runs }] of strip.cells.entries()) {
@@ -407,7 +405,7 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
   for (const { x, label } of ticks) {
     yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  yield text(plot.right, plot.bottom + 33, `extra ${unit(n)}`, END);
+  yield text(plot.right, plot.bottom + 33, extraUnit(n), END);
   const steps = points.map(({ x, y }) => `H${x.toFixed(1)}V${y.toFixed(1)}`);
   const d = `M${plot.left} ${plot.top}${steps.join("")}H${plot.right}`;
   const below = `${d}V${plot.bottom}H${plot.left}Z`;
@@ -451,7 +449,7 @@ function results(id, n) {
     table(id, head, [...rows.reverse(), total]),
     numberList([
       ["extra runs", "extra_runs", n.extra_runs],
-      ["the most runs of a stage", "most_runs", n.most_runs],
+      ["most extra runs of one stage", "most_extra", n.most_extra],
       ["extra forward passes", "extra_time", n.extra_time, passes],
       ["medals", "won", JSON.stringify(n.won), n.won.join(", ") || "none"],
     ]),
@@ -461,16 +459,18 @@ function results(id, n) {
 const NOTE =
   "Drag across cells: they become a segment, whose input is kept and whose " +
   "stages are recomputed together. Drag inside a segment to nest, around it " +
-  "to wrap it, on one cell for a segment of one. Click a bar to remove it. " +
-  "By keyboard: the arrows choose a cell, with Shift more, Enter makes a " +
-  "segment, Delete removes it. Left: the memory at every action; drag there " +
-  "to see each. Right: your score. Below the stairs no segments can be. " +
-  "Diamonds are the medals’ limits, the shaded corner is the next one.";
+  "to wrap it, on one cell for a segment of one. Click a bar to remove it; " +
+  "its tile is the input, hollow while it is not kept. By keyboard: arrows " +
+  "choose a cell, with Shift more, Enter makes a segment, Delete removes " +
+  "it. Left: the memory at every action; drag there to see each. Right: the " +
+  "ring is your score, ↑ or → if it is beyond an axis. Dots are the best " +
+  "scores, blue ones were yours. Dashed: before the last move. Diamonds are " +
+  "the medals’ limits, the shaded corner is the next one.";
 
 // ---- the widget ----------------------------------------------------------
 
 const nameOf = (level) =>
-  level === "boss" ? "boss: a GPT in 28 units" : `${level} stages`;
+  level === "boss" ? "boss: a GPT" : `${level} stages`;
 
 function build({ id, get, set, picture, again }) {
   let plan;

@@ -84,8 +84,8 @@ def level_of(level: int | str) -> Level:
 
 
 def _pars(length: int, points: Points) -> tuple[Medal, ...]:
-    """The peak of equal segments; that of each stage once again; the least
-    with at most L, and with at most 2·L extra runs."""
+    """The peak of equal segments; that of at most one extra run of each
+    stage; the least with at most L, and with at most 2·L extra runs."""
     gold, best = (
         min(peak for peak, time in points if time <= extra)
         for extra in (length, 2 * length)
