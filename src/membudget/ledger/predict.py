@@ -26,6 +26,7 @@ def predict(
     loss_chunks: int | None = None,
     foreach: bool = False,
     buffers: int | None = None,
+    keep_gradients: bool = False,
 ) -> Prediction:
     """Predict a training step: nothing runs, nothing is allocated.
 
@@ -54,6 +55,8 @@ def predict(
             is PyTorch's way on a GPU.
         buffers: bytes of buffers, counted as parameters; by default those
             of the network.
+        keep_gradients: the gradients stay from step to step, as after
+            ``zero_grad(set_to_none=False)`` or in the buckets of DDP.
 
     Raises:
         TypeError: an argument of a wrong kind, or not one number of tokens
@@ -65,7 +68,7 @@ def predict(
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
     )
-    flag(foreach, "foreach")
+    flag(foreach, "foreach"), flag(keep_gradients, "keep_gradients")
     if buffers is not None:
         buffers = whole(buffers, "buffers", 0)
     wanted = int(isinstance(network, Transformer))
@@ -110,7 +113,7 @@ def predict(
         )
     sample = sum(t.bytes for t in papers[0].inputs) // min(size, batch)
     weights = [w.elements for w in papers[0].parameters]
-    late = chosen.gradients > chosen.parameters
+    there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
     if optimizer is not None:
         kept = optimizer_bytes(weights, recipe, optimizer)
@@ -119,7 +122,7 @@ def predict(
         papers,
         states=kept,
         inputs=sample * batch,
-        gradients=chosen.gradients * sum(weights) if late else 0,
+        gradients=chosen.gradients * sum(weights) if there else 0,
         buffers=(
             network.buffers(chosen.parameters) if buffers is None else buffers
         ),

@@ -1,0 +1,195 @@
+"""The peak of a plan: the ledger's, and for shards a bound."""
+
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from membudget.ledger import (
+    RECIPES,
+    PaperMoment,
+    States,
+    Transformer,
+    predict,
+    states,
+    update_workspace,
+)
+from membudget.planning.plan import Job, Plan, checked
+from membudget.sharding import (
+    Unit,
+    rank_moments,
+    rank_states,
+    rows,
+    units_of,
+)
+
+SCALED = 8
+"""Bytes of the loss times its share of the batch, and of its gradient."""
+
+
+def memory(job: Job, plan: Plan) -> int:
+    """The most bytes alive on a rank in a step; see :func:`at_peak`.
+
+    Raises:
+        TypeError, ValueError: as :func:`at_peak`.
+    """
+    return at_peak(job, plan).live
+
+
+def at_peak(job: Job, plan: Plan) -> PaperMoment:
+    """The moment with the most bytes on a rank: row, phase, split.
+
+    One rank's is :func:`membudget.ledger.predict`'s, to the byte. So is that
+    of DDP, whose gradients stay in its buckets from step to step
+    (``gradient_as_bucket_view``).
+
+    With FSDP2 it is an upper bound. For each phase it adds the most that
+    :func:`membudget.sharding.rank_moments` holds and the most that one
+    micro-batch needs beside the model's states, which need not be at the same
+    moment. What it is too large by is less than the smaller of the two.
+    Gathered parameters count as parameters, and what collectives read and
+    write as temporaries.
+
+    Raises:
+        TypeError: something else than a job and a plan.
+        ValueError: a plan that is not one of the job's (:meth:`Plan.share`),
+            or FSDP2 of a version of PyTorch without rules.
+    """
+    share = checked(job, plan)
+    if plan.stage == "ddp":
+        return _predicted(job, plan, share).at_peak
+    found = []
+    moments = _predicted(job, plan, plan.micro_batch).moments
+    several, foreach = plan.micro_batch < share, job.device == "cuda"
+    family = family_of(plan)
+    for phases, held, extra in phases_of(
+        job.network, family, foreach, several
+    ):
+        at = max(
+            (moment for moment in moments if moment.phase in phases),
+            key=load,
+            default=PaperMoment("optimizer", "optimizer", (0,) * 6),
+        )
+        split = at.split
+        parts = {
+            "parameters": held.parameters + held.gathered,
+            "gradients": held.gradients,
+            "optimizer": held.optimizer,
+            "activations": split["activations"],
+            "inputs": input_bytes(job, share),
+            "temporaries": split["temporaries"] + held.buffers + extra,
+        }
+        found.append(PaperMoment(at.row, at.phase, tuple(parts.values())))
+    return max(found, key=lambda moment: moment.live)
+
+
+def static(job: Job, plan: Plan) -> States:
+    """Bytes of the model's states on a rank, as the optimizer finds them.
+
+    Raises:
+        TypeError, ValueError: as :func:`at_peak`.
+    """
+    checked(job, plan)
+    return states_of(job.network, family_of(plan))
+
+
+def load(moment: PaperMoment) -> int:
+    """Bytes that a micro-batch needs beside states and batch."""
+    return moment.split["activations"] + moment.split["temporaries"]
+
+
+def input_bytes(job: Job, sequences: int) -> int:
+    """Of tokens and targets."""
+    return 2 * 8 * job.tokens * sequences
+
+
+def family_of(plan: Plan) -> Plan:
+    """The plan that differs in nothing but what its states do not know."""
+    return replace(plan, micro_batch=1, checkpointed=0, loss_chunks=None)
+
+
+@lru_cache(1000)
+def states_of(network: Transformer, family: Plan) -> States:
+    """Bytes of a rank's states."""
+    recipe, optimizer = family.recipe, family.optimizer
+    if family.stage == "ddp":
+        return states(_sizes(network), recipe, optimizer)
+    item = RECIPES[recipe].stepped
+    return rank_states(_units(network), family.ranks, 0, optimizer, item)
+
+
+@lru_cache(1000)
+def workspace(network: Transformer, family: Plan, foreach: bool) -> int:
+    """Bytes that the optimizer's step allocates, at its worst moment."""
+    recipe, sizes = family.recipe, _sizes(network)
+    if family.stage != "ddp":  # the rank's rows, as they are stored
+        recipe = "bf16" if RECIPES[recipe].stepped == 2 else "fp32"
+        sizes = [
+            rows(shape[0], family.ranks, 0) * prod(shape[1:])
+            for unit in _units(network)
+            for shape in unit.shapes
+        ]
+    return max(update_workspace(sizes, recipe, family.optimizer, foreach))
+
+
+@lru_cache(1000)
+def phases_of(network: Transformer, family: Plan, foreach: bool, several: bool):
+    """Of FSDP2: phases, what is held in them, and further bytes.
+
+    Args:
+        several: whether the step has several micro-batches.
+    """
+    recipe = RECIPES[family.recipe]
+    moments = rank_moments(
+        _units(network),
+        family.ranks,
+        0,
+        family.stage,
+        family.optimizer,
+        itemsize=recipe.stepped,
+        gathered=recipe.parameters,
+        reduced=recipe.gradients,
+        embedding=2 if network.family == "gpt" else 1,
+    )
+    # shards of the micro-batches before
+    before = several * (SCALED + moments.step.gradients)
+    return (
+        (("forward",), moments.forward, before),
+        (("backward", "recomputation"), moments.backward, before),
+        ((), moments.step, workspace(network, family, foreach)),
+    )
+
+
+def _predicted(job: Job, plan: Plan, batch: int):
+    """The ledger's step with so many sequences."""
+    sharded, recipe = plan.stage != "ddp", plan.recipe
+    if sharded and recipe == "master-fp32-gradients":
+        recipe = "master"  # FSDP2 sums the shards
+    return predict(
+        job.network,
+        batch,
+        job.tokens,
+        recipe=recipe,
+        lists=job.device,
+        optimizer=None if sharded else plan.optimizer,
+        micro_batch=plan.micro_batch,
+        checkpointed=plan.checkpointed,
+        loss_chunks=plan.loss_chunks,
+        foreach=job.device == "cuda",
+        keep_gradients=plan.ranks > 1 and not sharded,
+    )
+
+
+@lru_cache(100)
+def _sizes(network: Transformer) -> tuple[int, ...]:
+    """Of the parameters."""
+    return tuple(p.elements for p in network.write(1, 1).parameters)
+
+
+@lru_cache(100)
+def _units(network: Transformer) -> tuple[Unit, ...]:
+    """As FSDP2 groups them; a tied weight counts once, as one of its own."""
+    model = network.build()
+    return tuple(
+        Unit(unit.name, unit.shapes, unit.itemsizes)
+        for unit in units_of(model, model.blocks)
+    )

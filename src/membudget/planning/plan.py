@@ -1,0 +1,183 @@
+"""What is trained, and one way to train it."""
+
+from dataclasses import dataclass
+
+from membudget.checks import check_positions, instance, one_of, whole
+from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
+from membudget.ledger.paper import LISTS
+from membudget.planning import code
+
+STAGES = ("ddp", "zero-2", "zero-3")
+"""What PyTorch has of :data:`membudget.sharding.STAGES`: DDP and FSDP2."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Args:
+        network: its shape.
+        tokens: of a sequence.
+        batch: sequences of an optimizer step, over all ranks.
+        device: whose autocast and whose optimizers count, ``"cuda"`` or
+            ``"cpu"``. Kernels stay a CPU's.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a number below 1, more tokens than learned positions, or
+            another device.
+    """
+
+    network: Transformer
+    tokens: int
+    batch: int
+    device: str = "cuda"
+
+    def __post_init__(self) -> None:
+        instance(
+            self.network, Transformer, "the network", "a ledger.Transformer"
+        )
+        for name in ("tokens", "batch"):
+            object.__setattr__(self, name, whole(getattr(self, name), name))
+        if self.network.family == "gpt":
+            check_positions(self.tokens, self.network.context)
+        one_of(self.device, LISTS, "device of a job")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to train a job.
+
+    On several ranks each micro-batch reduces its gradients.
+
+    Args:
+        micro_batch: sequences that run at once on a rank; the last
+            micro-batch may have fewer.
+        checkpointed: how many blocks, the first ones, are checkpointed, each
+            by itself.
+        loss_chunks: into which the tokens are cut for the head and the loss;
+            None for the plain loss.
+        recipe: one of :data:`membudget.ledger.RECIPES`. FSDP2 keeps the
+            numbers that the optimizer steps, gathers them in the dtype of
+            the model, and reduces in that of the gradients.
+        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        stage: one of :data:`STAGES`; on one rank ``"ddp"`` is a plain loop.
+        ranks: that share the batch equally.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a number that is too small, an unknown name, 8-bit Adam
+            with FSDP2, or gradients summed in fp32 beside DDP's.
+    """
+
+    micro_batch: int
+    checkpointed: int = 0
+    loss_chunks: int | None = None
+    recipe: str = "fp32"
+    optimizer: str = "adam"
+    stage: str = "ddp"
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        numbers = {"micro_batch": 1, "checkpointed": 0, "ranks": 1}
+        if self.loss_chunks is not None:
+            numbers["loss_chunks"] = 1
+        for name, least in numbers.items():
+            value = whole(getattr(self, name), name, least)
+            object.__setattr__(self, name, value)
+        one_of(self.recipe, RECIPES, "recipe")
+        one_of(self.optimizer, OPTIMIZERS, "optimizer")
+        one_of(self.stage, STAGES, "stage of a plan")
+        if self.stage != "ddp" and self.optimizer == "adam-8bit":
+            raise ValueError(
+                "the room has no rules for 8-bit states in FSDP2's shards: "
+                'use another optimizer, or stage="ddp"'
+            )
+        ddp = self.stage == "ddp" and self.ranks > 1
+        if ddp and self.recipe == "master-fp32-gradients":
+            raise ValueError(
+                "DDP's buckets keep the gradients in the dtype of the model: "
+                'use recipe="master", or stage="zero-2", which sums in fp32'
+            )
+
+    def share(self, job: Job) -> int:
+        """Sequences of each rank.
+
+        Raises:
+            TypeError: no job.
+            ValueError: ranks that do not divide the batch, more checkpointed
+                blocks than there are, or a larger micro-batch than the share.
+        """
+        instance(job, Job, "the job", "a Job")
+        share = share_of(job, self.ranks)
+        if self.checkpointed > job.network.depth:
+            raise ValueError(
+                f"{self.checkpointed} blocks are to be checkpointed, and the "
+                f"network has {job.network.depth}: use at most so many"
+            )
+        if self.micro_batch > share:
+            raise ValueError(
+                f"micro_batch is {self.micro_batch}, and a rank has {share} "
+                f"of the {job.batch} sequences: use at most so many"
+            )
+        return share
+
+    def text(self, job: Job) -> str:
+        """In words.
+
+        Raises:
+            TypeError, ValueError: as :meth:`share`.
+        """
+        share, depth = self.share(job), job.network.depth
+        full, rest = divmod(share, self.micro_batch)
+        parts = [
+            f"{full} × {self.micro_batch} sequences"
+            + (f" and a last micro-batch of {rest}" if rest else "")
+        ]
+        if self.checkpointed == depth:
+            parts.append("every block checkpointed")
+        elif self.checkpointed:
+            parts.append(f"{self.checkpointed} of {depth} blocks checkpointed")
+        if self.loss_chunks is not None:
+            parts.append(f"the loss in {self.loss_chunks} chunks")
+        parts.append(RECIPES[self.recipe].text)
+        parts.append(OPTIMIZERS[self.optimizer].text)
+        if self.ranks > 1 or self.stage != "ddp":
+            parts.append(f"{self.stage} on {self.ranks} ranks")
+        return ", ".join(parts)
+
+    def code(self, job: Job) -> str:
+        """A program in plain PyTorch that trains the job so.
+
+        Its model and its loss in chunks are the course's
+        (:mod:`membudget.models`); its tokens are random. ``torchrun`` starts
+        it on several ranks.
+
+        Raises:
+            TypeError, ValueError: as :meth:`share`.
+        """
+        return code.write(job, self, self.share(job))
+
+
+def checked(job: Job, plan: Plan) -> int:
+    """Sequences of each rank, if the plan is one of the job's.
+
+    Raises:
+        TypeError, ValueError: as :meth:`Plan.share`; or no plan.
+    """
+    return instance(plan, Plan, "the plan", "a planning.Plan").share(job)
+
+
+def share_of(job: Job, ranks: int) -> int:
+    """Sequences of each rank.
+
+    Raises:
+        ValueError: sequences that cannot be shared equally.
+    """
+    if ranks > job.batch or job.batch % ranks:
+        why = "more than" if ranks > job.batch else "no divisor of"
+        raise ValueError(
+            f"{ranks} ranks are {why} the {job.batch} sequences of a step: "
+            "use a number of ranks that divides the batch"
+        )
+    return job.batch // ranks

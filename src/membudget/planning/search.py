@@ -1,0 +1,337 @@
+"""Which plans fit, at the least slowdown: the whole space, exactly."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+
+from membudget.cards import GIB
+from membudget.checks import instance, listed, one_of, shown, whole
+from membudget.ledger import OPTIMIZERS, RECIPES
+from membudget.measuring import format_bytes
+from membudget.planning.machine import Machine, seconds
+from membudget.planning.memory import static
+from membudget.planning.peaks import peak
+from membudget.planning.plan import STAGES, Job, Plan, share_of
+from membudget.planning.work import work
+
+CHUNKS = (None, 2, 4, 8, 16)
+"""Into which the loss may be cut."""
+
+AXES = (
+    "micro_batch",
+    "checkpointed",
+    "loss_chunks",
+    "recipe",
+    "optimizer",
+    "stage",
+)
+"""What a lock may hold."""
+
+CAUSES = ("recomputation", "small micro-batches", "traffic", "other")
+"""Of a slowdown; ``"other"`` is another recipe or optimizer."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, and what it costs.
+
+    Attributes:
+        plan: to train by.
+        peak: bytes on a rank.
+        seconds: of an optimizer step, estimated.
+        slowdown: its seconds divided by those of the fastest plan.
+        causes: the slowdown less 1, by :data:`CAUSES`.
+    """
+
+    plan: Plan
+    peak: int
+    seconds: float
+    slowdown: float
+    causes: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What :func:`search` found.
+
+    Attributes:
+        job: that was asked for.
+        budget: bytes for a rank.
+        best: the fastest plans that fit, each with other savings: the
+            fastest of all, then the fastest of those that save in another
+            way. At most three; none where nothing fits.
+        frontier: the plans that no other beats in both bytes and seconds,
+            whatever the budget, by rising peak.
+        assumes: what the answer rests on, in sentences.
+    """
+
+    job: Job
+    budget: int
+    best: list[Choice]
+    frontier: list[Choice]
+    assumes: list[str]
+
+    @property
+    def smallest(self) -> Choice:
+        """The plan with the least peak of all."""
+        return self.frontier[0]
+
+    def within(self, budget: int) -> Choice | None:
+        """The fastest plan within another budget; None if nothing fits.
+
+        Raises:
+            TypeError, ValueError: bytes that are no positive whole number.
+        """
+        budget = whole(budget, "budget")
+        fitting = [c for c in self.frontier if c.peak <= budget]
+        return fitting[-1] if fitting else None
+
+    @property
+    def next_gib(self) -> Choice | None:
+        """The fastest plan with a GiB more; None if nothing fits then."""
+        return self.within(self.budget + GIB)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.job.batch} sequences of {self.job.tokens} tokens in "
+            f"{format_bytes(self.budget)}:"
+        ]
+        for place, choice in enumerate(self.best, 1):
+            lines.append(
+                f"{place}. {choice.plan.text(self.job)}: "
+                f"{format_bytes(choice.peak)}, × {choice.slowdown:.2f}"
+            )
+            causes = [
+                f"{cause} {share:+.2f}"
+                for cause, share in choice.causes.items()
+                if abs(share) >= 0.005
+            ]
+            if causes:
+                lines.append(f"   {', '.join(causes)}")
+        if not self.best:
+            least = self.smallest
+            lines.append(
+                "nothing fits. The smallest plan needs "
+                f"{format_bytes(least.peak)}. It is "
+                f"{least.plan.text(self.job)}."
+            )
+        more = self.next_gib
+        if more is not None:
+            text = f"× {more.slowdown:.2f}"
+            if self.best and more.seconds >= self.best[0].seconds:
+                text = "nothing"
+            lines.append(f"The next GiB buys {text}.")
+        return "\n".join([*lines, *self.assumes])
+
+
+def search(
+    job: Job,
+    budget: int,
+    machine: Machine,
+    *,
+    ranks: int = 1,
+    locks: Mapping[str, object] | None = None,
+) -> Answer:
+    """The fastest plans within a budget, of all that there are.
+
+    The space is every micro-batch × the first j blocks checkpointed × the
+    loss whole or in chunks (:data:`CHUNKS`) × the stage. Recipe and optimizer
+    change the training, so they are ``"fp32"`` and ``"adam"`` unless a lock
+    says otherwise. Plans with as many micro-batches take as long, so of these
+    only the one with the least peak is looked at.
+
+    Args:
+        job: what is to be trained.
+        budget: bytes for the tensors of a rank.
+        machine: what the time is estimated for.
+        ranks: that share the batch.
+        locks: for any of :data:`AXES` the value that it must have, or a list
+            of those it may have.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a budget below 1 or below the model's states, ranks that
+            do not divide the batch, an unknown axis, or locks that leave no
+            plan.
+    """
+    instance(job, Job, "the job", "a planning.Job")
+    instance(machine, Machine, "the machine", "a planning.Machine")
+    budget, ranks = whole(budget, "budget"), whole(ranks, "ranks")
+    share = share_of(job, ranks)
+    axes = _axes(job, share, ranks, locks)
+    families = list(_families(axes, ranks))
+    if not families:
+        raise ValueError(
+            "no plan goes with these locks: free one, or read what Plan "
+            "refuses"
+        )
+    least = min(static(job, plan).total for plan in families)
+    if budget < least:
+        raise ValueError(
+            f"the budget is {budget} bytes, and parameters, gradients and "
+            f"optimizer states alone are {least}: use a larger budget, "
+            "more ranks, or another recipe or optimizer"
+        )
+    found = [
+        pair
+        for family, blocks, chunks in product(
+            families, axes["checkpointed"], axes["loss_chunks"]
+        )
+        for pair in _by_parts(
+            job,
+            replace(family, checkpointed=blocks, loss_chunks=chunks),
+            share,
+            axes["micro_batch"],
+        )
+    ]
+    timed = sorted(
+        (seconds(work(job, plan), machine), size, place)
+        for place, (size, plan) in enumerate(found)
+    )
+    fastest = timed[0]
+
+    def choice(entry: tuple[float, int, int]) -> Choice:
+        took, size, place = entry
+        plan = found[place][1]
+        causes = _causes(job, plan, found[fastest[2]][1], machine)
+        return Choice(plan, size, took, took / fastest[0], causes)
+
+    frontier, best = [], {}
+    for entry in timed:
+        if not frontier or entry[1] < frontier[-1][1]:
+            frontier.append(entry)
+        if entry[1] <= budget:
+            best.setdefault(_savings(found[entry[2]][1], share), entry)
+    return Answer(
+        job,
+        budget,
+        [choice(entry) for entry in list(best.values())[:3]],
+        [choice(entry) for entry in reversed(frontier)],
+        _assumes(job, ranks, axes, machine),
+    )
+
+
+def _axes(
+    job: Job, share: int, ranks: int, locks: Mapping[str, object] | None
+) -> dict[str, list]:
+    """What each axis may be."""
+    depth = job.network.depth
+    axes = {
+        "micro_batch": _sizes(share),
+        "checkpointed": range(depth + 1),
+        "loss_chunks": CHUNKS,
+        "recipe": RECIPES,
+        "optimizer": OPTIMIZERS,
+        "stage": STAGES if ranks > 1 else ("ddp",),
+    }
+    bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
+    given = {"recipe": "fp32", "optimizer": "adam"}
+    instance(locks or {}, Mapping, "locks", "a dict of axes")
+    for axis, wanted in {**given, **(locks or {})}.items():
+        if axis not in axes:
+            raise ValueError(
+                f"there is no axis {shown(axis)} to lock: use one of "
+                f"{', '.join(AXES)}"
+            )
+        several = not (wanted is None or isinstance(wanted, str | int))
+        values = listed(wanted, axis, "values") if several else [wanted]
+        if axis in bounds:
+            values = [whole(value, axis, *bounds[axis]) for value in values]
+        elif axis == "loss_chunks":
+            values = [value if value is None else whole(value, axis) for value in values]
+        else:
+            values = [one_of(value, axes[axis], axis) for value in values]
+        axes[axis] = values
+    return axes
+
+
+def _families(axes: dict[str, list], ranks: int) -> Iterator[Plan]:
+    """A plan of each recipe, optimizer and stage that go together."""
+    for names in product(axes["recipe"], axes["optimizer"], axes["stage"]):
+        with suppress(ValueError):
+            yield Plan(1, 0, None, *names, ranks)
+
+
+def _sizes(share: int) -> list[int]:
+    """Micro-batches of which one is the best, wherever the peak is.
+
+    Of those that cut the share into as many parts the smallest has the least
+    peak: each later one finds gradients beside it. With two parts the second
+    alone does, so a large first one with a small second may need less.
+    """
+    equal = {-(-share // parts) for parts in range(1, share + 1)}
+    return sorted(equal | set(range(share // 2 + 1, share)))
+
+
+def _by_parts(
+    job: Job, plan: Plan, share: int, sizes: Iterable[int]
+) -> list[tuple[int, Plan]]:
+    """Peak and plan: the smallest for each number of micro-batches."""
+    found: dict[int, tuple[int, Plan]] = {}
+    for size in sizes:
+        one = replace(plan, micro_batch=size)
+        parts, most = -(-share // size), peak(job, one, share)
+        if parts not in found or most < found[parts][0]:
+            found[parts] = most, one
+    return list(found.values())
+
+
+def _savings(plan: Plan, share: int) -> tuple:
+    """What a plan does to save, however much of it."""
+    return (
+        plan.micro_batch < share,
+        plan.checkpointed > 0,
+        plan.loss_chunks is not None,
+        plan.recipe,
+        plan.optimizer,
+        plan.stage,
+    )
+
+
+def _causes(
+    job: Job, plan: Plan, fastest: Plan, machine: Machine
+) -> dict[str, float]:
+    """The slowdown less 1, by cause.
+
+    The traffic is what is sent beyond what the fastest plan sends. Of the
+    rest, one saving after the other is taken back.
+    """
+
+    def spent(plan: Plan, **other: object) -> float:
+        done = work(job, replace(plan, **other))
+        return seconds(done._replace(traffic=0), machine)
+
+    def recomputation(plan: Plan) -> float:
+        return spent(plan) - spent(plan, **once)
+
+    once = {"checkpointed": 0, "loss_chunks": None}
+    whole_time = seconds(work(job, fastest), machine)
+    alike = {"micro_batch": fastest.micro_batch}
+    parts = {
+        "recomputation": recomputation(plan) - recomputation(fastest),
+        "small micro-batches": spent(plan, **once)
+        - spent(plan, **once, **alike),
+        "traffic": seconds(work(job, plan), machine)
+        - spent(plan)
+        - (whole_time - spent(fastest)),
+        "other": spent(plan, **once, **alike) - spent(fastest, **once),
+    }
+    return {cause: parts[cause] / whole_time for cause in CAUSES}
+
+
+def _assumes(job: Job, ranks: int, axes, machine: Machine) -> list[str]:
+    lines = [
+        "Bytes are those of PyTorch's tensors by a CPU's kernels; no GPU was "
+        "measured, and what its allocator rounds and its libraries keep comes "
+        "on top.",
+        f"The time is an estimate: {machine.source}.",
+    ]
+    if any(RECIPES[name].parameters < 4 or RECIPES[name].autocast for name in axes["recipe"]):
+        lines.append("16 bits are bf16, which older cards only emulate.")
+    if any(stage != "ddp" for stage in axes["stage"]):
+        lines.append(
+            "The bytes of zero-2 and zero-3 are an upper bound; NCCL's own "
+            "buffers are not in them."
+        )
+    return lines
