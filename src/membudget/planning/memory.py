@@ -1,5 +1,7 @@
 """The peak of a plan: the ledger's, and for shards a bound."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -15,6 +17,8 @@ from membudget.ledger import (
 )
 from membudget.planning.plan import Job, Plan, checked
 from membudget.sharding import (
+    PARTS,
+    Held,
     Unit,
     rank_moments,
     rank_states,
@@ -42,12 +46,13 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     of DDP, whose gradients stay in its buckets from step to step
     (``gradient_as_bucket_view``).
 
-    With FSDP2 it is an upper bound. For each phase it adds the most that
-    :func:`membudget.sharding.rank_moments` holds and the most that one
-    micro-batch needs beside the model's states, which need not be at the same
-    moment. What it is too large by is less than the smaller of the two.
-    Gathered parameters count as parameters, and what collectives read and
-    write as temporaries.
+    With FSDP2 it is an upper bound. For each part of the step it adds the
+    most that :func:`membudget.sharding.rank_moments` holds and the most that
+    one micro-batch needs beside the model's states. These need not be at the
+    same moment, so the bound is too large by as much as the smaller of the
+    two, at most. The parts are :data:`membudget.sharding.PARTS` and the
+    optimizer's step. Gathered parameters count as parameters, and what
+    collectives read and write as temporaries.
 
     Raises:
         TypeError: something else than a job and a plan.
@@ -59,18 +64,17 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
         return _predicted(job, plan, share).at_peak
     found = []
     moments = _predicted(job, plan, plan.micro_batch).moments
+    parts = list(zip(parts_of(moments), moments, strict=True))
     several, foreach = plan.micro_batch < share, job.device == "cuda"
     family = family_of(plan)
-    for phases, held, extra in phases_of(
-        job.network, family, foreach, several
-    ):
+    for part, held, extra in held_in(job.network, family, foreach, several):
         at = max(
-            (moment for moment in moments if moment.phase in phases),
+            (moment for place, moment in parts if place == part),
             key=load,
             default=PaperMoment("optimizer", "optimizer", (0,) * 6),
         )
         split = at.split
-        parts = {
+        needs = {
             "parameters": held.parameters + held.gathered,
             "gradients": held.gradients,
             "optimizer": held.optimizer,
@@ -78,7 +82,7 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
             "inputs": input_bytes(job, share),
             "temporaries": split["temporaries"] + held.buffers + extra,
         }
-        found.append(PaperMoment(at.row, at.phase, tuple(parts.values())))
+        found.append(PaperMoment(at.row, at.phase, tuple(needs.values())))
     return max(found, key=lambda moment: moment.live)
 
 
@@ -92,9 +96,26 @@ def static(job: Job, plan: Plan) -> States:
     return states_of(job.network, family_of(plan))
 
 
+def parts_of(moments: Sequence[PaperMoment]) -> list[str]:
+    """For each moment one of :data:`membudget.sharding.PARTS`.
+
+    The first moment of the backward pass makes the loss's gradient. Then the
+    model's own unit is gathered again.
+    """
+    places: dict[tuple[bool, bool], list[int]] = {}
+    for number, m in enumerate(moments):
+        key = m.phase == "forward", m.row.startswith("blocks.")
+        places.setdefault(key, []).append(number)
+    through, back = places[True, True][-1], places[False, False][0]
+    first, last = places[False, True][0], places[False, True][-1]
+    ends = through, back - 1, back, first - 1, last, len(moments)
+    return [PARTS[bisect_left(ends, n)] for n in range(len(moments))]
+
+
 def load(moment: PaperMoment) -> int:
     """Bytes that a micro-batch needs beside states and batch."""
-    return moment.split["activations"] + moment.split["temporaries"]
+    split = moment.split
+    return split["activations"] + split["temporaries"]
 
 
 def input_bytes(job: Job, sequences: int) -> int:
@@ -132,8 +153,10 @@ def workspace(network: Transformer, family: Plan, foreach: bool) -> int:
 
 
 @lru_cache(1000)
-def phases_of(network: Transformer, family: Plan, foreach: bool, several: bool):
-    """Of FSDP2: phases, what is held in them, and further bytes.
+def held_in(
+    network: Transformer, family: Plan, foreach: bool, several: bool
+) -> list[tuple[str, Held, int]]:
+    """Of FSDP2: parts of the step, what is held in them, and further bytes.
 
     Args:
         several: whether the step has several micro-batches.
@@ -152,11 +175,11 @@ def phases_of(network: Transformer, family: Plan, foreach: bool, several: bool):
     )
     # shards of the micro-batches before
     before = several * (SCALED + moments.step.gradients)
-    return (
-        (("forward",), moments.forward, before),
-        (("backward", "recomputation"), moments.backward, before),
-        ((), moments.step, workspace(network, family, foreach)),
-    )
+    last = workspace(network, family, foreach)
+    return [
+        *((part, moments.parts[part], before) for part in PARTS),
+        ("optimizer", moments.step, last),
+    ]
 
 
 def _predicted(job: Job, plan: Plan, batch: int):

@@ -4,33 +4,34 @@ At each moment of a step, what is alive is a constant and a multiple of the
 micro-batch, and both grow by as much with each block: of those that are
 checkpointed, and of those that are not. Blocks between the first and the last
 of a kind are alike, and what is alive at them lies between. So networks of one
-to three blocks, with micro-batches of two and three sequences, tell the peak
-of any depth at any micro-batch. One sequence alone is looked at by itself, and
-so is each micro-batch where the chunks of the loss are not all alike.
+to three blocks, with two small micro-batches, tell the peak of any depth at
+any micro-batch. Where attention is not fused, one sequence alone is looked at
+by itself; so is each micro-batch where the loss's chunks are not all alike.
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
+
 from membudget.ledger import (
     RECIPES,
     PaperMoment,
-    PeakLine,
     Transformer,
-    peak_at,
-    peak_lines,
     walk,
 )
 from membudget.ledger import operators as op
 from membudget.planning.memory import (
     family_of,
+    held_in,
     input_bytes,
     load,
-    phases_of,
+    parts_of,
     states_of,
     workspace,
 )
 from membudget.planning.plan import Job, Plan
+from membudget.sharding import PARTS
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ def peak(job: Job, plan: Plan, share: int) -> int:
     blocks = plan.checkpointed, job.network.depth - plan.checkpointed
     if plan.stage != "ddp":
         return inputs + max(
-            held.total + further + _most(step, blocks, size, phases, False)
-            for phases, held, further in phases_of(
+            held.total + further + _most(step, blocks, size, (part,), False)
+            for part, held, further in held_in(
                 job.network, family, foreach, several
             )
         )
@@ -100,105 +101,100 @@ def peak(job: Job, plan: Plan, share: int) -> int:
     return inputs + held.parameters + held.optimizer + max(most, update)
 
 
-WHOLE = ("forward", "backward", "recomputation")
-"""The phases of a micro-batch."""
-
-
 def _most(
     step: Step,
     blocks: tuple[int, int],
     size: int,
-    phases: tuple[str, ...] = WHOLE,
+    parts: tuple[str, ...] = PARTS,
     gradients: bool = True,
 ) -> int:
-    """The most that so many sequences need in these phases.
+    """The most that so many sequences need in these parts.
 
     Args:
         step: with them.
         blocks: how many are checkpointed, and how many are not.
         size: sequences.
-        phases: of the step; there may be none.
+        parts: of the step; the optimizer's needs none.
         gradients: whether those that the step makes count.
     """
-    if not phases:
+    if parts == ("optimizer",):
         return 0
-    sizes = (size,)
-    if size > 1 and step.tokens % (step.loss_chunks or 1) == 0:
-        sizes = (2, 3)
-    return peak_at(_lines(step, blocks, sizes, phases, gradients), size)
+    least = 1 if step.network.fused else 2
+    if size <= least + 1 or step.tokens % (step.loss_chunks or 1):
+        return int(_extended(step, blocks, size, parts, gradients).max())
+    one, more = (
+        _extended(step, blocks, n, parts, gradients)
+        for n in (least, least + 1)
+    )
+    return int((one + (size - least) * (more - one)).max())
 
 
 @lru_cache(10**5)
-def _lines(step, blocks, sizes, phases, gradients) -> list[PeakLine]:
-    """Their maximum is the most; for one size it is the most itself."""
-    loads = [
-        [
-            bare + gradients * made
-            for phase, bare, made in _extended(step, blocks, size)
-            if phase in phases
-        ]
-        for size in sizes
-    ]
-    if len(sizes) == 1:
-        return [PeakLine(max(loads[0]), 0)]
-    return peak_lines(sizes, loads)
-
-
-@lru_cache(10**4)
 def _extended(
-    step: Step, blocks: tuple[int, int], size: int
-) -> list[tuple[str, int, int]]:
-    """The moments of a network with so many blocks, without those between."""
+    step: Step,
+    blocks: tuple[int, int],
+    size: int,
+    parts: tuple[str, ...],
+    gradients: bool,
+) -> torch.Tensor:
+    """What a network with so many blocks needs at each moment; those at the
+    blocks between are left out."""
     few = tuple(min(count, 1) for count in blocks)
-    base = _moments(step, few, size)
-    found = [list(moment) for moment in base]
+    base = found = _moments(step, few, size, parts, gradients)
     for kind, count in enumerate(blocks):
-        if count < 2:
-            continue
-        more = _moments(
-            step, tuple(n + (i == kind) for i, n in enumerate(few)), size
-        )
-        for moment, one, two in zip(found, base, more, strict=True):
-            for part in (1, 2):
-                moment[part] += (count - 1) * (two[part] - one[part])
-    return [tuple(moment) for moment in found]
+        if count > 1:
+            more = tuple(n + (i == kind) for i, n in enumerate(few))
+            further = _moments(step, more, size, parts, gradients) - base
+            found = found + (count - 1) * further
+    return found
 
 
 @lru_cache(10**4)
 def _moments(
-    step: Step, blocks: tuple[int, int], size: int
-) -> list[tuple[str, int, int]]:
-    """Phase, load and gradients at each moment, by place.
+    step: Step,
+    blocks: tuple[int, int],
+    size: int,
+    parts: tuple[str, ...],
+    gradients: bool,
+) -> torch.Tensor:
+    """What is needed at each moment in the order of the places: outside the
+    blocks, at the first and at the last block of each kind."""
+    places: list[list[int]] = [[] for _ in range(5)]
+    moments = _walked(step, blocks, size)
+    for part, moment in zip(parts_of(moments), moments, strict=True):
+        if part in parts:
+            made = 0 if step.kept else moment.split["gradients"]
+            for place in _places(moment.row, blocks):
+                places[place].append(load(moment) + gradients * made)
+    return torch.tensor(sum(places, []))
 
-    Places are outside the blocks, and at the first and the last block of a
-    kind, which may be the same one.
-    """
-    recipe, checkpointed = RECIPES[step.recipe], blocks[0]
+
+@lru_cache(10**4)
+def _walked(
+    step: Step, blocks: tuple[int, int], size: int
+) -> tuple[PaperMoment, ...]:
+    """The moments of a micro-batch of a network with few blocks."""
+    recipe = RECIPES[step.recipe]
     paper = replace(step.network, depth=sum(blocks)).write(
         size,
         step.tokens,
         itemsize=recipe.parameters,
         autocast=recipe.autocast,
         lists=step.lists,
-        checkpointed=checkpointed,
+        checkpointed=blocks[0],
         loss_chunks=step.loss_chunks,
     )
     if step.scaled:
         op.scale(paper, paper.rows[-1].makes[0])
-    predicted = walk([paper], gradients=int(step.kept))
-    places: list[list[tuple[str, int, int]]] = [[] for _ in range(5)]
-    for moment in predicted.moments:
-        made = 0 if step.kept else moment.split["gradients"]
-        for place in _places(moment, blocks):
-            places[place].append((moment.phase, load(moment), made))
-    return sum(places, [])
+    return walk([paper], gradients=int(step.kept)).moments
 
 
-def _places(moment: PaperMoment, blocks: tuple[int, int]) -> list[int]:
-    """0 outside the blocks; 1 to 4 at the first and last of each kind."""
-    if not moment.row.startswith("blocks."):
+def _places(row: str, blocks: tuple[int, int]) -> list[int]:
+    """0 outside the blocks; 1 and 2, 3 and 4 at the first and the last block
+    of each kind, which may be the same one."""
+    if not row.startswith("blocks."):
         return [0]
-    number = int(moment.row.split(".")[1].split()[0])
+    number = int(row.split(".")[1].split()[0])
     edges = (0, blocks[0] - 1, blocks[0], sum(blocks) - 1)
     kind = (0, 1) if number < blocks[0] else (2, 3)
     return [place + 1 for place in kind if edges[place] == number]

@@ -18,7 +18,7 @@ from membudget.sharding.launching import (
     launch,
     torchrun,
 )
-from membudget.sharding.moments import Held, Moments, rank_moments
+from membudget.sharding.moments import PARTS, Held, Moments, rank_moments
 from membudget.sharding.saving import (
     CheckpointError,
     Loaded,
@@ -44,6 +44,7 @@ from membudget.sharding.states import (
 
 __all__ = [
     "COLLECTIVES",
+    "PARTS",
     "STAGES",
     "CheckpointError",
     "CommunicationCounter",

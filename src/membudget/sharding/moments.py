@@ -41,6 +41,12 @@ RULES = {
 """By version, read in its source and compared with what it holds."""
 
 
+PARTS = ("forward", "loss", "gather", "head", "blocks", "end")
+"""Of a micro-batch: forward through the blocks; what comes after them; the
+model's own unit gathered again; back through it; back through the blocks; what
+comes before them."""
+
+
 @dataclass(frozen=True)
 class Held:
     """Bytes on one rank that are there because of the model's states.
@@ -76,6 +82,7 @@ class Moments:
         backward: at the worst moment of the backward pass.
         after_backward: when it is over.
         step: when the optimizer steps.
+        parts: at the worst moment of each of :data:`PARTS`.
     """
 
     between: Held
@@ -84,14 +91,16 @@ class Moments:
     backward: Held
     after_backward: Held
     step: Held
+    parts: dict[str, Held]
 
     @property
     def peak(self) -> Held:
         """The largest."""
-        return max(
-            (getattr(self, field.name) for field in fields(self)),
-            key=lambda held: held.total,
-        )
+        return _largest(self.between, *self.parts.values(), self.step)
+
+
+def _largest(*held: Held) -> Held:
+    return max(held, key=lambda one: one.total)
 
 
 def rank_moments(
@@ -214,16 +223,18 @@ def rank_moments(
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
     walk.forward(again)
-    forward, after_forward = walk.worst(), walk.held()
+    after_forward = walk.held()
     walk.backward(again, synchronise, embedding)
-    backward, after_backward = walk.worst(), walk.held()
+    parts = walk.parts
+    after_backward = walk.held()
     return Moments(
         between,
-        forward,
+        _largest(parts["forward"], parts["loss"]),
         after_forward,
-        backward,
+        _largest(*(parts[name] for name in PARTS[2:])),
         after_backward,
         walk.held(),
+        parts,
     )
 
 
@@ -264,15 +275,16 @@ class _Walk:
             self.live["gradients"] = self.reduced * sum(
                 u.numbers for u in units
             )
+        self.parts: dict[str, Held] = {}
         self._start_over()
 
     def held(self) -> Held:
         return Held(**self.live)
 
-    def worst(self) -> Held:
-        worst = self._worst
+    def part(self, name: str) -> None:
+        """A part ends here; note its worst moment."""
+        self.parts[name] = self._worst
         self._start_over()
-        return worst
 
     def _start_over(self) -> None:
         self._worst = self.held()
@@ -327,10 +339,12 @@ class _Walk:
             before = buffer
             if unit.name and again:
                 self.add("gathered", -self.whole(unit))
+        self.part("forward")
         self.add("buffers", -before)
         for unit in self.units:
             if not unit.name and again:
                 self.add("gathered", -self.whole(unit))
+        self.part("loss")
 
     def backward(self, again: bool, synchronise: bool, embedding: int) -> None:
         own = [unit for unit in self.units if not unit.name]
@@ -339,21 +353,29 @@ class _Walk:
         late = own + ([] if embedding else blocks[-1:])
         fetched = self.gather(order[0]) if again else 0
         buffer = 0
+        if not own:
+            self.part("gather"), self.part("head")
         for i, unit in enumerate(order):
             if again:
                 self.unshard(unit)
                 self.add("buffers", -fetched)
-                if i + 1 < len(order):
-                    fetched = self.gather(order[i + 1])
+            if unit in own:
+                self.part("gather")
+            if again and i + 1 < len(order):
+                fetched = self.gather(order[i + 1])
             first = 0 if unit.name else embedding
             self.gradients(unit.shapes[first:], synchronise)
+            if unit in own:
+                self.part("head")
             if unit not in late:
                 buffer = self.reduce(unit, buffer, synchronise)
+        self.part("blocks")
         for unit in own:
             self.gradients(unit.shapes[:embedding], synchronise)
         for unit in late:
             buffer = self.reduce(unit, buffer, synchronise)
         self.add("buffers", -buffer)
+        self.part("end")
 
     def _kept(self, synchronise: bool) -> int:
         """Bytes of a number of a whole gradient until the unit's are there."""
