@@ -11,7 +11,7 @@ ALONE := $(PY) tools/alone.py
 PIP := $(ALONE) $(PY) -m pip install --quiet --disable-pip-version-check
 SITE := _build/html
 ROOMS := $(addprefix tests/,checks measuring ledger accumulation checkpointing \
-  schedules precision sharding exercises)
+  schedules precision sharding planning exercises)
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
 export OMP_NUM_THREADS := 1

@@ -48,6 +48,7 @@ ROOMS = (
     "schedules",
     "precision",
     "sharding",
+    "planning",
     "models",
     "checks",
     *ON_TOP,

@@ -42,6 +42,7 @@ MADE_BY_THE_PACKAGE = {
         "Allocation Fit MemoryReading Operator OutOfMemoryReport Reading "
         "SnapshotSummary Status Timing"
     ),
+    "planning": "Answer Choice",
     "precision": "Lost ScaledStep",
     "schedules": "FrontierPoint",
     "sharding": (

@@ -12,6 +12,7 @@ FLOORS = [
     "ledger",
     "accumulation checkpointing precision sharding",
     "schedules",
+    "planning",
     "plotting",
     "experiments",
     "__init__ exercises widgets",

@@ -18,6 +18,7 @@ from membudget import (
     ledger,
     measuring,
     models,
+    planning,
     precision,
     schedules,
     sharding,
@@ -34,6 +35,7 @@ ROOMS = (
     precision,
     schedules,
     sharding,
+    planning,
     widgets,
 )
 """What a later one exports again is an earlier one's."""
@@ -137,6 +139,10 @@ def entered(manager):
 OF = model()
 GPT = dict(vocabulary=8, width=4, depth=1, heads=2)
 PAPER = ledger.Transformer(**GPT, context=8)
+JOB = planning.Job(PAPER, 2, 2)
+PLAN = planning.Plan(1)
+MACHINE = planning.Machine(1e12, 1e11, 1e-5, 1e10, "made up")
+ANSWER = planning.search(JOB, 10**6, MACHINE)
 RUN = checkpointing.simulate(2, [0, 1])
 SCALE = precision.DynamicScale()
 FP16 = precision.FORMATS["fp16"]
@@ -482,6 +488,19 @@ ROWS = {
     "sharding.zero_traffic": lambda: dict(
         parameters=10, ranks=2, gathered=2, reduced=4, accumulation_steps=2
     ),
+    # planning
+    "planning.Answer.within": lambda: dict(self=ANSWER, budget=10**6),
+    "planning.Job": lambda: dict(network=PAPER, tokens=2, batch=2),
+    "planning.Plan": lambda: dict(micro_batch=1, loss_chunks=2),
+    "planning.Plan.code": lambda: dict(self=PLAN, job=JOB),
+    "planning.Plan.share": lambda: dict(self=PLAN, job=JOB),
+    "planning.Plan.text": lambda: dict(self=PLAN, job=JOB),
+    "planning.at_peak": lambda: dict(job=JOB, plan=PLAN),
+    "planning.memory": lambda: dict(job=JOB, plan=PLAN),
+    "planning.search": lambda: dict(
+        job=JOB, budget=10**6, machine=MACHINE, locks={"recipe": "bf16"}
+    ),
+    "planning.static": lambda: dict(job=JOB, plan=PLAN),
     # widgets
     "widgets.Accumulation": lambda: dict(
         footprint=footprint(),

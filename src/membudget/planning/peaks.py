@@ -166,7 +166,7 @@ def _moments(
             made = 0 if step.kept else moment.split["gradients"]
             for place in _places(moment.row, blocks):
                 places[place].append(load(moment) + gradients * made)
-    return torch.tensor(sum(places, []))
+    return torch.tensor([needed for place in places for needed in place])
 
 
 @lru_cache(10**4)

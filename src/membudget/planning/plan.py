@@ -10,6 +10,9 @@ from membudget.planning import code
 STAGES = ("ddp", "zero-2", "zero-3")
 """What PyTorch has of :data:`membudget.sharding.STAGES`: DDP and FSDP2."""
 
+MOST = 2**20
+"""Of tokens in a sequence, and of sequences."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -24,8 +27,8 @@ class Job:
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: a number below 1, more tokens than learned positions, or
-            another device.
+        ValueError: a number below 1 or above 2²⁰, more tokens than learned
+            positions, or another device.
     """
 
     network: Transformer
@@ -38,7 +41,8 @@ class Job:
             self.network, Transformer, "the network", "a ledger.Transformer"
         )
         for name in ("tokens", "batch"):
-            object.__setattr__(self, name, whole(getattr(self, name), name))
+            value = whole(getattr(self, name), name, most=MOST)
+            object.__setattr__(self, name, value)
         if self.network.family == "gpt":
             check_positions(self.tokens, self.network.context)
         one_of(self.device, LISTS, "device of a job")

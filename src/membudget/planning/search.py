@@ -1,6 +1,6 @@
 """Which plans fit, at the least slowdown: the whole space, exactly."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -227,19 +227,21 @@ def _axes(
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
     given = {"recipe": "fp32", "optimizer": "adam"}
-    instance(locks or {}, Mapping, "locks", "a dict of axes")
-    for axis, wanted in {**given, **(locks or {})}.items():
+    if locks is not None:
+        given |= instance(locks, Mapping, "locks", "a dict of axes")
+    for axis, wanted in given.items():
         if axis not in axes:
             raise ValueError(
                 f"there is no axis {shown(axis)} to lock: use one of "
                 f"{', '.join(AXES)}"
             )
-        several = not (wanted is None or isinstance(wanted, str | int))
-        values = listed(wanted, axis, "values") if several else [wanted]
+        values = [wanted]
+        if isinstance(wanted, Collection) and not isinstance(wanted, str):
+            values = listed(wanted, axis, "values")
         if axis in bounds:
             values = [whole(value, axis, *bounds[axis]) for value in values]
         elif axis == "loss_chunks":
-            values = [value if value is None else whole(value, axis) for value in values]
+            values = [v if v is None else whole(v, axis) for v in values]
         else:
             values = [one_of(value, axes[axis], axis) for value in values]
         axes[axis] = values
@@ -327,7 +329,7 @@ def _assumes(job: Job, ranks: int, axes, machine: Machine) -> list[str]:
         "on top.",
         f"The time is an estimate: {machine.source}.",
     ]
-    if any(RECIPES[name].parameters < 4 or RECIPES[name].autocast for name in axes["recipe"]):
+    if set(axes["recipe"]) != {"fp32"}:
         lines.append("16 bits are bf16, which older cards only emulate.")
     if any(stage != "ddp" for stage in axes["stage"]):
         lines.append(

@@ -1,0 +1,87 @@
+"""What the tests of this room share: random plans, and their programs run."""
+
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from random import Random
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from membudget.ledger import RECIPES, Transformer
+from membudget.measuring import PeakTracker
+from membudget.planning import Job, Plan
+from membudget.sharding._private import fake_group
+
+
+def any_plan(rng: Random, kind: str) -> tuple[Job, Plan]:
+    """A tiny job and one of its plans.
+
+    Args:
+        rng: draws them.
+        kind: ``"one rank"``, ``"ddp"`` or ``"shards"``.
+    """
+    family = rng.choice(["gpt", "llama"])
+    own = {"kv_heads": 2, "hidden": 40} if family == "llama" else {}
+    network = Transformer(
+        rng.choice([40, 300]),
+        16,
+        rng.randint(1, 4),
+        4,
+        context=16,
+        family=family,
+        tied=rng.random() < 0.5,
+        fused=rng.random() < 0.7,
+        **own,
+    )
+    ranks = 1 if kind == "one rank" else rng.choice([2, 4])
+    stages = ("zero-2", "zero-3") if kind == "shards" else ("ddp",)
+    recipes = list(RECIPES)
+    if kind == "ddp":
+        recipes.remove("master-fp32-gradients")
+    share = rng.randint(1, 6)
+    job = Job(network, rng.choice([8, 12, 16]), share * ranks, "cpu")
+    plan = Plan(
+        rng.randint(1, share),
+        rng.randint(0, network.depth),
+        rng.choice([None, None, 2, 3, 4]),
+        rng.choice(recipes),
+        rng.choice(["sgd", "momentum", "adam"]),
+        rng.choice(stages),
+        ranks,
+    )
+    return job, plan
+
+
+def measured(job: Job, plan: Plan) -> int:
+    """The peak of a step of the plan's program, run on this CPU."""
+    torch.manual_seed(0)
+    names = {}
+    with _group(plan):
+        exec(plan.code(job), names)
+        model, optimizer = names["model"], names["optimizer"]
+        batch = names["tokens"], names["targets"]
+        kept = [*names.get("copies", []), *names.get("sums", [])]
+        if plan.stage == "ddp" and plan.ranks > 1:  # its buckets
+            model(*batch).backward()
+            kept += [p.grad for p in model.parameters()]
+            model.zero_grad()
+        with PeakTracker(model, optimizer, *batch, *kept) as tracker:
+            names["step"](*batch)
+    return tracker.peak
+
+
+@contextmanager
+def _group(plan: Plan):
+    """One rank of the plan's; DDP's reductions need one that exists."""
+    begin = dist.init_process_group
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    fake = plan.stage != "ddp"
+    init = (lambda: None) if fake else partial(begin, "gloo", **alone)
+    with fake_group(plan.ranks, 0) if fake else nullcontext():
+        try:
+            with mock.patch.object(dist, "init_process_group", init):
+                yield
+        finally:
+            if dist.is_initialized() and not fake:
+                dist.destroy_process_group()

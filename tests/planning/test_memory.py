@@ -1,0 +1,185 @@
+"""The bytes of plans: against their programs, run and tracked."""
+
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planning_helpers import any_plan, measured
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget.ledger import (
+    GPT2,
+    OPTIMIZERS,
+    RECIPES,
+    Transformer,
+    predict,
+)
+from membudget.planning import Job, Plan, at_peak, memory, static
+from membudget.planning.peaks import peak
+from membudget.sharding import shard, simulate_rank, zero_states
+from tests.soak import examples
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("one rank", examples(10)), ("ddp", examples(4))]
+)
+def test_the_program_of_a_plan_peaks_where_the_plan_says(kind, count):
+    rng = Random(0)
+    for _ in range(count):
+        job, plan = any_plan(rng, kind)
+        assert measured(job, plan) == memory(job, plan), (job, plan)
+
+
+def test_of_shards_it_is_a_bound():
+    """On tiny networks, of which a unit's parameters are the most."""
+    rng = Random(0)
+    for _ in range(examples(4)):
+        job, plan = any_plan(rng, "shards")
+        held, bound = measured(job, plan), memory(job, plan)
+        assert held <= bound <= 1.5 * held, (job, plan)
+
+
+class WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x).flatten(0, 1), y.flatten())
+
+
+def simulated(job, plan):
+    """The peak of a simulated rank, whose optimizer is Adam."""
+
+    def cut(model, mesh):
+        blocks = model.model.blocks
+        for block in blocks[: plan.checkpointed]:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False
+            )
+        shard(model, blocks, plan.stage, mesh=mesh)
+
+    tokens = torch.empty(
+        plan.micro_batch, job.tokens, dtype=torch.long, device="meta"
+    )
+    return simulate_rank(
+        lambda: WithLoss(job.network.build("cpu")),
+        cut,
+        lambda model, *batch: model(*batch),
+        tokens,
+        tokens,
+        ranks=plan.ranks,
+    ).peak
+
+
+@pytest.mark.parametrize("checkpointed", [0, 2])
+@pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
+def test_the_residual_of_shards(stage, checkpointed):
+    network = Transformer(
+        8000, 512, 2, 8, hidden=1792, kv_heads=2, family="llama"
+    )
+    job = Job(network, 1024, 8, "cpu")
+    plan = Plan(1, checkpointed, stage=stage, ranks=8)
+    held = simulated(job, plan)
+    assert held <= memory(job, plan) <= 1.15 * held
+
+
+def test_a_gpus_rules_are_the_ledgers():
+    job = Job(GPT2, 64, 4)
+    plan = Plan(2, 3, 2, "autocast")
+    options = {"checkpointed": 3, "loss_chunks": 2, "recipe": "autocast"}
+    predicted = predict(
+        GPT2, 4, 64, micro_batch=2, lists="cuda", foreach=True, **options
+    )
+    assert at_peak(job, plan) == predicted.at_peak
+
+
+def any_shape(rng):
+    """Any network, on any device, with any plan."""
+    heads = rng.choice([1, 2, 4])
+    family = rng.choice(["gpt", "llama"])
+    own = {"dropout": rng.random() < 0.3}
+    if family == "llama":
+        shared = [h for h in (1, 2, 4) if heads % h == 0]
+        own = {"kv_heads": rng.choice(shared), "hidden": rng.choice([7, 64])}
+    network = Transformer(
+        rng.choice([2, 13, 100, 1000]),
+        heads * rng.choice([2, 4, 8]),
+        rng.randint(1, 8),
+        heads,
+        context=64,
+        family=family,
+        fused=rng.random() < 0.6,
+        tied=rng.random() < 0.5,
+        **own,
+    )
+    ranks, share = rng.choice([1, 2, 4]), rng.randint(1, 9)
+    device = rng.choice(["cpu", "cuda"])
+    tokens = rng.choice([1, 2, 7, 12, 16, 64])
+    job = Job(network, tokens, share * ranks, device)
+    names = [
+        rng.choice([*RECIPES]),
+        rng.choice([*OPTIMIZERS]),
+        rng.choice(["ddp", "zero-2", "zero-3"]) if ranks > 1 else "ddp",
+    ]
+    if names[1:] in (["adam-8bit", "zero-2"], ["adam-8bit", "zero-3"]):
+        names[1] = "adam"
+    if ranks > 1 and names[::2] == ["master-fp32-gradients", "ddp"]:
+        names[0] = "master"
+    return job, Plan(
+        rng.randint(1, share),
+        rng.randint(0, network.depth),
+        rng.choice([None, None, 1, 2, 3, 4, 8]),
+        *names,
+        ranks,
+    )
+
+
+def test_peaks_at_once_are_those_one_by_one():
+    rng = Random(0)
+    for _ in range(examples(60)):
+        job, plan = any_shape(rng)
+        assert peak(job, plan, plan.share(job)) == memory(job, plan), (
+            job,
+            plan,
+        )
+
+
+def test_blocks_that_are_checkpointed_save():
+    """Each of them, also where shards are a bound."""
+    job = Job(GPT2, 1024, 32)
+    for further in ({}, {"stage": "zero-3", "ranks": 4}):
+        peaks = [
+            peak(job, Plan(4, j, 8, **further), 32 // further.get("ranks", 1))
+            for j in range(13)
+        ]
+        assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
+
+
+def test_two_unequal_micro_batches_need_less_than_two_equal_ones():
+    """The second finds the gradients of the first beside it: the larger one
+    goes first. So the peak does not always grow with the micro-batch."""
+    network = Transformer(100, 64, 4, 4, context=16)
+    job = Job(network, 16, 8, "cpu")
+    equal, unequal = (memory(job, Plan(size)) for size in (4, 5))
+    assert unequal < equal
+
+
+def test_states():
+    job = Job(GPT2, 64, 8)
+    whole = static(job, Plan(1))
+    assert whole.parameters == 4 * GPT2.parameters
+    assert whole.total > 16 * GPT2.parameters
+    split = static(job, Plan(1, stage="zero-3", ranks=8)).total
+    paper = zero_states(GPT2.parameters, 8, recipe="fp32").total
+    assert paper <= split < 1.01 * paper
+
+
+def test_what_is_no_plan_of_the_job():
+    with pytest.raises(TypeError, match="the plan is 3: use a planning"):
+        memory(Job(GPT2, 64, 8), 3)
+    with pytest.raises(ValueError, match="micro_batch is 9, and a rank has 8"):
+        memory(Job(GPT2, 64, 8), Plan(9))

@@ -1,0 +1,76 @@
+"""Jobs and plans: what is refused, their words, their programs."""
+
+import pytest
+
+from membudget.ledger import GPT2, Transformer
+from membudget.planning import Job, Plan
+
+JOB = Job(GPT2, 64, 8)
+
+
+def test_a_plan_in_words():
+    assert Plan(8).text(JOB) == (
+        "1 × 8 sequences, everything in fp32, Adam, AdamW"
+    )
+    plan = Plan(3, 12, 4, "bf16", "sgd")
+    assert plan.text(JOB) == (
+        "2 × 3 sequences and a last micro-batch of 2, every block "
+        "checkpointed, the loss in 4 chunks, everything in bf16, SGD"
+    )
+    plan = Plan(1, 2, stage="zero-3", ranks=8)
+    assert "2 of 12 blocks checkpointed" in plan.text(JOB)
+    assert plan.text(JOB).endswith("zero-3 on 8 ranks")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"recipe": "fp8"}, "there is no recipe 'fp8'"),
+        ({"optimizer": "lion"}, "there is no optimizer 'lion'"),
+        ({"stage": "zero-1"}, "there is no stage of a plan 'zero-1'"),
+        ({"checkpointed": -1}, "checkpointed is -1"),
+        ({"loss_chunks": 0}, "loss_chunks is 0"),
+        ({"stage": "zero-3", "optimizer": "adam-8bit"}, "8-bit states"),
+        ({"ranks": 2, "recipe": "master-fp32-gradients"}, "DDP's buckets"),
+    ],
+)
+def test_what_is_no_plan(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        Plan(1, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (Plan(1, ranks=9), "9 ranks are more than the 8 sequences"),
+        (Plan(1, ranks=3), "3 ranks are no divisor of the 8 sequences"),
+        (Plan(3, ranks=4), "micro_batch is 3, and a rank has 2 of the 8"),
+        (Plan(1, 13), "13 blocks are to be checkpointed.* has 12"),
+    ],
+)
+def test_what_is_no_plan_of_a_job(plan, says):
+    for ask in (plan.share, plan.text, plan.code):
+        with pytest.raises(ValueError, match=says):
+            ask(JOB)
+
+
+def test_what_is_no_job():
+    with pytest.raises(TypeError, match="use a ledger"):
+        Job("GPT-2", 64, 8)
+    with pytest.raises(ValueError, match="2000 tokens are more than the 1024"):
+        Job(GPT2, 2000, 8)
+    with pytest.raises(ValueError, match="there is no device of a job 'tpu'"):
+        Job(GPT2, 64, 8, "tpu")
+    with pytest.raises(TypeError, match="the job is 3: use a Job"):
+        Plan(1).share(3)
+
+
+def test_a_program_says_only_what_the_plan_does():
+    """What each line does is compared with the tracker in test_memory."""
+    plain = Plan(8).code(JOB)
+    for name in ("checkpoint", "chunked", "autocast", "dist", "split"):
+        assert name not in plain
+    assert Plan(2, 1, 2, "autocast").code(JOB).count("\n") < 70
+    llama = Job(Transformer(40, 16, 2, 4, family="llama", kv_heads=2), 8, 2)
+    assert "Llama(" in Plan(1).code(llama)
+    assert "bitsandbytes" in Plan(1, optimizer="adam-8bit").code(llama)

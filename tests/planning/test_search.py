@@ -1,0 +1,180 @@
+"""The search: against every plan, one by one."""
+
+from functools import cache
+from itertools import product
+from math import inf
+
+import pytest
+
+from membudget.cards import GIB
+from membudget.ledger import GPT2, Transformer
+from membudget.planning import (
+    CAUSES,
+    Job,
+    Machine,
+    Plan,
+    memory,
+    search,
+    seconds,
+    work,
+)
+
+MACHINE = Machine(1e12, 1e11, 1e-5, inf, "a made-up machine")
+CLUSTER = Machine(1e12, 1e11, 1e-6, 1e10, "made-up machines")
+CHUNKS = (None, 2, 4, 8, 16)
+
+
+@cache
+def every_plan(job, machine, ranks, recipes):
+    """Seconds, peak and plan of all of them."""
+    share, depth = job.batch // ranks, job.network.depth
+    stages = ("ddp", "zero-2", "zero-3") if ranks > 1 else ("ddp",)
+    found = []
+    for size, blocks, chunks, recipe, stage in product(
+        range(1, share + 1), range(depth + 1), CHUNKS, recipes, stages
+    ):
+        plan = Plan(size, blocks, chunks, recipe, "adam", stage, ranks)
+        took = seconds(work(job, plan), machine)
+        found.append((took, memory(job, plan), plan))
+    return sorted(found, key=lambda entry: entry[:2])
+
+
+SPACES = [
+    ("gpt", 6, MACHINE, 1, ("fp32",)),
+    ("llama", 5, MACHINE, 1, ("fp32", "autocast")),
+    ("llama", 6, CLUSTER, 2, ("master",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "batch", "machine", "ranks", "recipes"), SPACES
+)
+def test_the_search_is_exact(family, batch, machine, ranks, recipes):
+    network = Transformer(300, 16, 2, 4, context=16, family=family)
+    job = Job(network, 16, batch)
+    plans = every_plan(job, machine, ranks, recipes)
+    peaks = sorted(peak for _, peak, _ in plans)
+    for budget in (peaks[0], peaks[len(peaks) // 8], peaks[-1]):
+        answer = search(
+            job, budget, machine, ranks=ranks, locks={"recipe": recipes}
+        )
+        fit = [entry for entry in plans if entry[1] <= budget]
+        best = answer.best[0]
+        assert best.seconds == pytest.approx(fit[0][0])
+        assert best.peak <= budget
+        assert best.slowdown == pytest.approx(fit[0][0] / plans[0][0])
+    # the frontier: each plan is at a peak at which nothing is faster
+    assert answer.smallest.peak == peaks[0]
+    for choice in answer.frontier:
+        took = min(t for t, peak, _ in plans if peak <= choice.peak)
+        assert choice.seconds == pytest.approx(took)
+        assert memory(job, choice.plan) == choice.peak
+    for peak in peaks:
+        took = min(t for t, size, _ in plans if size <= peak)
+        assert answer.within(peak).seconds == pytest.approx(took)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    job = Job(GPT2, 1024, 32)
+    free = {"recipe": ["fp32", "autocast"], "loss_chunks": [None, 8]}
+    return search(job, 8 * GIB, MACHINE, locks=free)
+
+
+def test_the_best_save_in_different_ways(answer):
+    first, second, third = answer.best
+    assert first.seconds <= second.seconds <= third.seconds
+    plans = [choice.plan for choice in answer.best]
+    ways = {
+        (p.micro_batch < 32, p.checkpointed > 0, p.loss_chunks, p.recipe)
+        for p in plans
+    }
+    assert len(ways) == 3
+    assert all(choice.peak <= answer.budget for choice in answer.best)
+
+
+def test_a_slowdown_is_the_sum_of_its_causes(answer):
+    for choice in [*answer.best, *answer.frontier]:
+        assert tuple(choice.causes) == CAUSES
+        total = sum(choice.causes.values())
+        assert total == pytest.approx(choice.slowdown - 1, abs=1e-9)
+    slowest = answer.smallest.causes
+    assert slowest["recomputation"] > 0 < slowest["small micro-batches"]
+    assert slowest["traffic"] == 0
+
+
+def test_traffic_is_a_cause():
+    network = Transformer(300, 64, 4, 4, context=16)
+    job = Job(network, 16, 8)
+    found = search(job, GIB, CLUSTER, ranks=4, locks={"stage": "zero-3"})
+    assert found.best[0].causes["traffic"] == 0  # the fastest has it, too
+    found = search(job, GIB, CLUSTER, ranks=4)
+    sharded = [c for c in found.frontier if c.plan.stage == "zero-3"]
+    assert all(choice.causes["traffic"] > 0 for choice in sharded)
+
+
+def test_the_next_gib(answer):
+    more = answer.next_gib
+    assert more.peak <= answer.budget + GIB
+    assert more.slowdown <= answer.best[0].slowdown
+    text = str(answer)
+    assert "The next GiB buys" in text
+    assert all(line in text for line in answer.assumes)
+
+
+def test_nothing_fits():
+    job = Job(GPT2, 1024, 32)
+    few = search(job, 2 * GIB, MACHINE, locks={"checkpointed": 0})
+    assert few.best == [] and few.smallest.peak > 2 * GIB
+    assert "nothing fits. The smallest plan needs" in str(few)
+    with pytest.raises(ValueError, match="optimizer states alone are 199"):
+        search(job, GIB, MACHINE)
+
+
+def test_locks_hold():
+    job = Job(GPT2, 64, 8)
+    wanted = {
+        "micro_batch": 3,
+        "checkpointed": (1, 2),
+        "loss_chunks": 5,
+        "recipe": "bf16",
+        "optimizer": "adam-8bit",
+    }
+    for choice in search(job, 4 * GIB, MACHINE, locks=wanted).frontier:
+        plan = choice.plan
+        assert plan.checkpointed in (1, 2)
+        assert (plan.micro_batch, plan.loss_chunks) == (3, 5)
+        assert (plan.recipe, plan.optimizer) == ("bf16", "adam-8bit")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"budget": 0}, ValueError, "budget is 0"),
+        ({"budget": -1}, ValueError, "budget is -1"),
+        ({"job": 3}, TypeError, "the job is 3"),
+        ({"machine": "T4"}, TypeError, "the machine is 'T4'"),
+        ({"ranks": 16}, ValueError, "16 ranks are more than the 8"),
+        ({"locks": {"depth": 3}}, ValueError, "there is no axis 'depth'"),
+        ({"locks": {"recipe": "fp8"}}, ValueError, "no recipe 'fp8'"),
+        ({"locks": {"recipe": []}}, ValueError, "recipe is empty"),
+        ({"locks": {"stage": "zero-3"}}, ValueError, "no stage 'zero-3'"),
+        ({"locks": {"micro_batch": 9}}, ValueError, "micro_batch is 9"),
+        ({"locks": {"checkpointed": 13}}, ValueError, "checkpointed is 13"),
+        ({"locks": {"loss_chunks": 0}}, ValueError, "loss_chunks is 0"),
+        ({"locks": []}, TypeError, "locks is"),
+        ({"locks": [3]}, TypeError, "locks is"),
+        (
+            {
+                "ranks": 2,
+                "locks": {"stage": "zero-3", "optimizer": "adam-8bit"},
+            },
+            ValueError,
+            "no plan goes with these locks",
+        ),
+    ],
+)
+def test_what_no_search_takes(wrong, error, says):
+    given = {"job": Job(GPT2, 64, 8), "budget": GIB, "machine": MACHINE}
+    with pytest.raises(error, match=says):
+        search(**given | wrong)
