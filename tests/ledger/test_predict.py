@@ -17,6 +17,7 @@ from ledger_helpers import (
     STEPS,
     classify,
     master_step,
+    next_token,
     same,
     transformers,
 )
@@ -318,6 +319,22 @@ def test_what_was_there_before_the_step():
         assert predicted.start == (
             held.parameters + held.optimizer + late + batch
         )
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_gradients_that_stay(micro):
+    shape = NETS["gpt"]()
+    torch.manual_seed(0)
+    model = shape.build("cpu")
+    x = torch.zeros(4, 12, dtype=torch.long)
+    step = trace_step(
+        model, next_token, x, x.clone(), micro_batch=micro, keep_gradients=True
+    )
+    options = {"micro_batch": micro, "optimizer": None}
+    found = predict(shape, 4, 12, keep_gradients=True, **options)
+    assert (found.start, found.peak) == (step.start, step.peak)
+    gradients = sum(p.nbytes for p in model.parameters())
+    assert found.start == predict(shape, 4, 12, **options).start + gradients
 
 
 def test_buffers_count_as_parameters():

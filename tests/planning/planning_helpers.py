@@ -63,9 +63,7 @@ def measured(job: Job, plan: Plan) -> int:
         batch = names["tokens"], names["targets"]
         kept = [*names.get("copies", []), *names.get("sums", [])]
         if plan.stage == "ddp" and plan.ranks > 1:  # its buckets
-            model(*batch).backward()
             kept += [p.grad for p in model.parameters()]
-            model.zero_grad()
         with PeakTracker(model, optimizer, *batch, *kept) as tracker:
             names["step"](*batch)
     return tracker.peak

@@ -46,7 +46,13 @@ def write(job, plan, share: int) -> str:
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
+def _is_ddp(plan) -> bool:
+    return plan.ranks > 1 and plan.stage == "ddp"
+
+
 def _imports(job, plan, several: bool) -> Iterator[str]:
+    if _is_ddp(plan):
+        yield "from contextlib import nullcontext"
     if plan.checkpointed or plan.recipe == "master-fp32-gradients":
         yield "from functools import partial\n"
     if plan.optimizer == "adam-8bit":
@@ -168,20 +174,28 @@ def _step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
     if plan.ranks > 1 or plan.stage != "ddp":
         call = "model({})"
     if plan.micro_batch < share:
-        size = plan.micro_batch
+        size, ddp = plan.micro_batch, _is_ddp(plan)
         yield f"    parts = tokens.split({size}), targets.split({size})"
-        yield "    for part in zip(*parts, strict=True):"
-        yield f"        loss = {call.format('*part')}"
-        yield "        loss = loss * (len(part[0]) / len(tokens))"
-        yield "        loss.backward()"
-        yield "        del loss"
+        if ddp:  # the last micro-batch alone reduces the gradients
+            yield f"    waits = [model.no_sync] * {-(-share // size) - 1}"
+            yield "    parts = *parts, [*waits, nullcontext]"
+            yield "    for *part, context in zip(*parts, strict=True):"
+            yield "        with context():"
+        else:
+            yield "    for part in zip(*parts, strict=True):"
+        indent = 12 if ddp else 8
+        yield " " * indent + f"loss = {call.format('*part')}"
+        yield " " * indent + "loss = loss * (len(part[0]) / len(tokens))"
+        yield " " * indent + "loss.backward()"
+        yield " " * indent + "del loss"
     else:
         yield f"    loss = {call.format('tokens, targets')}"
         yield "    loss.backward()"
         yield "    del loss"
     if not copied:
         yield "    optimizer.step()"
-        yield "    optimizer.zero_grad()\n"
+        kept = "set_to_none=False" if _is_ddp(plan) else ""  # its buckets
+        yield f"    optimizer.zero_grad({kept})\n"
         return
     if recipe.gradients == 4:
         yield "    for copy, total in zip(copies, sums, strict=True):"
@@ -195,5 +209,8 @@ def _step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
     yield "            weight.copy_(copy)"
     if recipe.gradients == 4:
         yield "            copy.grad.zero_()\n"
+    elif _is_ddp(plan):
+        yield "            weight.grad.zero_()"
+        yield "            copy.grad = None\n"
     else:
         yield "            weight.grad = copy.grad = None\n"

@@ -52,7 +52,7 @@ class Job:
 class Plan:
     """One way to train a job.
 
-    On several ranks each micro-batch reduces its gradients.
+    FSDP2 reduces the gradients of each micro-batch, DDP those of the last.
 
     Args:
         micro_batch: sequences that run at once on a rank; the last
