@@ -142,7 +142,6 @@ PAPER = ledger.Transformer(**GPT, context=8)
 JOB = planning.Job(PAPER, 2, 2)
 PLAN = planning.Plan(1)
 MACHINE = planning.Machine(1e12, 1e11, 1e-5, 1e10, "made up")
-ANSWER = planning.search(JOB, 10**6, MACHINE)
 RUN = checkpointing.simulate(2, [0, 1])
 SCALE = precision.DynamicScale()
 FP16 = precision.FORMATS["fp16"]
@@ -489,7 +488,9 @@ ROWS = {
         parameters=10, ranks=2, gathered=2, reduced=4, accumulation_steps=2
     ),
     # planning
-    "planning.Answer.within": lambda: dict(self=ANSWER, budget=10**6),
+    "planning.Answer.within": lambda: dict(
+        self=planning.search(JOB, 10**6, MACHINE), budget=10**6
+    ),
     "planning.Job": lambda: dict(network=PAPER, tokens=2, batch=2),
     "planning.Plan": lambda: dict(micro_batch=1, loss_chunks=2),
     "planning.Plan.code": lambda: dict(self=PLAN, job=JOB),
