@@ -1,10 +1,10 @@
 """Planning: which combination fits, at the least slowdown."""
 
-from membudget.planning.machine import Machine, seconds
+from membudget.planning.machine import Machine, calibrate, seconds
 from membudget.planning.memory import at_peak, memory, static
 from membudget.planning.plan import STAGES, Job, Plan
 from membudget.planning.search import AXES, CAUSES, Answer, Choice, search
-from membudget.planning.work import Work, work
+from membudget.planning.work import Work, WorkCounter, work
 
 __all__ = [
     "AXES",
@@ -16,7 +16,9 @@ __all__ = [
     "Machine",
     "Plan",
     "Work",
+    "WorkCounter",
     "at_peak",
+    "calibrate",
     "memory",
     "search",
     "seconds",
