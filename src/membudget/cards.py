@@ -2,7 +2,8 @@
 
 What a card is sold as and what its driver reports differ. The capacities here
 are those that PyTorch printed in error messages which people posted, with two
-decimals of a GiB; the table says where and when.
+decimals of a GiB; the table says where and when. How fast a card is stands in
+its vendor's data sheet: that is what it can do at most.
 """
 
 from dataclasses import dataclass
@@ -25,12 +26,21 @@ class Card:
             and above; before, PyTorch emulates it).
         source: where the capacity was printed.
         date: when, year and month.
+        half_flops: FLOP/s of its tensor cores on 16-bit numbers, summed in
+            fp32, without zeros that are skipped; None if it is not known.
+        flops: FLOP/s on fp32 numbers.
+        bandwidth: bytes/s of its memory.
+        sheet: the data sheet that says so, and its year.
     """
 
     capacity: int
     bf16: bool
     source: str
     date: str
+    half_flops: float | None
+    flops: float
+    bandwidth: float
+    sheet: str
 
     @property
     def usable(self) -> int:
@@ -38,20 +48,90 @@ class Card:
         return self.capacity - KEPT
 
 
-def _card(gib: float, bf16: bool, thread: str, date: str) -> Card:
-    return Card(round(gib * GIB), bf16, f"https://github.com/{thread}", date)
+def _card(
+    gib: float,
+    bf16: bool,
+    thread: str,
+    date: str,
+    half: float | None,
+    single: float,
+    bandwidth: float,
+    sheet: str,
+) -> Card:
+    return Card(
+        round(gib * GIB),
+        bf16,
+        f"https://github.com/{thread}",
+        date,
+        half and half * 1e12,
+        single * 1e12,
+        bandwidth * 1e9,
+        sheet,
+    )
 
+
+A100 = "NVIDIA A100 Tensor Core GPU, data sheet, 2021, SXM"
 
 CARDS = {
-    "T4": _card(14.56, False, "Zheng-Chong/CatVTON/issues/133", "2025-11"),
-    "RTX 4090": _card(23.64, True, "ali-vilab/VGen/issues/104", "2024-04"),
-    "RTX 5090": _card(31.37, True, "Wan-Video/Wan2.1/issues/465", "2025-07"),
-    "A100 40 GB": _card(39.50, True, "TianheWu/CoSeR/issues/10", "2025-01"),
+    "T4": _card(
+        14.56,
+        False,
+        "Zheng-Chong/CatVTON/issues/133",
+        "2025-11",
+        65,
+        8.1,
+        320,
+        "NVIDIA T4 Tensor Core GPU, data sheet, 2019",
+    ),
+    "RTX 4090": _card(
+        23.64,
+        True,
+        "ali-vilab/VGen/issues/104",
+        "2024-04",
+        165.2,
+        82.6,
+        1008,
+        "NVIDIA Ada GPU Architecture, white paper, 2022",
+    ),
+    "RTX 5090": _card(
+        31.37,
+        True,
+        "Wan-Video/Wan2.1/issues/465",
+        "2025-07",
+        None,
+        104.8,
+        1792,
+        "NVIDIA RTX Blackwell GPU Architecture, white paper, 2025",
+    ),
+    "A100 40 GB": _card(
+        39.50,
+        True,
+        "TianheWu/CoSeR/issues/10",
+        "2025-01",
+        312,
+        19.5,
+        1555,
+        A100,
+    ),
     "A100 80 GB": _card(
-        79.25, True, "levihsu/OOTDiffusion/issues/235", "2025-03"
+        79.25,
+        True,
+        "levihsu/OOTDiffusion/issues/235",
+        "2025-03",
+        312,
+        19.5,
+        2039,
+        A100,
     ),
     "H100 80 GB": _card(
-        79.11, True, "vllm-project/vllm/issues/27508", "2025-10"
+        79.11,
+        True,
+        "vllm-project/vllm/issues/27508",
+        "2025-10",
+        989.4,
+        67,
+        3350,
+        "NVIDIA H100 Tensor Core GPU, data sheet, 2023, SXM",
     ),
 }
 """Cards by name, the smallest first."""

@@ -1,0 +1,182 @@
+"""How long a machine takes for the work of a plan."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import inf, isqrt
+
+import torch
+
+from membudget.cards import CARDS
+from membudget.checks import function, instance, listed, number, one_of
+from membudget.ledger import RECIPES
+from membudget.planning.plan import Job, Plan
+from membudget.planning.work import Work, work
+
+EFFICIENCY = 0.4
+"""Share of a data sheet's figures that a training step is taken to reach. A
+round number; nothing was measured for it."""
+
+LAUNCH = 5e-6
+"""Seconds that an operator is taken to cost a GPU beside its FLOPs and its
+bytes. A round number; nothing was measured for it."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Four constants of a rank's machine.
+
+    Args:
+        flops: FLOP/s in matrix products.
+        bandwidth: bytes/s that operators read and write.
+        operator: seconds for each operator.
+        link: bytes/s that a rank sends; infinite where it sends nothing.
+        source: where they are from.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a rate that is not above 0, or seconds below 0.
+    """
+
+    flops: float
+    bandwidth: float
+    operator: float
+    link: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "bandwidth", "link"):
+            number(getattr(self, name), name, above=0, infinite=True)
+        number(self.operator, "operator", 0)
+        instance(self.source, str, "source", "a string")
+
+    @classmethod
+    def of_card(
+        cls, name: str, recipe: str = "fp32", link: float = inf
+    ) -> "Machine":
+        """A card by its data sheet, of which nothing was measured.
+
+        Args:
+            name: one of :data:`membudget.cards.CARDS`.
+            recipe: one of :data:`membudget.ledger.RECIPES`; says in how many
+                bits matrices are multiplied.
+            link: bytes/s to the other cards.
+
+        Raises:
+            TypeError: an argument of a wrong kind.
+            ValueError: an unknown card or recipe, or a figure that is not
+                known of the card; a link that is not above 0.
+        """
+        card = CARDS[one_of(name, CARDS, "card")]
+        kind = RECIPES[one_of(recipe, RECIPES, "recipe")]
+        small = 2 in (kind.parameters, kind.autocast)
+        peak = card.half_flops if small else card.flops
+        if peak is None:
+            raise ValueError(
+                f"how fast the {name} multiplies matrices in "
+                f"{16 if small else 32} bits is not known here: measure it "
+                "with calibrate, or use another recipe or card"
+            )
+        return cls(
+            EFFICIENCY * peak,
+            EFFICIENCY * card.bandwidth,
+            LAUNCH,
+            link,
+            f"{card.sheet}: the data sheet's figures × {EFFICIENCY}, and "
+            f"{LAUNCH * 1e6:g} µs for each operator, not measured",
+        )
+
+
+def seconds(work: Work, machine: Machine) -> float:
+    """How long a step takes: FLOPs/F + bytes/B + operators · c + traffic/link.
+
+    Raises:
+        TypeError: something else than the work of a plan and a machine.
+    """
+    instance(work, Work, "work", "what planning.work returns")
+    instance(machine, Machine, "machine", "a Machine")
+    return (
+        work.flops / machine.flops
+        + work.bytes / machine.bandwidth
+        + work.operators * machine.operator
+        + work.traffic / machine.link
+    )
+
+
+def calibrate(
+    run: Callable[[Plan], float],
+    job: Job,
+    plans: Sequence[Plan] | None = None,
+) -> Machine:
+    """The constants of this machine, from the times of a few plans.
+
+    They are those, not below zero, with the least squares of the relative
+    errors. A cost that explains nothing is zero, and its rate infinite.
+
+    Args:
+        run: takes a plan and returns the seconds of one optimizer step. The
+            step warmed up before; the least of several is the best time.
+        job: which the plans do; a small one is quick, and tells less about
+            large ones.
+        plans: three or more, on one rank; by default four that differ much:
+            the whole batch at once, single sequences, every block
+            checkpointed, and that with a micro-batch in between.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: too few plans, several ranks, or a time that is not above
+            0.
+    """
+    function(run, "run", "a function of a plan that returns seconds")
+    instance(job, Job, "job", "a Job")
+    if plans is None:
+        all_blocks = job.network.depth
+        plans = [
+            Plan(job.batch),
+            Plan(1),
+            Plan(job.batch, checkpointed=all_blocks),
+            Plan(isqrt(job.batch), checkpointed=all_blocks),
+        ]
+    plans = listed(plans, "plans", "plans", 3)
+    rows = []
+    for plan in plans:
+        instance(plan, Plan, "a plan", "a Plan")
+        if plan.ranks > 1:
+            raise ValueError(
+                f"a plan is for {plan.ranks} ranks: calibrate on one, and "
+                "give the machine its link"
+            )
+        time = number(run(plan), "the seconds of a run", above=0)
+        rows.append([cost / time for cost in work(job, plan)[:3]])
+    flops, moved, called = least_squares(
+        torch.tensor(rows, dtype=torch.double)
+    )
+    return Machine(
+        1 / flops if flops else inf,
+        1 / moved if moved else inf,
+        called,
+        inf,
+        f"fitted on {len(plans)} runs",
+    )
+
+
+def least_squares(rows: torch.Tensor) -> list[float]:
+    """The x ≥ 0 with the least ‖rows · x − 1‖.
+
+    With a few unknowns every choice of those above zero can be tried.
+    """
+    scale = rows.norm(dim=0)
+    count = rows.shape[1]
+    best, least = [0.0] * count, inf
+    for size in range(1, count + 1):
+        for chosen in map(list, combinations(range(count), size)):
+            part = rows[:, chosen] / scale[chosen]
+            ones = torch.ones(len(rows), 1, dtype=rows.dtype)
+            x = torch.linalg.lstsq(part, ones).solution
+            error = (part @ x - ones).norm().item()
+            if (x >= 0).all() and error < least:
+                least = error
+                best = [0.0] * count
+                for place, value in zip(chosen, x.flatten(), strict=True):
+                    best[place] = (value / scale[place]).item()
+    return best

@@ -1,0 +1,372 @@
+"""What a plan has a machine do, counted on steps without data.
+
+A step of the network with one block or two, of one sequence or two, runs
+without data, and every operator is counted. The counts are affine in the
+sequences, in the blocks and in those that are checkpointed. So six such steps
+give the counts of all plans.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from membudget.checks import instance
+from membudget.internals import FakeTensorMode
+from membudget.ledger import RECIPES, Transformer, optimizer_bytes
+from membudget.measuring import FlopCounter
+from membudget.measuring.dry import without_data
+from membudget.measuring.fakes import Fakes
+from membudget.measuring.storages import tensors
+from membudget.models import chunked_loss
+from membudget.planning.plan import Job, Plan
+from membudget.sharding import STAGES, zero_traffic
+
+aten = torch.ops.aten
+
+NOT_READ = {
+    aten.embedding: 0,
+    aten.nll_loss_forward: 0,
+    aten.nll_loss_backward: 1,
+}
+"""Operators, and which of their arguments they read only here and there: the
+table of an embedding, and the logarithms of which the loss picks one for each
+token."""
+
+MAKE = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, foreach=False),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+    "adam": partial(torch.optim.AdamW, foreach=False),
+}
+"""PyTorch's optimizers by the ledger's names, one parameter at a time."""
+
+
+class Work(NamedTuple):
+    """What one rank does in one optimizer step.
+
+    Attributes:
+        flops: floating-point operations of matrix products, as
+            :class:`membudget.measuring.FlopCounter` counts them.
+        bytes: that operators read and write; views move nothing.
+        operators: that move data.
+        traffic: bytes that the rank sends to the others.
+    """
+
+    flops: int
+    bytes: int
+    operators: int
+    traffic: int
+
+
+class WorkCounter(FlopCounter):
+    """Count FLOPs, bytes and operators that run inside the block.
+
+    An operator reads its arguments and writes its results, each once and
+    whole; what it changes in place counts as both. One whose results share
+    the arguments' storages moves nothing, and so does one that only takes
+    memory. Of an embedding's table the backward pass writes all rows.
+
+    Attributes:
+        bytes: read and written.
+        operators: that moved data.
+
+    Example:
+        >>> with WorkCounter() as counter:
+        ...     model(x).sum().backward()
+        >>> counter.total, counter.bytes, counter.operators
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.operators = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """FLOPs, bytes and operators so far."""
+        return self.total, self.bytes, self.operators
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        made = tensors([result])
+        packet = func.overloadpacket
+        if not made or packet.__name__.startswith(("empty", "new_empty")):
+            return result
+        given = tensors([*args, kwargs or {}])
+        places = {t.untyped_storage()._cdata for t in given}
+        if func._schema.is_mutable or any(
+            t.untyped_storage()._cdata not in places for t in made
+        ):
+            if packet in NOT_READ:
+                del given[NOT_READ[packet]]
+            self.operators += 1
+            self.bytes += sum(t.nbytes for t in given + made)
+        return result
+
+
+Counts = tuple[int, int, int]
+"""FLOPs, bytes, operators."""
+
+
+def work(job: Job, plan: Plan) -> Work:
+    """What a plan has one rank do in one optimizer step.
+
+    The step is the one of :func:`membudget.ledger.predict`, with the kernels
+    of a CPU, and an optimizer that steps one parameter at a time. Of several
+    ranks it is the one with the most sequences. What is added for sharding:
+    each rank updates its share of the parameters where the optimizer's
+    states are split, and sends what
+    :func:`membudget.sharding.zero_traffic` says. Where every rank has whole
+    gradients, the last micro-batch alone reduces them. The copies that FSDP
+    makes before and after each collective are not counted. Of 8-bit Adam,
+    which PyTorch lacks, one operator for each parameter is assumed, which
+    reads the gradient, and reads and writes the parameter and its states.
+
+    The first call for a network, a length and a recipe takes a second; then
+    it is below a millisecond.
+
+    Raises:
+        TypeError: something else than a job and a plan.
+    """
+    instance(job, Job, "job", "a Job")
+    instance(plan, Plan, "plan", "a Plan")
+    network, stage = job.network, STAGES[plan.stage]
+    key = replace(network, depth=1)
+    chunked = plan.loss_chunks is not None
+    micro = _measured(key, job.tokens, plan.recipe, chunked)
+    update = _updates(key, plan.recipe, plan.optimizer)
+    sequences = -(-job.batch // plan.ranks)
+    size = min(plan.micro_batch, sequences)
+    full, rest = divmod(sequences, size)
+    steps = full + bool(rest)
+    chunks = full * _chunks(size * job.tokens, plan.loss_chunks)
+    if rest:
+        chunks += _chunks(rest * job.tokens, plan.loss_chunks)
+    several = steps if steps > 1 else 0
+    depth, again = network.depth, plan.checkpointed
+    terms = []
+    # steps of one sequence and of two stand for all of them
+    for times, (one, two, once_more) in zip(
+        (2 * steps - sequences, sequences - steps), micro.runs, strict=True
+    ):
+        terms += [
+            (times * (2 - depth - again), one),
+            (times * (depth - 1), two),
+            (times * again, once_more),
+        ]
+    terms += [
+        (several, micro.share),
+        (chunks - steps if chunked else 0, micro.chunk),
+        ((steps - 1) * (2 - depth), micro.sums[0]),
+        ((steps - 1) * (depth - 1), micro.sums[1]),
+    ]
+    flops, moved, operators = _added(terms)
+    _, stepped, called = _added(
+        [(2 - depth, update[0]), (depth - 1, update[1])]
+    )
+    return Work(
+        flops,
+        moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
+        operators + called,
+        zero_traffic(
+            network.parameters,
+            plan.stage,
+            plan.recipe,
+            ranks=plan.ranks,
+            accumulation_steps=steps,
+            synchronise_last=not stage.gradients,
+        ),
+    )
+
+
+def _chunks(rows: int, wanted: int | None) -> int:
+    """Into how many parts ``torch.chunk`` cuts them."""
+    return -(-rows // -(-rows // wanted)) if wanted else 0
+
+
+def _added(terms: Sequence[tuple[int, Counts]]) -> Counts:
+    """Each of the counts so many times, together."""
+    return tuple(
+        sum(times * counts[i] for times, counts in terms) for i in range(3)
+    )
+
+
+def _less(a: Counts, b: Counts) -> Counts:
+    return _added([(1, a), (-1, b)])
+
+
+class _Measured(NamedTuple):
+    """Counts of micro-batches without data.
+
+    Attributes:
+        runs: of one sequence and of two: with one block, with two, and with
+            one that is checkpointed.
+        sums: what adding to gradients takes, with one block and with two.
+        share: what the micro-batch's share of the loss takes.
+        chunk: what one more chunk of the loss takes.
+    """
+
+    runs: list[tuple[Counts, Counts, Counts]]
+    sums: tuple[Counts, Counts]
+    share: Counts
+    chunk: Counts
+
+
+@lru_cache(maxsize=256)
+def _measured(
+    network: Transformer, tokens: int, recipe: str, chunked: bool
+) -> _Measured:
+    """What a micro-batch takes."""
+    deeper, chunks = replace(network, depth=2), 1 if chunked else None
+
+    def run(shape, sequences, again=0, chunks=chunks, shares=(None,)):
+        return micro_batches(
+            shape, sequences, tokens, again, chunks, recipe, shares
+        )
+
+    one, summed, shared = run(network, 1, shares=(None, None, 0.5))
+    two, both_summed = run(deeper, 1, shares=(None, None))
+    [more] = run(network, 2)
+    chunk = (0, 0, 0)
+    if chunked:
+        chunk = _less(run(network, 2, chunks=2)[0], more)
+    return _Measured(
+        [
+            (one, two, *run(network, 1, 1)),
+            (more, *run(deeper, 2), *run(network, 2, 1)),
+        ],
+        (_less(summed, one), _less(both_summed, two)),
+        _less(shared, summed),
+        chunk,
+    )
+
+
+def micro_batches(
+    network: Transformer,
+    sequences: int,
+    tokens: int,
+    checkpointed: int,
+    chunks: int | None,
+    recipe: str,
+    shares: Sequence[float | None],
+) -> list[Counts]:
+    """Counts of micro-batches that run one after the other, without data.
+
+    Args:
+        network: with all its blocks.
+        sequences, tokens: of each.
+        checkpointed: how many blocks, the first ones.
+        chunks: of the loss; None for the plain loss.
+        recipe: one of :data:`membudget.ledger.RECIPES`.
+        shares: in the step, of each; None for the whole.
+    """
+    kind = RECIPES[recipe]
+    built = network.build()
+    if kind.parameters == 2:
+        built = built.to(torch.bfloat16)
+    fake, bases = FakeTensorMode(), {}
+    copies = {
+        id(p): without_data(fake, p, "cpu", bases) for p in built.parameters()
+    }
+    model = copy.deepcopy(built, copies)
+    for block in model.blocks[:checkpointed]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    cast = nullcontext()
+    if kind.autocast:
+        cast = torch.autocast("cpu", torch.bfloat16)
+    with fake, Fakes(fake), WorkCounter() as counter:
+        ids = torch.empty(2, sequences, tokens, dtype=torch.long)
+        if kind.gradients > kind.parameters:
+            for p in model.parameters():
+                total = torch.zeros_like(p, dtype=torch.float32)
+                p.register_post_accumulate_grad_hook(partial(_add, total))
+        found = [counter.counts]
+        for share in shares:
+            with cast:
+                loss = _loss(model, *ids, chunks)
+            (loss if share is None else loss * share).backward()
+            found.append(counter.counts)
+    return [_less(b, a) for a, b in pairwise(found)]
+
+
+def _loss(
+    model: nn.Module,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    chunks: int | None,
+) -> torch.Tensor:
+    if chunks:
+        return chunked_loss(model.head, model.hidden(ids), targets, chunks)
+    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+
+
+def _add(total: torch.Tensor, p: torch.Tensor) -> None:
+    """Add a gradient to a sum in fp32, and let it go."""
+    total.add_(p.grad)
+    p.grad = None
+
+
+@lru_cache(maxsize=256)
+def _updates(
+    network: Transformer, recipe: str, optimizer: str
+) -> tuple[Counts, Counts]:
+    """What the optimizer's step takes with one block and with two."""
+    return tuple(
+        update(replace(network, depth=depth), recipe, optimizer)
+        for depth in (1, 2)
+    )
+
+
+def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
+    """Counts of the optimizer's step, without data.
+
+    Args:
+        network: with all its blocks.
+        recipe: one of :data:`membudget.ledger.RECIPES`; a master copy's
+            gradients are cast before the step, and the copy back after it.
+        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+    """
+    kind = RECIPES[recipe]
+    weights = list(network.build().parameters())
+    if kind.parameters == 2:
+        weights = [p.detach().bfloat16() for p in weights]
+    stepped = weights
+    if kind.master:
+        stepped = [p.detach().float() for p in weights]
+    dtype = {2: torch.bfloat16, 4: torch.float32}[kind.gradients]
+    gradients = [torch.zeros_like(p, dtype=dtype) for p in weights]
+    apart = kind.gradients > kind.parameters
+
+    def step() -> None:
+        for p, gradient in zip(stepped, gradients, strict=True):
+            p.grad = gradient.to(p.dtype)
+        if stepper is not None:
+            stepper.step()
+        if kind.master:
+            for p, copied in zip(weights, stepped, strict=True):
+                p.data.copy_(copied)
+        if apart:
+            for gradient in gradients:
+                gradient.zero_()
+
+    stepper = None
+    if optimizer in MAKE:
+        stepper = MAKE[optimizer](stepped)
+    step()  # which makes the states
+    with WorkCounter() as counter:
+        step()
+    counts = counter.counts
+    if stepper is not None:
+        return counts
+    sizes = [p.numel() for p in weights]
+    states = optimizer_bytes(sizes, recipe, optimizer)
+    states -= kind.master * sum(sizes)
+    moved = 3 * kind.stepped * sum(sizes) + 2 * states
+    return _added([(1, counts), (1, (0, moved, len(sizes)))])
