@@ -1,9 +1,10 @@
 """What a plan has a machine do, counted on steps without data.
 
-A step of the network with one block or two, of one sequence or two, runs
+A step of the network with one block or two, of two sequences or three, runs
 without data, and every operator is counted. The counts are affine in the
 sequences, in the blocks and in those that are checkpointed. So six such steps
-give the counts of all plans.
+give the counts of all larger ones. Single sequences are counted by themselves:
+without fused attention they need fewer copies.
 """
 
 import copy
@@ -138,35 +139,37 @@ def work(job: Job, plan: Plan) -> Work:
     instance(job, Job, "job", "a Job")
     instance(plan, Plan, "plan", "a Plan")
     network, stage = job.network, STAGES[plan.stage]
-    key = replace(network, depth=1)
-    chunked = plan.loss_chunks is not None
-    micro = _measured(key, job.tokens, plan.recipe, chunked)
-    update = _updates(key, plan.recipe, plan.optimizer)
-    sequences = -(-job.batch // plan.ranks)
-    size = min(plan.micro_batch, sequences)
-    full, rest = divmod(sequences, size)
-    steps = full + bool(rest)
-    chunks = full * _chunks(size * job.tokens, plan.loss_chunks)
-    if rest:
-        chunks += _chunks(rest * job.tokens, plan.loss_chunks)
-    several = steps if steps > 1 else 0
     depth, again = network.depth, plan.checkpointed
-    terms = []
-    # steps of one sequence and of two stand for all of them
-    for times, (one, two, once_more) in zip(
-        (2 * steps - sequences, sequences - steps), micro.runs, strict=True
-    ):
-        terms += [
-            (times * (2 - depth - again), one),
-            (times * (depth - 1), two),
-            (times * again, once_more),
-        ]
+    key = replace(network, depth=1), job.tokens, plan.recipe
+    base = None if plan.loss_chunks is None else 1
+    sequences = -(-job.batch // plan.ranks)
+    micro = min(plan.micro_batch, sequences)
+    full, rest = divmod(sequences, micro)
+    steps, chunks, terms = full + bool(rest), 0, []
+    for times, size in ((full, micro), (1, rest)):
+        if not size:
+            continue
+        if base:
+            chunks += times * _chunks(size * job.tokens, plan.loss_chunks)
+        # those of two sequences and of three stand for all larger ones
+        alike = {1: 1} if size == 1 else {2: 3 - size, 3: size - 2}
+        for measured, share in alike.items():
+            if not share:
+                continue
+            found = _measured(*key, base, measured)
+            terms += [
+                (times * share * (2 - depth - again), found.one),
+                (times * share * (depth - 1), found.two),
+                (times * share * again, found.again),
+            ]
     terms += [
-        (several, micro.share),
-        (chunks - steps if chunked else 0, micro.chunk),
-        ((steps - 1) * (2 - depth), micro.sums[0]),
-        ((steps - 1) * (depth - 1), micro.sums[1]),
+        (steps if steps > 1 else 0, found.share),
+        ((steps - 1) * (2 - depth), found.sums[0]),
+        ((steps - 1) * (depth - 1), found.sums[1]),
     ]
+    if base:
+        terms.append((chunks - steps, _chunk(*key)))
+    update = _updates(key[0], plan.recipe, plan.optimizer)
     flops, moved, operators = _added(terms)
     _, stepped, called = _added(
         [(2 - depth, update[0]), (depth - 1, update[1])]
@@ -186,9 +189,9 @@ def work(job: Job, plan: Plan) -> Work:
     )
 
 
-def _chunks(rows: int, wanted: int | None) -> int:
+def _chunks(rows: int, wanted: int) -> int:
     """Into how many parts ``torch.chunk`` cuts them."""
-    return -(-rows // -(-rows // wanted)) if wanted else 0
+    return -(-rows // -(-rows // wanted))
 
 
 def _added(terms: Sequence[tuple[int, Counts]]) -> Counts:
@@ -203,49 +206,48 @@ def _less(a: Counts, b: Counts) -> Counts:
 
 
 class _Measured(NamedTuple):
-    """Counts of micro-batches without data.
+    """Counts of micro-batches of so many sequences.
 
     Attributes:
-        runs: of one sequence and of two: with one block, with two, and with
-            one that is checkpointed.
-        sums: what adding to gradients takes, with one block and with two.
-        share: what the micro-batch's share of the loss takes.
-        chunk: what one more chunk of the loss takes.
+        one, two: the first of a step, with one block and with two.
+        again: with one block, which is checkpointed.
+        sums: adding to the gradients, with one block and with two.
+        share: multiplying the loss with the micro-batch's share of the step.
     """
 
-    runs: list[tuple[Counts, Counts, Counts]]
+    one: Counts
+    two: Counts
+    again: Counts
     sums: tuple[Counts, Counts]
     share: Counts
-    chunk: Counts
+
+
+@lru_cache(maxsize=1024)
+def _measured(
+    network: Transformer,
+    tokens: int,
+    recipe: str,
+    chunks: int | None,
+    sequences: int,
+) -> _Measured:
+    def run(depth, checkpointed, *shares):
+        shape = replace(network, depth=depth)
+        size = sequences, tokens
+        return micro_batches(
+            shape, *size, checkpointed, chunks, recipe, shares
+        )
+
+    one, second, shared = run(1, 0, None, None, 0.5)
+    two, other = run(2, 0, None, None)
+    sums = _less(second, one), _less(other, two)
+    return _Measured(one, two, *run(1, 1, None), sums, _less(shared, second))
 
 
 @lru_cache(maxsize=256)
-def _measured(
-    network: Transformer, tokens: int, recipe: str, chunked: bool
-) -> _Measured:
-    """What a micro-batch takes."""
-    deeper, chunks = replace(network, depth=2), 1 if chunked else None
-
-    def run(shape, sequences, again=0, chunks=chunks, shares=(None,)):
-        return micro_batches(
-            shape, sequences, tokens, again, chunks, recipe, shares
-        )
-
-    one, summed, shared = run(network, 1, shares=(None, None, 0.5))
-    two, both_summed = run(deeper, 1, shares=(None, None))
-    [more] = run(network, 2)
-    chunk = (0, 0, 0)
-    if chunked:
-        chunk = _less(run(network, 2, chunks=2)[0], more)
-    return _Measured(
-        [
-            (one, two, *run(network, 1, 1)),
-            (more, *run(deeper, 2), *run(network, 2, 1)),
-        ],
-        (_less(summed, one), _less(both_summed, two)),
-        _less(shared, summed),
-        chunk,
-    )
+def _chunk(network: Transformer, tokens: int, recipe: str) -> Counts:
+    """One more chunk of the loss."""
+    [more] = micro_batches(network, 2, tokens, 0, 2, recipe)
+    return _less(more, _measured(network, tokens, recipe, 1, 2).one)
 
 
 def micro_batches(
@@ -255,7 +257,7 @@ def micro_batches(
     checkpointed: int,
     chunks: int | None,
     recipe: str,
-    shares: Sequence[float | None],
+    shares: Sequence[float | None] = (None,),
 ) -> list[Counts]:
     """Counts of micro-batches that run one after the other, without data.
 

@@ -1,0 +1,95 @@
+"""Machines: from a data sheet, and from a few runs."""
+
+from math import inf
+
+import pytest
+import torch
+
+from membudget.cards import CARDS
+from membudget.ledger import Transformer
+from membudget.planning import Job, Machine, Plan, calibrate, seconds, work
+from membudget.planning.machine import EFFICIENCY, LAUNCH, least_squares
+
+JOB = Job(Transformer(40, 16, 2, 4, family="llama"), 16, 8)
+MADE_UP = Machine(2e9, 3e9, 4e-6, inf, "made up")
+
+
+def test_a_step_takes_the_sum_of_its_four_costs():
+    one = work(JOB, Plan(2, ranks=2))
+    machine = Machine(2e9, 3e9, 4e-6, 5e8, "made up")
+    parts = one.flops / 2e9, one.bytes / 3e9, one.operators * 4e-6
+    assert one.traffic > 0
+    assert seconds(one, machine) == sum(parts) + one.traffic / 5e8
+    assert seconds(one, MADE_UP) == sum(parts)
+
+
+def test_calibration_finds_the_machine_that_made_the_times():
+    tried = []
+
+    def run(plan):
+        tried.append(plan)
+        return seconds(work(JOB, plan), MADE_UP)
+
+    found = calibrate(run, JOB)
+    assert len(set(tried)) == 4
+    assert found.flops == pytest.approx(2e9)
+    assert found.bandwidth == pytest.approx(3e9)
+    assert found.operator == pytest.approx(4e-6)
+    assert found.link == inf
+    assert "4 runs" in found.source
+
+
+def test_a_cost_is_never_negative():
+    """Times that fall with the operators: these are left out."""
+    plans = [Plan(8), Plan(4), Plan(1), Plan(8, 2)]
+
+    def run(plan):
+        one = work(JOB, plan)
+        return one.flops / 2e9 - one.operators * 1e-8
+
+    found = calibrate(run, JOB, plans)
+    assert found.operator == 0
+    assert found.flops > 0 and found.bandwidth > 0
+
+
+def test_least_squares_against_many_guesses():
+    """Of a thousand points around it none is better."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        rows = torch.randn(4, 3, generator=generator, dtype=torch.double)
+        x = torch.tensor(least_squares(rows), dtype=torch.double)
+        assert (x >= 0).all()
+        steps = torch.randn(1000, 3, generator=generator, dtype=torch.double)
+        others = (x + 0.3 * steps).clamp(min=0)
+        errors = (others @ rows.t() - 1).norm(dim=1)
+        assert (rows @ x - 1).norm() <= errors.min() + 1e-12
+
+
+def test_a_calibration_is_refused():
+    with pytest.raises(ValueError, match="2 ranks: calibrate on one"):
+        calibrate(lambda plan: 1.0, JOB, [Plan(1, ranks=2)] * 3)
+    with pytest.raises(ValueError, match="has 2: use 3 plans or more"):
+        calibrate(lambda plan: 1.0, JOB, [Plan(1)] * 2)
+    with pytest.raises(ValueError, match="the seconds of a run"):
+        calibrate(lambda plan: 0.0, JOB)
+
+
+def test_a_card_by_its_data_sheet():
+    slow = Machine.of_card("A100 80 GB")
+    fast = Machine.of_card("A100 80 GB", "autocast", link=1e11)
+    assert slow.flops == EFFICIENCY * 19.5e12
+    assert fast.flops == EFFICIENCY * 312e12
+    assert slow.bandwidth == fast.bandwidth == EFFICIENCY * 2039e9
+    assert (slow.operator, slow.link, fast.link) == (LAUNCH, inf, 1e11)
+    assert "2021" in slow.source and "not measured" in slow.source
+    with pytest.raises(ValueError, match="in 16 bits is not known"):
+        Machine.of_card("RTX 5090", "bf16")
+
+
+def test_newer_cards_are_faster():
+    """Of those with the same purpose, in the order of their sheets."""
+    for older, newer in (("T4", "A100 40 GB"), ("A100 80 GB", "H100 80 GB")):
+        a, b = CARDS[older], CARDS[newer]
+        assert a.half_flops < b.half_flops and a.flops < b.flops
+        assert a.bandwidth < b.bandwidth
+        assert a.flops < a.half_flops

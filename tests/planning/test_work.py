@@ -1,0 +1,177 @@
+"""The work of a plan: the same as an operator by operator count of a step."""
+
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
+from membudget.measuring import FlopCounter
+from membudget.models import chunked_loss
+from membudget.planning import Job, Plan, WorkCounter, work
+from membudget.planning.work import MAKE, update
+from membudget.sharding import STAGES, zero_traffic
+from tests.soak import part_of
+
+RNG = random.Random(0)
+SHAPES = {
+    "gpt": Transformer(40, 16, 1, 4, context=16),
+    "gpt, dropout": Transformer(
+        13, 8, 1, 2, context=16, fused=False, dropout=True, tied=True
+    ),
+    "llama": Transformer(40, 16, 1, 4, hidden=24, family="llama"),
+    "llama, grouped": Transformer(
+        13, 16, 1, 4, hidden=7, kv_heads=2, family="llama", tied=True
+    ),
+    "llama, not fused": Transformer(
+        13, 16, 1, 2, kv_heads=1, family="llama", fused=False
+    ),
+}
+
+
+def counted(job, plan):
+    """FLOPs, bytes and operators of a real step on a CPU."""
+    kind, samples = RECIPES[plan.recipe], job.batch
+    model = job.network.build("cpu")
+    if kind.parameters == 2:
+        model = model.bfloat16()
+    for block in model.blocks[: plan.checkpointed]:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    weights = list(model.parameters())
+    stepped = weights
+    if kind.master:
+        stepped = [p.detach().float() for p in weights]
+    sums = [torch.zeros_like(p, dtype=torch.float32) for p in weights]
+    apart = kind.gradients > kind.parameters
+    optimizer = MAKE[plan.optimizer](stepped)
+    batch = torch.zeros(2, samples, job.tokens, dtype=torch.long)
+
+    def forward(x, y):
+        if plan.loss_chunks:
+            hidden = model.hidden(x)
+            return chunked_loss(model.head, hidden, y, plan.loss_chunks)
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    def add(total, p):
+        total += p.grad
+        p.grad = None
+
+    if apart:
+        for p, total in zip(weights, sums, strict=True):
+            p.register_post_accumulate_grad_hook(partial(add, total))
+
+    def step():
+        for part in batch.split(plan.micro_batch, 1):
+            cast = nullcontext()
+            if kind.autocast:
+                cast = torch.autocast("cpu", torch.bfloat16)
+            with cast:
+                loss = forward(*part)
+            if part.shape[1] < samples:
+                loss = loss * (part.shape[1] / samples)
+            loss.backward()
+        if kind.master:
+            for p, copied, total in zip(weights, stepped, sums, strict=True):
+                copied.grad = total if apart else p.grad.float()
+        optimizer.step()
+        if kind.master:
+            for p, copied in zip(weights, stepped, strict=True):
+                p.data.copy_(copied)
+        if apart:
+            for total in sums:
+                total.zero_()
+        model.zero_grad()
+
+    step()
+    with FlopCounter() as flops, WorkCounter() as counter:
+        step()
+    assert counter.total == flops.total
+    return counter.counts
+
+
+NETWORKS = [
+    ("gpt", "autocast", True),
+    ("llama, grouped", "fp32", True),
+    ("llama, not fused", "master-fp32-gradients", False),
+    *part_of(product(SHAPES, RECIPES, (False, True)), RNG, 0),
+]
+PLANS = product(
+    ((1, 0), (1, 1), (3, 0), (3, 2), (4, 4)),
+    MAKE,
+    ((5, 5), (5, 9), (5, 1), (5, 2), (6, 4), (6, 3), (1, 1)),
+    (1, 2, 5, 99),
+)
+PLANS = list(PLANS)
+
+
+@pytest.mark.parametrize(("shape", "recipe", "chunked"), NETWORKS)
+def test_the_work_is_that_of_a_real_step(shape, recipe, chunked):
+    """FLOPs, bytes and operators; the last micro-batch may be smaller."""
+    for blocks, optimizer, batch, chunks in part_of(PLANS, RNG, 12):
+        depth, checkpointed = blocks
+        samples, micro = batch
+        job = Job(replace(SHAPES[shape], depth=depth), 11, samples)
+        chunks = chunks if chunked else None
+        plan = Plan(micro, checkpointed, chunks, recipe, optimizer)
+        assert work(job, plan)[:3] == counted(job, plan), plan
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_8_bit_adam_moves_less_than_adam(recipe):
+    """It reads the gradient, and all else twice: two bytes of states, and
+    their scales."""
+    shape = Transformer(64, 64, 1, 4)
+    counts = {way: update(shape, recipe, way) for way in OPTIMIZERS}
+    small, adam = counts["adam-8bit"], counts["adam"]
+    assert small[1] < adam[1] and small[2] < adam[2]
+    copies = counts["sgd"][1] - 3 * RECIPES[recipe].stepped * shape.parameters
+    states = (small[1] - copies) / shape.parameters
+    item = RECIPES[recipe].stepped
+    assert 3 * item + 4 < states < 3 * item + 5
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_share_the_batch_and_send(stage):
+    """Fourteen sequences on four ranks: one has four, in two parts."""
+    network = SHAPES["gpt"]
+    plan = Plan(2, recipe="master", stage=stage, ranks=4)
+    shared = work(Job(network, 8, 14), plan)
+    one = work(Job(network, 8, 4), Plan(2, recipe="master"))
+    assert shared.flops == one.flops
+    assert shared.operators == one.operators
+    split = STAGES[stage]
+    assert (shared.bytes < one.bytes) == split.optimizer
+    assert one.traffic == 0
+    assert shared.traffic == zero_traffic(
+        network.parameters,
+        stage,
+        "master",
+        ranks=4,
+        accumulation_steps=2,
+        synchronise_last=not split.gradients,
+    )
+
+
+def test_an_operator_reads_and_writes_each_tensor_once():
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    with WorkCounter() as counter:
+        (a @ b).t().view(5, 3)
+    assert counter.counts == (2 * 3 * 4 * 5, 4 * (12 + 20 + 15), 1)
+    with WorkCounter() as counter:
+        a.add_(1)
+        torch.empty(100)
+        torch.ones(6)
+    assert counter.counts == (0, 4 * (12 + 12) + 4 * 6, 2)
+
+
+def test_a_table_is_not_read_for_a_few_rows():
+    table, ids = torch.ones(1000, 2), torch.zeros(3, dtype=torch.long)
+    with WorkCounter() as counter:
+        F.embedding(ids, table)
+    assert counter.bytes == 8 * 3 + 4 * 6
