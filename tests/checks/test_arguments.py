@@ -42,7 +42,7 @@ MADE_BY_THE_PACKAGE = {
         "Allocation Fit MemoryReading Operator OutOfMemoryReport Reading "
         "SnapshotSummary Status Timing"
     ),
-    "planning": "Answer Choice",
+    "planning": "Answer Choice Work",
     "precision": "Lost ScaledStep",
     "schedules": "FrontierPoint",
     "sharding": (
@@ -126,6 +126,7 @@ ERRORS = {
     "sharding.load_checkpoint": RuntimeError,
 }
 NAN_IS_FINE = {"round", "encode", "text"}
+MAY_BE_INFINITE = {"bandwidth", "flops", "limit", "link", "max_norm"}
 OF_A_MODEL = {"batch", "k", "q", "tokens", "turns", "v", "x"}
 BELOW_ZERO = {
     "checkpointing.profile",
@@ -295,7 +296,7 @@ def must_refuse(hint, value, name, argument) -> bool:
     if isinstance(value, float | np.floating):
         method = name.rpartition(".")[2]
         fine = isfinite(value) or method in NAN_IS_FINE
-        fine |= isinf(value) and argument in ("limit", "max_norm")
+        fine |= isinf(value) and argument in MAY_BE_INFINITE
         return float not in kinds or not fine
     return type(value) not in kinds
 

@@ -108,6 +108,10 @@ def mixed() -> precision.MixedPrecision:
     return precision.MixedPrecision(optimizer(), "fp32")
 
 
+def job() -> planning.Job:
+    return planning.Job(PAPER, 2, 2)
+
+
 def units() -> list[sharding.Unit]:
     return sharding.units_of(model(), [])
 
@@ -391,6 +395,16 @@ ROWS = {
     "models.rotate": lambda: dict(
         x=torch.ones(1, 2, 4), turns=models.rotary(2, 4)
     ),
+    # planning
+    "planning.Machine": lambda: dict(
+        flops=1e9, bandwidth=1e9, operator=1e-6, link=1e9, source="a sheet"
+    ),
+    "planning.Machine.of_card": lambda: dict(name="T4", link=1e9),
+    "planning.calibrate": lambda: dict(run=lambda plan: 1.0, job=job()),
+    "planning.seconds": lambda: dict(
+        work=planning.Work(1, 2, 3, 4), machine=planning.Machine.of_card("T4")
+    ),
+    "planning.work": lambda: dict(job=job(), plan=planning.Plan(1)),
     # precision
     "precision.DynamicScale": lambda: dict(start=4.0, interval=2),
     "precision.DynamicScale.scales": lambda: dict(

@@ -229,6 +229,52 @@ SCHEDULES_GPT = dict(
 )
 
 
+# Planning ------------------------------------------------------------------
+
+_LLAMA_124M = dict(
+    family="llama",
+    vocabulary=24576,
+    width=768,
+    depth=12,
+    heads=12,
+    hidden=2048,
+)
+PLAN_TIMES = dict(
+    tiny=dict(
+        shape=dict(
+            family="llama",
+            vocabulary=256,
+            width=192,
+            depth=6,
+            heads=3,
+            hidden=512,
+            tied=True,
+        ),
+        tokens=128,
+        batch=16,
+        runs=rows([16, 8, 4, 2, 1], [0, 2, 4, 6], [0, 4]),
+        warm_up=1,
+        repeats=9,
+    ),
+    t4=dict(
+        shape=_LLAMA_124M,
+        tokens=1024,
+        batch=8,
+        runs=rows([4, 2, 1], [0, 6, 12], [0, 8]),
+        warm_up=1,
+        repeats=5,
+    ),
+    large=dict(
+        shape=_LLAMA_124M,
+        tokens=1024,
+        batch=64,
+        runs=rows([32, 16, 8, 4, 2, 1], [0, 6, 12], [0, 8]),
+        warm_up=1,
+        repeats=5,
+    ),
+)
+
+
 # Ledger --------------------------------------------------------------------
 
 _METHODS = (
