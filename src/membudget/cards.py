@@ -63,7 +63,7 @@ def _card(
         bf16,
         f"https://github.com/{thread}",
         date,
-        half and half * 1e12,
+        None if half is None else half * 1e12,
         single * 1e12,
         bandwidth * 1e9,
         sheet,

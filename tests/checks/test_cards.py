@@ -26,3 +26,4 @@ def test_each_card_says_where_its_figure_is_from():
     for card in CARDS.values():
         assert re.fullmatch(r"https://github\.com/\S+/issues/\d+", card.source)
         assert re.fullmatch(r"20\d\d-[01]\d", card.date)
+        assert re.search(r", 20\d\d\b", card.sheet)

@@ -113,7 +113,7 @@ PLANS = list(PLANS)
 @pytest.mark.parametrize(("shape", "recipe", "chunked"), NETWORKS)
 def test_the_work_is_that_of_a_real_step(shape, recipe, chunked):
     """FLOPs, bytes and operators; the last micro-batch may be smaller."""
-    for blocks, optimizer, batch, chunks in part_of(PLANS, RNG, 12):
+    for blocks, optimizer, batch, chunks in RNG.sample(PLANS, 12):
         depth, checkpointed = blocks
         samples, micro = batch
         job = Job(replace(SHAPES[shape], depth=depth), 11, samples)

@@ -156,24 +156,24 @@ def work(job: Job, plan: Plan) -> Work:
         for measured, share in alike.items():
             if not share:
                 continue
-            found = _measured(*key, base, measured)
+            one, two, once_more = _measured(*key, base, measured)
             terms += [
-                (times * share * (2 - depth - again), found.one),
-                (times * share * (depth - 1), found.two),
-                (times * share * again, found.again),
+                (times * share * (2 - depth - again), one),
+                (times * share * (depth - 1), two),
+                (times * share * again, once_more),
             ]
-    terms += [
-        (steps if steps > 1 else 0, found.share),
-        ((steps - 1) * (2 - depth), found.sums[0]),
-        ((steps - 1) * (depth - 1), found.sums[1]),
-    ]
+    if steps > 1:
+        sums, shared = _accumulated(*key, base)
+        terms += [
+            ((steps - 1) * (2 - depth), sums[0]),
+            ((steps - 1) * (depth - 1), sums[1]),
+            (steps, shared),
+        ]
     if base:
         terms.append((chunks - steps, _chunk(*key)))
-    update = _updates(key[0], plan.recipe, plan.optimizer)
+    ends = _updates(key[0], plan.recipe, plan.optimizer)
     flops, moved, operators = _added(terms)
-    _, stepped, called = _added(
-        [(2 - depth, update[0]), (depth - 1, update[1])]
-    )
+    _, stepped, called = _added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(
         flops,
         moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
@@ -205,23 +205,6 @@ def _less(a: Counts, b: Counts) -> Counts:
     return _added([(1, a), (-1, b)])
 
 
-class _Measured(NamedTuple):
-    """Counts of micro-batches of so many sequences.
-
-    Attributes:
-        one, two: the first of a step, with one block and with two.
-        again: with one block, which is checkpointed.
-        sums: adding to the gradients, with one block and with two.
-        share: multiplying the loss with the micro-batch's share of the step.
-    """
-
-    one: Counts
-    two: Counts
-    again: Counts
-    sums: tuple[Counts, Counts]
-    share: Counts
-
-
 @lru_cache(maxsize=1024)
 def _measured(
     network: Transformer,
@@ -229,25 +212,46 @@ def _measured(
     recipe: str,
     chunks: int | None,
     sequences: int,
-) -> _Measured:
-    def run(depth, checkpointed, *shares):
-        shape = replace(network, depth=depth)
-        size = sequences, tokens
-        return micro_batches(
-            shape, *size, checkpointed, chunks, recipe, shares
-        )
+) -> tuple[Counts, Counts, Counts]:
+    """A micro-batch with one block, with two, with one checkpointed."""
+    return tuple(
+        micro_batches(
+            replace(network, depth=depth),
+            sequences,
+            tokens,
+            checkpointed,
+            chunks,
+            recipe,
+        )[0]
+        for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
+    )
 
-    one, second, shared = run(1, 0, None, None, 0.5)
-    two, other = run(2, 0, None, None)
-    sums = _less(second, one), _less(other, two)
-    return _Measured(one, two, *run(1, 1, None), sums, _less(shared, second))
+
+@lru_cache(maxsize=256)
+def _accumulated(
+    network: Transformer, tokens: int, recipe: str, chunks: int | None
+) -> tuple[tuple[Counts, Counts], Counts]:
+    """What accumulation adds, however many sequences run at once.
+
+    Returns:
+        Adding to the gradients, with one block and with two, and multiplying
+        a loss with its share of the step.
+    """
+    sums = []
+    for depth in (2, 1):
+        shape = replace(network, depth=depth)
+        first, second, shared = micro_batches(
+            shape, 1, tokens, 0, chunks, recipe, (None, None, 0.5)
+        )
+        sums.insert(0, _less(second, first))
+    return tuple(sums), _less(shared, second)
 
 
 @lru_cache(maxsize=256)
 def _chunk(network: Transformer, tokens: int, recipe: str) -> Counts:
     """One more chunk of the loss."""
     [more] = micro_batches(network, 2, tokens, 0, 2, recipe)
-    return _less(more, _measured(network, tokens, recipe, 1, 2).one)
+    return _less(more, _measured(network, tokens, recipe, 1, 2)[0])
 
 
 def micro_batches(
