@@ -1,5 +1,6 @@
 """Machines: from a data sheet, and from a few runs."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -7,20 +8,26 @@ import torch
 
 from membudget.cards import CARDS
 from membudget.ledger import Transformer
-from membudget.planning import Job, Machine, Plan, calibrate, seconds, work
+from membudget.planning import (
+    Job,
+    Machine,
+    Plan,
+    Work,
+    calibrate,
+    seconds,
+    work,
+)
 from membudget.planning.machine import EFFICIENCY, LAUNCH, least_squares
 
-JOB = Job(Transformer(40, 16, 2, 4, family="llama"), 16, 8)
+JOB = Job(Transformer(40, 16, 2, 4), 16, 8)
 MADE_UP = Machine(2e9, 3e9, 4e-6, inf, "made up")
 
 
 def test_a_step_takes_the_sum_of_its_four_costs():
-    one = work(JOB, Plan(2, ranks=2))
-    machine = Machine(2e9, 3e9, 4e-6, 5e8, "made up")
-    parts = one.flops / 2e9, one.bytes / 3e9, one.operators * 4e-6
-    assert one.traffic > 0
-    assert seconds(one, machine) == sum(parts) + one.traffic / 5e8
-    assert seconds(one, MADE_UP) == sum(parts)
+    one = Work(flops=10**9, bytes=6 * 10**9, operators=10**6, traffic=10**8)
+    linked = replace(MADE_UP, link=1e9)
+    assert seconds(one, MADE_UP) == pytest.approx(0.5 + 2 + 4)
+    assert seconds(one, linked) == pytest.approx(0.5 + 2 + 4 + 0.1)
 
 
 def test_calibration_finds_the_machine_that_made_the_times():

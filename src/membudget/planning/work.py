@@ -237,14 +237,11 @@ def _accumulated(
         Adding to the gradients, with one block and with two, and multiplying
         a loss with its share of the step.
     """
-    sums = []
-    for depth in (2, 1):
-        shape = replace(network, depth=depth)
-        first, second, shared = micro_batches(
-            shape, 1, tokens, 0, chunks, recipe, (None, None, 0.5)
-        )
-        sums.insert(0, _less(second, first))
-    return tuple(sums), _less(shared, second)
+    how = 1, tokens, 0, chunks, recipe
+    deeper = replace(network, depth=2)
+    one, second, shared = micro_batches(network, *how, (None, None, 0.5))
+    two, other = micro_batches(deeper, *how, (None, None))
+    return (_less(second, one), _less(other, two)), _less(shared, second)
 
 
 @lru_cache(maxsize=256)
