@@ -94,8 +94,7 @@ def counted(job, plan):
 
 
 NETWORKS = [
-    ("gpt", "autocast", True),
-    ("llama, grouped", "fp32", True),
+    ("llama, grouped", "autocast", True),
     ("gpt, dropout", "master-fp32-gradients", False),
     *part_of(product(SHAPES, RECIPES, (False, True)), RNG, 0),
 ]
@@ -111,7 +110,7 @@ PLANS = list(PLANS)
 @pytest.mark.parametrize(("shape", "recipe", "chunked"), NETWORKS)
 def test_the_work_is_that_of_a_real_step(shape, recipe, chunked):
     """FLOPs, bytes and operators; the last micro-batch may be smaller."""
-    for blocks, optimizer, batch, chunks in RNG.sample(PLANS, 8):
+    for blocks, optimizer, batch, chunks in RNG.sample(PLANS, 7):
         depth, checkpointed = blocks
         samples, micro = batch
         job = Job(replace(SHAPES[shape], depth=depth), 11, samples)
