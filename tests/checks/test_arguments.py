@@ -155,9 +155,11 @@ def public() -> dict[str, typing.Callable]:
             if not thing.__module__.startswith("membudget"):
                 continue
             for method, function in vars(thing).items():
-                if inspect.isfunction(function) and (
-                    method == "__call__" or method[0] != "_"
-                ):
+                if isinstance(function, classmethod):
+                    function = function.__get__(None, thing)
+                elif not inspect.isfunction(function):
+                    continue
+                if method == "__call__" or method[0] != "_":
                     found[f"{short}.{name}.{method}"] = function
     return {
         name: thing

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
 from membudget.models import chunked_loss
 from membudget.planning import Job, Plan, WorkCounter, work
+from membudget.planning.plan import STAGES as PLANNED
 from membudget.planning.work import MAKE, update
 from membudget.sharding import STAGES, zero_traffic
 from tests.soak import part_of
@@ -133,7 +134,7 @@ def test_8_bit_adam_moves_less_than_adam(recipe):
     assert 3 * item + 4 < states < 3 * item + 5
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PLANNED)
 def test_ranks_share_the_batch_and_send(stage):
     """Fourteen sequences on four ranks: one has four, in two parts."""
     network = SHAPES["gpt"]
