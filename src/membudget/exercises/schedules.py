@@ -280,8 +280,8 @@ check_beat = Exercise(
     observe=schedule(lambda chain, budget: Allowed(budget, EQUAL - 1)),
     mistakes="",
     shown=(
-        f"Equal segments take {EQUAL}, for six blocks of one each. Two by "
-        "two, the large blocks leave half of the checkpoints, and four "
-        "blocks are enough."
+        f"checkpoint_sequential takes {EQUAL}, for six blocks of one each. "
+        "Two by two, the large blocks leave half of the checkpoints, and "
+        "four blocks are enough."
     ),
 )
