@@ -69,6 +69,22 @@ def measured(job: Job, plan: Plan) -> int:
     return tracker.peak
 
 
+def making(job: Job, plan: Plan) -> int:
+    """The peak of the plan's program up to its first step, on this CPU.
+
+    Its model has no memory before ``to_empty``.
+    """
+    names = {}
+    program, _, _ = plan.code(job).partition("def step")
+    shapes, empty, rest = program.partition("model.to_empty")
+    with _group(plan):
+        exec(shapes, names)
+        assert all(p.is_meta for p in names["model"].parameters())
+        with PeakTracker() as tracker:
+            exec(empty + rest, names)
+    return tracker.peak
+
+
 @contextmanager
 def _group(plan: Plan):
     """One rank of the plan's; DDP's reductions need one that exists."""

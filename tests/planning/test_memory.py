@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
-from planning_helpers import any_plan, measured
+from planning_helpers import any_plan, making, measured
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,6 +40,14 @@ def test_of_shards_it_is_a_bound():
         job, plan = any_plan(rng, "shards")
         held, bound = measured(job, plan), memory(job, plan)
         assert held <= bound <= 1.5 * held, (job, plan)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "master"])
+def test_a_shards_program_never_makes_the_whole_model(recipe):
+    network = Transformer(40, 16, 2, 4, context=16)
+    job = Job(network, 16, 4, "cpu")
+    plan = Plan(1, 0, None, recipe, "sgd", "zero-3", 4)
+    assert making(job, plan) == static(job, plan).parameters
 
 
 class WithLoss(nn.Module):

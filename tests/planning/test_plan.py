@@ -1,21 +1,24 @@
 """Jobs and plans: what is refused, their words, their programs."""
 
-import pytest
+import subprocess
+import sys
+from random import Random
 
-from membudget.ledger import GPT2, Transformer
+import pytest
+from planning_helpers import any_plan
+
+from membudget.ledger import GPT2, LLAMA3_8B, Transformer
 from membudget.planning import Job, Plan
 
 JOB = Job(GPT2, 64, 8)
 
 
 def test_a_plan_in_words():
-    assert Plan(8).text(JOB) == (
-        "1 × 8 sequences, everything in fp32, Adam, AdamW"
-    )
+    assert Plan(8).text(JOB) == "1 × 8 sequences, fp32, Adam"
     plan = Plan(3, 12, 4, "bf16", "sgd")
     assert plan.text(JOB) == (
         "2 × 3 sequences and a last micro-batch of 2, every block "
-        "checkpointed, the loss in 4 chunks, everything in bf16, SGD"
+        "checkpointed, the loss in 4 chunks, bf16, SGD"
     )
     plan = Plan(1, 2, stage="zero-3", ranks=8)
     assert "2 of 12 blocks checkpointed" in plan.text(JOB)
@@ -71,6 +74,24 @@ def test_a_program_says_only_what_the_plan_does():
     for name in ("checkpoint", "chunked", "autocast", "dist", "split"):
         assert name not in plain
     assert Plan(2, 1, 2, "autocast").code(JOB).count("\n") < 70
+    sharded = Plan(8, stage="zero-3").code(JOB)
+    assert "MixedPrecisionPolicy" not in sharded
     llama = Job(Transformer(40, 16, 2, 4, family="llama", kv_heads=2), 8, 2)
     assert "Llama(" in Plan(1).code(llama)
     assert "bitsandbytes" in Plan(1, optimizer="adam-8bit").code(llama)
+
+
+def test_a_program_is_formatted(tmp_path):
+    pytest.importorskip("ruff")
+    rng, large = Random(0), Job(LLAMA3_8B, 8192, 8)
+    pairs = [(large, Plan(3, 2, 16, "autocast"))]
+    for kind in ("one rank", "ddp", "shards"):
+        pairs += [any_plan(rng, kind) for _ in range(20)]
+    for number, (job, plan) in enumerate(pairs):
+        (tmp_path / f"{number}.py").write_text(plan.code(job))
+    ruff = [sys.executable, "-m", "ruff"]
+    shape = ["format", "--check", "--line-length", "79"]
+    for what in (shape, ["check", "--select", "E,F"]):
+        command = [*ruff, *what, "--no-cache", "--isolated", tmp_path]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

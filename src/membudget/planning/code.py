@@ -12,6 +12,9 @@ OPTIMIZERS = {
 }
 """How each of :data:`membudget.ledger.OPTIMIZERS` is made."""
 
+WIDTH = 79
+"""Of a line, at most."""
+
 
 def write(job, plan, share: int) -> str:
     """The program.
@@ -26,8 +29,12 @@ def write(job, plan, share: int) -> str:
     recipe = RECIPES[plan.recipe]
     copied = recipe.master > 0 and not sharded
     parts = [
-        _imports(job, plan, several),
-        _model(job, recipe.parameters == 2 and (copied or not recipe.master)),
+        _imports(job, plan, several, share),
+        _model(
+            job,
+            recipe.parameters == 2 and (copied or not recipe.master),
+            sharded,
+        ),
         _checkpoints(plan),
         _loss(plan, recipe),
         _ranks(plan, recipe, several),
@@ -50,10 +57,11 @@ def _is_ddp(plan) -> bool:
     return plan.ranks > 1 and plan.stage == "ddp"
 
 
-def _imports(job, plan, several: bool) -> Iterator[str]:
-    if _is_ddp(plan):
+def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
+    if _is_ddp(plan) and plan.micro_batch < share:
         yield "from contextlib import nullcontext"
-    if plan.checkpointed or plan.recipe == "master-fp32-gradients":
+    summed = plan.recipe == "master-fp32-gradients" and plan.stage == "ddp"
+    if plan.checkpointed or summed:
         yield "from functools import partial\n"
     if plan.optimizer == "adam-8bit":
         yield "import bitsandbytes"
@@ -65,8 +73,9 @@ def _imports(job, plan, several: bool) -> Iterator[str]:
     if several:
         yield "from torch import nn"
     if plan.stage != "ddp":
-        yield "from torch.distributed.fsdp import (\n    MixedPrecisionPolicy,"
-        yield "    fully_shard,\n)"
+        names = ["MixedPrecisionPolicy"] * (RECIPES[plan.recipe].master > 0)
+        names.append("fully_shard")
+        yield f"from torch.distributed.fsdp import {', '.join(names)}"
     elif several:
         yield "from torch.nn.parallel import DistributedDataParallel"
     if plan.checkpointed:
@@ -79,9 +88,28 @@ def _imports(job, plan, several: bool) -> Iterator[str]:
         yield "dist.init_process_group()"
         yield 'if device == "cuda":'
         yield "    torch.cuda.set_device(dist.get_node_local_rank())"
+    if plan.stage != "ddp":
+        yield "else:  # or all ranks would draw the same shards"
+        yield "    torch.manual_seed(dist.get_rank())"
 
 
-def _model(job, halved: bool) -> Iterator[str]:
+def _call(head: str, *arguments: str, indent: int = 0) -> Iterator[str]:
+    """The lines of a call, as ``ruff format`` breaks them."""
+    margin, inner = " " * indent, " " * (indent + 4)
+    joined = ", ".join(arguments)
+    line = f"{margin}{head}({joined})"
+    if len(line) <= WIDTH:
+        yield line
+        return
+    yield f"{margin}{head}("
+    if len(inner + joined) <= WIDTH:
+        yield inner + joined
+    else:
+        yield from (f"{inner}{argument}," for argument in arguments)
+    yield f"{margin})"
+
+
+def _model(job, halved: bool, sharded: bool) -> Iterator[str]:
     shape = job.network
     names = ["vocabulary", "width", "depth", "heads", "fused", "tied"]
     sizes = {name: getattr(shape, name) for name in names}
@@ -89,65 +117,79 @@ def _model(job, halved: bool) -> Iterator[str]:
         sizes["context"] = shape.context
         if shape.dropout:
             sizes["dropout"] = 0.1
-        yield "model = GPT("
     else:
         sizes |= {"kv_heads": shape.kv_heads, "hidden": shape.hidden}
-        yield "model = Llama("
-    yield from (f"    {name}={value}," for name, value in sizes.items())
-    yield ").to(device)"
-    if halved:
-        yield "model.bfloat16()"
+    made = "model = GPT" if shape.family == "gpt" else "model = Llama"
+    given = [f"{name}={value}" for name, value in sizes.items()]
+    if sharded:
+        yield 'with torch.device("meta"):  # shapes without memory'
+        yield from _call(made, *given, indent=4)
+        if halved:
+            yield "model.bfloat16()"
+    else:
+        yield from _call(made, *given)
+        yield f"model.to(device{', torch.bfloat16' if halved else ''})"
 
 
 def _checkpoints(plan) -> Iterator[str]:
     if plan.checkpointed:
         yield f"for block in model.blocks[:{plan.checkpointed}]:"
-        yield "    block.forward = partial("
-        yield "        checkpoint, block.forward, use_reentrant=False"
-        yield "    )"
+        yield from _call(
+            "block.forward = partial",
+            "checkpoint",
+            "block.forward",
+            "use_reentrant=False",
+            indent=4,
+        )
 
 
 def _loss(plan, recipe) -> Iterator[str]:
-    body = ["return F.cross_entropy("]
-    body += ["    model(tokens).flatten(0, 1), targets.flatten()", ")"]
-    if plan.loss_chunks is not None:
-        body = ["return chunked_loss("]
-        body += ["    model.head,", "    model.hidden(tokens),"]
-        body += ["    targets,", f"    chunks={plan.loss_chunks},", ")"]
-    if recipe.autocast:
-        body = ["    " + line for line in body]
-        body.insert(0, "with torch.autocast(device, torch.bfloat16):")
     yield "\ndef loss_of(model, tokens, targets):"
-    yield from ("    " + line for line in body)
+    if recipe.autocast:
+        yield "    with torch.autocast(device, torch.bfloat16):"
+    head = "return F.cross_entropy"
+    given = ["model(tokens).flatten(0, 1)", "targets.flatten()"]
+    if plan.loss_chunks is not None:
+        head = "return chunked_loss"
+        given = ["model.head", "model.hidden(tokens)", "targets"]
+        given.append(f"chunks={plan.loss_chunks}")
+    yield from _call(head, *given, indent=8 if recipe.autocast else 4)
+    yield ""
 
 
 def _ranks(plan, recipe, several: bool) -> Iterator[str]:
     """The model that is called, and what is done to it."""
     if not several:
         return
-    yield "\nclass WithLoss(nn.Module):"
+    yield "class WithLoss(nn.Module):"
     yield "    def __init__(self, model):"
     yield "        super().__init__()"
     yield "        self.model = model\n"
     yield "    def forward(self, tokens, targets):"
     yield "        return loss_of(self.model, tokens, targets)\n\n"
     if plan.stage == "ddp":
-        yield "model = DistributedDataParallel("
-        yield "    WithLoss(model), gradient_as_bucket_view=True\n)"
+        yield from _call(
+            "model = DistributedDataParallel",
+            "WithLoss(model)",
+            "gradient_as_bucket_view=True",
+        )
         return
     yield "model = WithLoss(model)"
-    yield "policy = MixedPrecisionPolicy("
+    given = ["part", f"reshard_after_forward={plan.stage == 'zero-3'}"]
     if recipe.master:
         reduced = "bfloat16" if recipe.gradients == 2 else "float32"
-        yield "    param_dtype=torch.bfloat16,"
-        yield f"    reduce_dtype=torch.{reduced},"
-    yield ")"
+        yield from _call(
+            "policy = MixedPrecisionPolicy",
+            "param_dtype=torch.bfloat16",
+            f"reduce_dtype=torch.{reduced}",
+        )
+        given.append("mp_policy=policy")
     yield "for part in [*model.model.blocks, model]:"
-    yield "    fully_shard("
-    yield "        part,"
-    yield f"        reshard_after_forward={plan.stage == 'zero-3'},"
-    yield "        mp_policy=policy,"
-    yield "    )"
+    yield from _call("fully_shard", *given, indent=4)
+    yield "model.to_empty(device=device)  # this rank's shards alone"
+    yield "for part in model.modules():"
+    yield '    if hasattr(part, "reset_parameters"):'
+    yield "        part.reset_parameters()"
 
 
 def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
@@ -162,9 +204,8 @@ def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
         yield "    total.add_(weight.grad)"
         yield "    weight.grad = None\n\n"
         yield "for total, weight in zip(sums, weights, strict=True):"
-        yield "    weight.register_post_accumulate_grad_hook("
-        yield "        partial(add_to, total)"
-        yield "    )"
+        hook = "partial(add_to, total)"
+        yield f"    weight.register_post_accumulate_grad_hook({hook})"
     yield f"optimizer = {OPTIMIZERS[plan.optimizer].format(stepped)}"
 
 

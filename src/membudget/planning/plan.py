@@ -10,6 +10,16 @@ from membudget.planning import code
 STAGES = ("ddp", "zero-2", "zero-3")
 """What PyTorch has of :data:`membudget.sharding.STAGES`: DDP and FSDP2."""
 
+WORDS = {
+    "master": "bf16 with an fp32 copy",
+    "master-fp32-gradients": "bf16 with an fp32 copy and fp32 gradients",
+    "sgd": "SGD",
+    "momentum": "SGD with momentum",
+    "adam": "Adam",
+    "adam-8bit": "8-bit Adam",
+}
+"""For recipes and optimizers whose names alone do not say it."""
+
 MOST = 2**20
 """Of tokens in a sequence, and of sequences."""
 
@@ -144,8 +154,8 @@ class Plan:
             parts.append(f"{self.checkpointed} of {depth} blocks checkpointed")
         if self.loss_chunks is not None:
             parts.append(f"the loss in {self.loss_chunks} chunks")
-        parts.append(RECIPES[self.recipe].text)
-        parts.append(OPTIMIZERS[self.optimizer].text)
+        parts.append(WORDS.get(self.recipe, self.recipe))
+        parts.append(WORDS[self.optimizer])
         if self.ranks > 1 or self.stage != "ddp":
             parts.append(f"{self.stage} on {self.ranks} ranks")
         return ", ".join(parts)

@@ -324,16 +324,16 @@ def _causes(
 
 def _assumes(job: Job, ranks: int, axes, machine: Machine) -> list[str]:
     lines = [
-        "Bytes are those of PyTorch's tensors by a CPU's kernels; no GPU was "
-        "measured, and what its allocator rounds and its libraries keep comes "
-        "on top.",
+        "The bytes are those of PyTorch's tensors with a CPU's kernels, "
+        "measured on no GPU. What a GPU's allocator rounds and its libraries "
+        "keep comes on top.",
         f"The time is an estimate: {machine.source}.",
     ]
     if set(axes["recipe"]) != {"fp32"}:
         lines.append("16 bits are bf16, which older cards only emulate.")
     if any(stage != "ddp" for stage in axes["stage"]):
         lines.append(
-            "The bytes of zero-2 and zero-3 are an upper bound; NCCL's own "
-            "buffers are not in them."
+            "The bytes of zero-2 and zero-3 are an upper bound. NCCL's own "
+            "buffers come on top."
         )
     return lines
