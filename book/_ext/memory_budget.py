@@ -1,6 +1,7 @@
 """What this book adds to Jupyter Book.
 
 * MathJax from the package sphinx-mathjax-offline, only the files we need;
+* of the theme's icons those that the pages show (`icons.py`);
 * live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
   that widget's module and style inline, once, and the script that hosts them;
 * the directive ``mb-widget``, which shows a notebook's widget on another page;
@@ -14,6 +15,7 @@
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -31,11 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 
 import address  # noqa: E402
+import icons  # noqa: E402
 import publish  # noqa: E402
 import setup_cell  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
 EXPERIMENTS = ROOT / "src/membudget/experiments"
+OWN = "ext", "static", "templates"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 EXPORT = re.compile(r"^export (?:(default) )?", re.M)
@@ -222,6 +226,17 @@ def add_widgets(app, pagename, templatename, context, doctree):
     context["body"] += f'<script src="{host}"></script>'
 
 
+def add_filters(app, pagename, templatename, context, doctree):
+    """What `book/_templates` ask for."""
+    context["without_icon_script"] = icons.without_script
+
+
+def write_icons(app, exception):
+    """Leave of the theme's icons those that the pages show."""
+    if exception is None and app.builder.format == "html":
+        icons.write(Path(app.outdir))
+
+
 def light(module):
     """A module as a function's body, which returns what it exports; without
     comments and blanks."""
@@ -316,8 +331,8 @@ def digest(*paths):
 
 def pages_digest():
     """A hash of what every page depends on besides its own source."""
-    static = (ROOT / "book/_static").glob("*")
-    return digest(Path(__file__), *WIDGETS.glob("*.*"), *static)
+    own = [ROOT.glob(f"book/_{kind}/*.*") for kind in OWN]
+    return digest(*WIDGETS.glob("*.*"), *itertools.chain(*own))
 
 
 def records_digest():
@@ -356,6 +371,8 @@ def setup(app):
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
+    app.connect("html-page-context", add_filters)
     app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", write_icons)
     app.connect("build-finished", publish_package)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
