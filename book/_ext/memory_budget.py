@@ -200,6 +200,11 @@ def publish_package(app, exception):
         publish.wheel(out)
 
 
+# Nothing is drawn before the widgets are live: else what follows one jumps.
+WAIT = '<link rel="expect" href="#mb-live" blocking="render">'
+LIVE = '<span id="mb-live"></span>'
+
+
 def add_widgets(app, pagename, templatename, context, doctree):
     """Put the modules that a page's widgets need into the page itself, and
     what they share once.
@@ -219,11 +224,23 @@ def add_widgets(app, pagename, templatename, context, doctree):
     style = BUNDLE.base_style() + "".join(map(BUNDLE.own_style, names))
     style = rcssmin.cssmin(style)
     context["metatags"] = (
-        context.get("metatags", "") + f"<style>{style}</style>"
+        context.get("metatags", "") + f"<style>{style}</style>{WAIT}"
     )
     # At the end of the text, not deferred: widgets come before the theme.
     host = context["pathto"]("_static/widget-host.js", resource=True)
-    context["body"] += f'<script src="{host}"></script>'
+    context["body"] += f'<script src="{host}"></script>{LIVE}'
+
+
+def drop_mathjax(app, pagename, templatename, context, doctree):
+    """No MathJax in a page without a formula: Sphinx adds it to a page
+    whose children have one, and the first page has all for children."""
+    if 'class="math' not in context.get("body", ""):
+        context["script_files"] = [
+            script
+            for script in context["script_files"]
+            if "mathjax" not in str(script.filename)
+            and "MathJax" not in script.attributes.get("body", "")
+        ]
 
 
 def add_filters(app, pagename, templatename, context, doctree):
@@ -371,6 +388,7 @@ def setup(app):
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
+    app.connect("html-page-context", drop_mathjax, priority=600)
     app.connect("html-page-context", add_filters)
     app.connect("build-finished", copy_mathjax)
     app.connect("build-finished", write_icons)

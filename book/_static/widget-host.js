@@ -83,6 +83,7 @@
   const many = new Map(); // widgets of each kind
 
   async function start(host) {
+    const el = document.createElement("div");
     try {
       const kind = host.dataset.widget;
       const widget = load(kind);
@@ -91,13 +92,13 @@
       const state = host.querySelector("script.mb-state").textContent;
       const address = makeAddress(kind + place);
       const model = makeModel(JSON.parse(state), address);
-      const el = document.createElement("div");
       if (widget.initialize) await widget.initialize({ model });
+      host.append(el); // first, so that it knows its width
       const rendered = widget.render({ model, el });
-      host.append(el);
       host.querySelector(".mb-fallback")?.remove();
       await rendered;
     } catch (error) {
+      el.remove();
       console.error(`The widget "${host.dataset.widget}" failed:`, error);
     }
   }

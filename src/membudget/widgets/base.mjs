@@ -594,7 +594,7 @@ export function drag(root, { grab = () => true, move, drop = () => {} }) {
 /* Calls `draw(width)` now, after every change of a trait (once for several
    at a time) and of the width of `el`. Returns a function that ends it. */
 function redraw(model, el, draw) {
-  let width = 0;
+  let width = el.clientWidth ?? 0;
   let waiting = false;
   let ended = false;
   const now = () => {
