@@ -22,6 +22,8 @@ MAX_WIDGETS = 60_000
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
+GROUPED = re.compile(r"(?<![\w.,-])\d{1,3}(?: \d{3})+(?!\w)")
+CHINESE = re.compile("[\u3400-\u9fff]")
 TIMEOUT = 1000 * PATIENCE  # ms; only waited for when something is wrong
 
 
@@ -120,6 +122,54 @@ def check_widgets(site, page):
     return [f"{page}: {weight} bytes of widgets (at most {MAX_WIDGETS})"]
 
 
+def check_head(site, page):
+    """A description in the page's own words, and a picture that is there."""
+    html = soup(site, page)
+    found = {
+        tag.get("name") or tag.get("property"): tag["content"]
+        for tag in html.find_all("meta", content=True)
+    }
+    text = " ".join(html.article.get_text().split())
+    told = found.get("description", "")
+    picture = urlsplit(found.get("og:image", ""))
+    file = site / unquote(urljoin(f"{page}.html", picture.path))
+    good = {
+        "description": len(told) >= 40
+        and all(part in text for part in re.split(r"(?<=[.?!]) ", told)),
+        "og:description": found.get("og:description") == told,
+        "og:title": found.get("og:title", "-") in text,
+        "og:image": bool(picture.netloc) or file.is_file(),
+    }
+    return [f"{page}: {what}" for what, holds in good.items() if not holds]
+
+
+def check_words(site, page):
+    """Numbers do not break, and Chinese says that it is."""
+    problems = []
+    for text in soup(site, page).article.find_all(string=True):
+        above = {tag.name for tag in text.parents}
+        if above & {"pre", "code", "script", "style"}:
+            continue
+        for number in GROUPED.findall(text):
+            problems.append(f"{page}: {number} can break")
+        if CHINESE.search(text) and not text.find_parent(lang="zh"):
+            problems.append(
+                f"{page}: {text!r} does not say that it is Chinese"
+            )
+    return problems
+
+
+def check_scripts(site, page):
+    """MathJax only for formulas, and no icons as pictures."""
+    html = soup(site, page)
+    names = " ".join(tag["src"] for tag in html.select("script[src]"))
+    formulas = bool(html.select("article .math"))
+    return [
+        *([f"{page}: MathJax"] if ("mathjax" in names) != formulas else []),
+        *([f"{page}: Font Awesome"] if "fontawesome" in names else []),
+    ]
+
+
 def check_addresses(site, page, url, colab):
     """The buttons of a page lead where the book is published, and it has
     none where that is not known.
@@ -183,6 +233,9 @@ STATIC = (
     check_links,
     check_weight,
     check_widgets,
+    check_head,
+    check_words,
+    check_scripts,
 )
 
 
@@ -206,6 +259,11 @@ def serve(site):
 
 LOCAL = r"(file|data|blob):|\w+://(127\.0\.0\.1|localhost)(:\d+)?(/|$)"
 FOREIGN = re.compile(rf"^(?!{LOCAL})")
+SHIFTS = """window.shifts = 0;
+new PerformanceObserver((list) => list.getEntries().forEach((entry) => {
+  if (!entry.hadRecentInput) shifts += entry.value;
+})).observe({ type: "layout-shift", buffered: true });"""
+MAX_SHIFT = 0.05
 FORGET = """try { localStorage.clear(); sessionStorage.clear(); }
 catch { /* this document may not store anything */ }"""
 
@@ -228,6 +286,7 @@ def visitor(browser, viewport=DESKTOP, **settings):
     with browser.new_context(viewport=viewport, **settings) as context:
         context.route(FOREIGN, lambda route: route.abort())
         context.add_init_script(FORGET)
+        context.add_init_script(SHIFTS)
         context.set_default_timeout(TIMEOUT)
         yield context.new_page()
 
@@ -269,12 +328,33 @@ def check_live(page, address):
             f"is {width} px wide in a window of "
             f"{page.viewport_size['width']} px"
         )
+    problems += page.evaluate(LOOKS, MAX_SHIFT)
     page.evaluate("window.stop()")  # nothing goes on into the next page
     for event, see in seen.items():
         page.remove_listener(event, see)
     name = urlsplit(address).path.rsplit("/", 2)
     return [f"{'/'.join(name[-2:])}: {text}" for text in problems]
 
+
+LOOKS = """async (most) => {
+  const frame = () => new Promise(requestAnimationFrame);
+  for (let i = 0; i < 2; i += 1) await frame();
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const size = (node) => parseFloat(getComputedStyle(node).fontSize);
+  const [h1] = all("article h1").map(size);
+  const lines = (node) => node.offsetHeight / size(node);
+  const need = ({ style }) => parseFloat(style.getPropertyValue("--mb-need"));
+  const narrow = innerWidth < 576;
+  return [
+    [shifts > most, `jumps by ${shifts}`],
+    [size(document.documentElement) !== 17, "has another font size"],
+    [all("article h2").some((h2) => size(h2) >= h1), "has a large h2"],
+    [all("code .pre").some((flag) => /^--?\\w.{0,20}$/.test(flag.textContent)
+      && lines(flag) > 2), "breaks a flag"],
+    [narrow && all(".mb-figure img").some((image) => image.offsetWidth &&
+      image.offsetWidth + 1 < need(image)), "has small labels"],
+  ].filter(([wrong]) => wrong).map(([, words]) => words);
+}"""
 
 READY = {
     "a formula is not drawn": """() =>
@@ -356,6 +436,16 @@ def check_access(page, address, within="html", only=()):
     return page.evaluate(AXE, [within, exclude, list(only)])
 
 
+PAPER = """() => {
+  if (document.documentElement.dataset.theme === "dark") return null;
+  const light = (color) => color.match(/\\d+/g).slice(0, 3)
+    .reduce((sum, part) => sum + Number(part), 0) / 3;
+  const seen = "article :is(p, li, pre, pre span, .mb-root, .mb-root text)";
+  return [...document.querySelectorAll(seen)]
+    .filter((node) => light(getComputedStyle(node).color) > 160)
+    .map((node) => node.outerHTML.slice(0, 80));
+}"""
+
 DARK = """() => [...document.querySelectorAll(".mb-widget")].map((widget) => {
   const ground = (node) => getComputedStyle(node).backgroundColor;
   let node = widget;
@@ -366,18 +456,27 @@ DARK = """() => [...document.querySelectorAll(".mb-widget")].map((widget) => {
 
 
 def check_dark(page, address):
-    """In dark mode every widget stands on a dark ground.
+    """In dark mode every widget stands on a dark ground, and what is printed
+    is dark on white.
 
     Args:
         page: a `visitor` with `color_scheme="dark"`.
         address: where the page is.
     """
     page.goto(address)
-    return [
+    problems = [
         f"widget {number} stands on {color} in dark mode"
         for number, color in enumerate(page.evaluate(DARK))
         if sum(map(int, re.findall(r"\d+", color)[:3])) > 3 * 100
     ]
+    page.emulate_media(media="print")
+    ready(page, f"() => ({PAPER})() !== null")
+    pale = page.evaluate(PAPER)
+    page.emulate_media(media="screen")
+    dark = "() => document.documentElement.dataset.theme === 'dark'"
+    if pale is None or not ready(page, dark):
+        problems.append("is printed in the colours of the screen")
+    return problems + [f"{html} is pale on paper" for html in pale or []]
 
 
 if __name__ == "__main__":

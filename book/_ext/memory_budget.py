@@ -33,9 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 
 import address  # noqa: E402
+import figures  # noqa: E402
 import icons  # noqa: E402
 import publish  # noqa: E402
 import setup_cell  # noqa: E402
+import words  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
 EXPERIMENTS = ROOT / "src/membudget/experiments"
@@ -243,9 +245,22 @@ def drop_mathjax(app, pagename, templatename, context, doctree):
         ]
 
 
-def add_filters(app, pagename, templatename, context, doctree):
-    """What `book/_templates` ask for."""
+def add_head(app, pagename, templatename, context, doctree):
+    """What `book/_templates` write into a page's head."""
+    site = app.config.memory_budget_site
+    picture = "_static/social.png"
     context["without_icon_script"] = icons.without_script
+    context["description"] = words.description(doctree) if doctree else ""
+    context["picture"] = (
+        f"{site}/{picture}" if site else context["pathto"](picture, 1)
+    )
+
+
+def finish_body(app, pagename, templatename, context, doctree):
+    """What is easier to say of a page's HTML."""
+    if "body" in context:
+        body = figures.write_sizes(context["body"])
+        context["body"] = words.mark_chinese(body)
 
 
 def write_icons(app, exception):
@@ -385,11 +400,14 @@ def setup(app):
     app.connect("builder-inited", add_colab, priority=600)
     app.connect("source-read", fill_set_up_cell)
     app.connect("doctree-resolved", link_terms)
+    app.connect("doctree-resolved", words.hold_numbers)
+    app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", drop_mathjax, priority=600)
-    app.connect("html-page-context", add_filters)
+    app.connect("html-page-context", add_head)
+    app.connect("html-page-context", finish_body)
     app.connect("build-finished", copy_mathjax)
     app.connect("build-finished", write_icons)
     app.connect("build-finished", publish_package)

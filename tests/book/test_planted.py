@@ -75,11 +75,30 @@ def test_a_missing_page(copy, page):
             checks.check_widgets,
             f'<script type="text/x-esm">/*{60_000 * "x"}*/</script></article>',
         ),
+        (checks.check_words, "<p>1 024</p></article>"),
+        (checks.check_words, "<p>\u68af\u5ea6</p></article>"),
+        (
+            checks.check_scripts,
+            '<script src="fontawesome.js"></script></article>',
+        ),
     ],
 )
 def test_a_static_fault(copy, page, check, planted):
     plant(copy, page, "</article>", planted)
     assert len(check(copy, page)) == 1
+
+
+@pytest.mark.parametrize(
+    ("meta", "text"),
+    [
+        ("name=.description.", "Another page in other words, long enough."),
+        ("property=.og:image.", "nowhere.png"),
+        ("property=.og:title.", "Another page"),
+    ],
+)
+def test_a_head_that_tells_something_else(copy, page, meta, text):
+    plant(copy, page, f'(?<=<meta {meta} content=")[^"]*', text)
+    assert checks.check_head(copy, page)
 
 
 @pytest.mark.parametrize("where", ["/issues/new", "/edit/main/x.md", ""])
@@ -106,6 +125,19 @@ def test_a_button_that_is_not_there(copy, page):
         ("<script>throw Error('x')</script></article>", "error"),
         ('<div style="width:3000px">x</div></article>', "px wide"),
         ('<span class="math">x</span></article>', "formula"),
+        ("<style>html { font-size: 16px }</style></article>", "font size"),
+        ("<style>h2 { font-size: 5rem }</style></article>", "large h2"),
+        (
+            '<p style="width: 0"><code><span class="pre" style="display: '
+            'block; width: 2em">--a-flag</span></code></p></article>',
+            "breaks a flag",
+        ),
+        (
+            "<script>requestAnimationFrame(() => requestAnimationFrame(() => "
+            "{ document.body.style.paddingTop = '20rem'; }))"
+            "</script></article>",
+            "jumps",
+        ),
     ],
 )
 def test_a_live_fault(window, copy, page, planted, problem, short):
@@ -141,6 +173,23 @@ def test_what_not_everybody_can_use(window, copy, page, planted, rule):
 def test_a_widget_without_words(window, copy, page):
     address = plant(copy, page, r'class="mb-fallback"', 'class="lost"')
     assert checks.check_without_javascript(window("no javascript"), address)
+
+
+def test_small_labels(window, copy, page):
+    image = '<img alt="x" src="../_static/logo.svg"'
+    small = f'{image} style="--mb-need: 99px; min-width: 9px; width: 9px">'
+    planted = f'<div class="mb-figure">{small}</div></article>'
+    address = plant(copy, page, "</article>", planted)
+    problems = checks.check_live(window("phone"), address)
+    assert any("small labels" in problem for problem in problems)
+
+
+def test_pale_on_paper(window, copy, page):
+    pale = "<style>article p { color: #ddd !important }</style></article>"
+    address = plant(copy, page, "</article>", pale)
+    assert "pale on paper" in "\n".join(
+        checks.check_dark(window("dark"), address)
+    )
 
 
 def test_a_light_box_in_the_dark(window, copy, page):

@@ -1,5 +1,7 @@
 """Every page of the built book."""
 
+import re
+
 import address
 import pytest
 import site_checks as checks
@@ -62,6 +64,21 @@ def test_a_reading_waits_for_its_output(window, site):
     assert not reading.is_visible()
     page.locator(".tag_hide-output summary").first.click()
     assert reading.is_visible()
+
+
+def test_a_search_shows_text(window, server):
+    page = window("desktop")
+    page.goto(f"{server}search.html?q=checkpoint_sequential")
+    found = page.locator("#search-results .context")
+    found.first.wait_for()
+    assert not re.search(r"import |=|\{", found.first.text_content())
+
+
+def test_the_site_has_few_icons(site):
+    style = site / "_static/styles/pydata-sphinx-theme.css"
+    text = style.read_text("utf-8")
+    assert ".fa-bars:before" in text and ".fa-dharmachakra" not in text
+    assert not list(site.glob("_static/**/*fa-*"))
 
 
 @pytest.mark.parametrize("page", pages())
