@@ -30,7 +30,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tools"))
+sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import address  # noqa: E402
 import figures  # noqa: E402
