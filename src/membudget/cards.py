@@ -27,9 +27,11 @@ class Card:
         source: where the capacity was printed.
         date: when, year and month.
         half_flops: FLOP/s of its tensor cores on 16-bit numbers, summed in
-            fp32, without zeros that are skipped; None if it is not known.
+            fp32, without zeros that are skipped.
         flops: FLOP/s on fp32 numbers.
         bandwidth: bytes/s of its memory.
+        link: bytes/s that it sends to other cards: over NVLink, or over PCIe
+            where it has none.
         sheet: the data sheet that says so, and its year.
     """
 
@@ -37,9 +39,10 @@ class Card:
     bf16: bool
     source: str
     date: str
-    half_flops: float | None
+    half_flops: float
     flops: float
     bandwidth: float
+    link: float
     sheet: str
 
     @property
@@ -53,9 +56,10 @@ def _card(
     bf16: bool,
     thread: str,
     date: str,
-    half: float | None,
+    half: float,
     single: float,
     bandwidth: float,
+    link: float,
     sheet: str,
 ) -> Card:
     return Card(
@@ -63,9 +67,10 @@ def _card(
         bf16,
         f"https://github.com/{thread}",
         date,
-        None if half is None else half * 1e12,
+        half * 1e12,
         single * 1e12,
         bandwidth * 1e9,
+        link * 1e9,
         sheet,
     )
 
@@ -81,6 +86,7 @@ CARDS = {
         65,
         8.1,
         320,
+        16,
         "NVIDIA T4 Tensor Core GPU, data sheet, 2019",
     ),
     "RTX 4090": _card(
@@ -91,6 +97,7 @@ CARDS = {
         165.2,
         82.6,
         1008,
+        32,
         "NVIDIA Ada GPU Architecture, white paper, 2022",
     ),
     "RTX 5090": _card(
@@ -98,9 +105,10 @@ CARDS = {
         True,
         "Wan-Video/Wan2.1/issues/465",
         "2025-07",
-        None,
+        209.5,
         104.8,
         1792,
+        64,
         "NVIDIA RTX Blackwell GPU Architecture, white paper, 2025",
     ),
     "A100 40 GB": _card(
@@ -111,6 +119,7 @@ CARDS = {
         312,
         19.5,
         1555,
+        300,
         A100,
     ),
     "A100 80 GB": _card(
@@ -121,6 +130,7 @@ CARDS = {
         312,
         19.5,
         2039,
+        300,
         A100,
     ),
     "H100 80 GB": _card(
@@ -131,6 +141,7 @@ CARDS = {
         989.4,
         67,
         3350,
+        450,
         "NVIDIA H100 Tensor Core GPU, data sheet, 2023, SXM",
     ),
 }

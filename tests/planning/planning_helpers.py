@@ -92,10 +92,14 @@ def _group(plan: Plan):
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     fake = plan.stage != "ddp"
     init = (lambda: None) if fake else partial(begin, "gloo", **alone)
+    end = dist.destroy_process_group
     with fake_group(plan.ranks, 0) if fake else nullcontext():
+        ends = mock.Mock()  # the group stays for the step that is measured
         try:
-            with mock.patch.object(dist, "init_process_group", init):
+            with mock.patch.multiple(
+                dist, init_process_group=init, destroy_process_group=ends
+            ):
                 yield
         finally:
             if dist.is_initialized() and not fake:
-                dist.destroy_process_group()
+                end()

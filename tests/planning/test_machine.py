@@ -87,10 +87,9 @@ def test_a_card_by_its_data_sheet():
     assert slow.flops == EFFICIENCY * 19.5e12
     assert fast.flops == EFFICIENCY * 312e12
     assert slow.bandwidth == fast.bandwidth == EFFICIENCY * 2039e9
-    assert (slow.operator, slow.link, fast.link) == (LAUNCH, inf, 1e11)
+    assert slow.operator == LAUNCH
+    assert (slow.link, fast.link) == (EFFICIENCY * 300e9, 1e11)
     assert "2021" in slow.source and "not measured" in slow.source
-    with pytest.raises(ValueError, match="in 16 bits is not known"):
-        Machine.of_card("RTX 5090", "bf16")
 
 
 def test_newer_cards_are_faster():
@@ -98,5 +97,5 @@ def test_newer_cards_are_faster():
     for older, newer in (("T4", "A100 40 GB"), ("A100 80 GB", "H100 80 GB")):
         a, b = CARDS[older], CARDS[newer]
         assert a.half_flops < b.half_flops and a.flops < b.flops
-        assert a.bandwidth < b.bandwidth
+        assert a.bandwidth < b.bandwidth and a.link < b.link
         assert a.flops < a.half_flops

@@ -47,6 +47,7 @@ def write(job, plan, share: int) -> str:
             "targets = tokens.roll(-1, 1)",
             "for _ in range(3):",
             "    step(tokens, targets)",
+            *(["dist.destroy_process_group()"] if several else []),
         ],
     ]
     texts = ["\n".join(part) for part in parts]

@@ -52,7 +52,7 @@ class Machine:
 
     @classmethod
     def of_card(
-        cls, name: str, recipe: str = "fp32", link: float = inf
+        cls, name: str, recipe: str = "fp32", link: float | None = None
     ) -> "Machine":
         """A card by its data sheet, of which nothing was measured.
 
@@ -60,29 +60,25 @@ class Machine:
             name: one of :data:`membudget.cards.CARDS`.
             recipe: one of :data:`membudget.ledger.RECIPES`; says in how many
                 bits matrices are multiplied.
-            link: bytes/s to the other cards.
+            link: bytes/s to the other cards; None for the data sheet's.
 
         Raises:
             TypeError: an argument of a wrong kind.
-            ValueError: an unknown card or recipe, or a figure that is not
-                known of the card; a link that is not above 0.
+            ValueError: an unknown card or recipe, or a link that is not
+                above 0.
         """
         card = CARDS[one_of(name, CARDS, "card")]
         kind = RECIPES[one_of(recipe, RECIPES, "recipe")]
         small = 2 in (kind.parameters, kind.autocast)
         peak = card.half_flops if small else card.flops
-        if peak is None:
-            raise ValueError(
-                f"how fast the {name} multiplies matrices in "
-                f"{16 if small else 32} bits is not known here: measure it "
-                "with calibrate, or use another recipe or card"
-            )
+        if link is None:
+            link = EFFICIENCY * card.link
         return cls(
             EFFICIENCY * peak,
             EFFICIENCY * card.bandwidth,
             LAUNCH,
             link,
-            f"{card.sheet}: the data sheet's figures × {EFFICIENCY}, and "
+            f"{card.sheet}: its figures × {EFFICIENCY}, and "
             f"{LAUNCH * 1e6:g} µs for each operator, not measured",
         )
 
