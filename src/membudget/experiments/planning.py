@@ -179,7 +179,10 @@ def batch_questions(
             largest -= 1
         while largest < batch and question.runs(largest + 1):
             largest += 1
+        gc.collect()
+        gc.freeze()  # accelerate collects after each failure
         tried = question.accelerated()
+        gc.unfreeze()
         yield {
             "kind": row["kind"],
             "seed": row["seed"],

@@ -280,7 +280,7 @@ _QUESTIONS = dict(
     batch=128,
     questions=rows(KINDS_OF_MODELS, range(20)),
     warm_up=0,
-    repeats=3,
+    repeats=2,
 )
 BATCH_QUESTIONS = dict(
     tiny=dict(scale=1, **_QUESTIONS),
