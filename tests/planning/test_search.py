@@ -197,3 +197,18 @@ def test_every_nth_block_is_never_less_than_the_first_ones(family):
                 for chosen in (blocks, len(blocks))
             )
             assert spread >= first
+
+
+def test_kept_attention_wins_where_sequences_are_long():
+    job = Job(Transformer(256, 64, 4, 4, context=4096), 4096, 2)
+    budget = memory(job, Plan(1, 4, kept_attention=True))
+    either = {"kept_attention": [False, True]}
+    without = search(job, budget, MACHINE).best[0]
+    best = search(job, budget, MACHINE, locks=either).best[0]
+    assert best.plan.kept_attention and not without.plan.kept_attention
+    assert best.seconds < without.seconds
+    unfused = Job(Transformer(fused=False), 8, 2)
+    with pytest.raises(ValueError, match="use fused=True, or free the lock"):
+        search(unfused, 10**9, MACHINE, locks={"kept_attention": True})
+    with pytest.raises(ValueError, match="or kept_attention=False"):
+        memory(unfused, Plan(1, kept_attention=True))
