@@ -68,6 +68,23 @@ def test_of_a_model_no_larger_one_runs(seed):
         assert found == best
 
 
+def test_of_a_model_that_takes_only_few_samples():
+    """No prime of them tells what grows."""
+
+    def few(model, x, y):
+        if len(x) > 6:
+            raise ValueError("at most 6 samples")
+        return classify(model, x, y)
+
+    model = nn.Sequential(nn.Linear(8, 50), nn.Linear(50, 10))
+    batch = torch.rand(6, 8), torch.zeros(6, dtype=torch.long)
+    for size in range(1, 7):
+        peak = trace_step(model, few, *batch, micro_batch=size).peak
+        found = largest_micro_batch(model, few, *batch, budget=peak)
+        assert found >= size
+        assert trace_step(model, few, *batch, micro_batch=found).peak <= peak
+
+
 def test_a_job_says_all():
     job = Job(GPT, 12, 4)
     with pytest.raises(TypeError, match="leave out the batch and the optim"):

@@ -308,11 +308,10 @@ class _Steps:
 
         most = self.of or 2**60
         if self.of:
-            if self._lines:
-                first_fits = partial(by_line, first=True)
-                size = largest_over_half(most, fits, first_fits)
-                if size:
-                    return size
+            first = partial(by_line, first=True) if self._lines else fits
+            size = largest_over_half(most, fits, first)
+            if size:
+                return size
             most //= 2
         guess, least = 2, 1
         if self._lines:
