@@ -68,6 +68,7 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "UnsupportedOperatorException",
     "current_node",
+    "device_of",
     "has_kernel",
     "has_kernel_for",
     "logging_nothing",
@@ -96,6 +97,15 @@ for _owner, _names in ATTRIBUTES:
     for _name in _names.split():
         if not hasattr(_owner, _name):
             raise ImportError(_lacks(_name))
+
+
+def device_of(tensor: FakeTensor) -> torch.device:
+    """A fake tensor's device, as PyTorch asks for it; nothing runs."""
+    if isinstance(tensor, FakeTensor) and not (
+        tensor.fake_mode.in_kernel_invocation
+    ):
+        return tensor.fake_device
+    return torch.ops.prim.device.default(tensor)
 
 
 @contextmanager

@@ -277,7 +277,7 @@ ROWS = {
         lambda: dict(shape=PAPER, batch=1, tokens=2),
     ),
     "ledger.korthikanti": lambda: dict(batch=1, tokens=2, width=4, heads=2),
-    "ledger.largest_batch": lambda: step() | dict(limit=2000),
+    "ledger.largest_batch": lambda: step() | dict(limit=2000, of=2),
     "ledger.loss_peak": lambda: dict(batch=1, tokens=2, vocabulary=8),
     "ledger.optimizer_bytes": lambda: dict(
         sizes=[3], recipe="fp32", optimizer="adam"
@@ -511,6 +511,13 @@ ROWS = {
     "planning.Plan.share": lambda: dict(self=PLAN, job=JOB),
     "planning.Plan.text": lambda: dict(self=PLAN, job=JOB),
     "planning.at_peak": lambda: dict(job=JOB, plan=PLAN),
+    "planning.largest_micro_batch": lambda: dict(
+        what=(of := model()),
+        how=loss,
+        batch=batch(),
+        budget=10**6,
+        optimizer=optimizer(of),
+    ),
     "planning.memory": lambda: dict(job=JOB, plan=PLAN),
     "planning.search": lambda: dict(
         job=JOB, budget=10**6, machine=MACHINE, locks={"recipe": "bf16"}

@@ -17,6 +17,7 @@ AGREE = {
     "segments_gpt": ("batch", "count", "bytes"),
     "schedules_gpt": ("way", "number", "bytes"),
     "largest_batch": ("batch", "count"),
+    "batch_questions": ("largest", "failures"),
     "sharded_ranks": ("states", *CALLS),
     "fsdp_ranks": ("ranks", "stage", *KINDS, *CALLS),
     "fsdp_one_gpu": ("peak", *KINDS, "on_device"),
@@ -39,6 +40,12 @@ def test_what_is_predicted_is_measured(name):
                 found = sample[MEASURED.get(key, key)]
                 slack = WITHIN_OPERATORS * (key in ("bytes", "requested"))
                 assert found == row[key] or 0 < found - row[key] <= slack
+
+
+def test_no_question_ran_out_of_memory():
+    for record in experiments.load("batch_questions", device="cpu"):
+        assert not any(s["out_of_memory"] for s in record["samples"])
+        assert max(min(s["seconds"]) for s in record["samples"]) <= 1
 
 
 def test_recoveries_leave_nothing_behind():

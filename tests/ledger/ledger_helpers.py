@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from membudget import ledger
+from membudget.checkpointing import ATTENTION
 from membudget.ledger import operators as op
 from membudget.measuring import PeakTracker, trace_step
 from membudget.models import chunked_loss
@@ -208,11 +212,13 @@ class Segmented(nn.Module):
         return x
 
 
-def again(run, context):
+def again(run, context, kept_attention=False):
     """The function under a checkpoint; a context is entered once more."""
-    return partial(
-        checkpoint, run, use_reentrant=False, context_fn=_contexts(context)
-    )
+    contexts = _contexts(context)
+    if kept_attention:  # PyTorch enters autocast again by itself
+        make = create_selective_checkpoint_contexts
+        contexts = partial(make, list(ATTENTION))
+    return partial(checkpoint, run, use_reentrant=False, context_fn=contexts)
 
 
 def _contexts(context):
@@ -237,6 +243,7 @@ def both(
     checkpointed=False,
     loss_chunks=None,
     foreach=False,
+    kept_attention=False,
 ):
     """A step predicted and traced.
 
@@ -260,7 +267,7 @@ def both(
         x = torch.zeros(batch, *tokens, dtype=torch.long)
         y = x.clone()
         for block in chosen(model.blocks, checkpointed):
-            block.forward = again(block.forward, context)
+            block.forward = again(block.forward, context, kept_attention)
     else:
         model, loss = network.model, classify
         x = torch.rand(batch, *network.sample)
@@ -293,6 +300,7 @@ def both(
         loss_chunks=loss_chunks,
         foreach=foreach,
         buffers=buffers,
+        **({"kept_attention": True} if kept_attention else {}),
     )
     return predicted, tracker
 

@@ -110,6 +110,25 @@ def test_checkpointed_blocks(family, which):
     same(shape, 6, 12, checkpointed=which)
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "autocast"])
+def test_attention_that_a_checkpoint_keeps(family, recipe):
+    """It is not made again; a block without a checkpoint is as ever."""
+    shape = Transformer(40, 16, 3, 4, context=64, family=family)
+    how = {"checkpointed": 2, "recipe": recipe, "micro_batch": 2}
+    kept = same(shape, 3, 64, kept_attention=True, **how)
+    again = same(shape, 3, 64, **how)
+    numbers = 2 * 64 * (16 * (4 if recipe == "fp32" else 2) + 4 * 4)
+    assert kept.saved - again.saved == 2 * numbers
+    for plain, message in (
+        (Transformer(fused=False), "use fused=True, or no kept_attention"),
+        (NETS["mlp"](), "leave loss_chunks and kept_attention out"),
+    ):
+        tokens = [12] if isinstance(plain, Transformer) else []
+        with pytest.raises(ValueError, match=message):
+            predict(plain, 4, *tokens, kept_attention=True)
+
+
 def test_the_first_stages_of_a_chain_are_a_schedule():
     model = mlp_blocks(12, 3)
     x, y = torch.rand(8, 12), torch.zeros(8, dtype=torch.long)

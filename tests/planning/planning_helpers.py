@@ -49,6 +49,7 @@ def any_plan(rng: Random, kind: str) -> tuple[Job, Plan]:
         rng.choice(["sgd", "momentum", "adam"]),
         rng.choice(stages),
         ranks,
+        network.fused and rng.random() < 0.4,
     )
     return job, plan
 

@@ -143,6 +143,7 @@ def any_shape(rng):
         rng.choice([None, None, 1, 2, 3, 4, 8]),
         *names,
         ranks,
+        network.fused and rng.random() < 0.3,
     )
 
 

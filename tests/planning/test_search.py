@@ -2,11 +2,12 @@
 
 from itertools import product
 from math import inf
+from random import Random
 
 import pytest
 
 from membudget.cards import GIB
-from membudget.ledger import GPT2, Transformer
+from membudget.ledger import GPT2, Transformer, predict
 from membudget.planning import (
     CAUSES,
     Job,
@@ -18,6 +19,7 @@ from membudget.planning import (
     static,
     work,
 )
+from tests.soak import part_of
 
 MACHINE = Machine(1e12, 1e11, 1e-5, inf, "a made-up machine")
 CLUSTER = Machine(1e12, 1e11, 1e-6, 1e10, "made-up machines")
@@ -177,3 +179,36 @@ def test_what_no_search_takes(wrong, error, says):
     given = {"job": Job(GPT2, 64, 8), "budget": GIB, "machine": MACHINE}
     with pytest.raises(error, match=says):
         search(**given | wrong)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_every_nth_block_is_never_less_than_the_first_ones(family):
+    """As many are recomputed, so the axis is left out."""
+    grid = product([True, False], [8, 200], ["fp32", "autocast"], [None, 1])
+    for fused, vocabulary, recipe, micro_batch in part_of(grid, Random(0), 8):
+        network = Transformer(
+            vocabulary, 16, 6, 4, context=32, family=family, fused=fused
+        )
+        how = {"recipe": recipe, "micro_batch": micro_batch}
+        for every in (2, 3):
+            blocks = range(0, 6, every)
+            spread, first = (
+                predict(network, 3, 32, checkpointed=chosen, **how).peak
+                for chosen in (blocks, len(blocks))
+            )
+            assert spread >= first
+
+
+def test_kept_attention_wins_where_sequences_are_long():
+    job = Job(Transformer(256, 64, 4, 4, context=4096), 4096, 2)
+    budget = memory(job, Plan(1, 4, kept_attention=True))
+    either = {"kept_attention": [False, True]}
+    without = search(job, budget, MACHINE).best[0]
+    best = search(job, budget, MACHINE, locks=either).best[0]
+    assert best.plan.kept_attention and not without.plan.kept_attention
+    assert best.seconds < without.seconds
+    unfused = Job(Transformer(fused=False), 8, 2)
+    with pytest.raises(ValueError, match="use fused=True, or free the lock"):
+        search(unfused, 10**9, MACHINE, locks={"kept_attention": True})
+    with pytest.raises(ValueError, match="or kept_attention=False"):
+        memory(unfused, Plan(1, kept_attention=True))

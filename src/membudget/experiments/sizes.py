@@ -275,6 +275,20 @@ PLAN_TIMES = dict(
 )
 
 
+KINDS_OF_MODELS = ["gpt", "llama", "transformers", "mlp", "convnet"]
+_QUESTIONS = dict(
+    batch=128,
+    questions=rows(KINDS_OF_MODELS, range(20)),
+    warm_up=0,
+    repeats=2,
+)
+BATCH_QUESTIONS = dict(
+    tiny=dict(scale=1, **_QUESTIONS),
+    t4=dict(scale=8, **_QUESTIONS),
+    large=dict(scale=16, **_QUESTIONS),
+)
+
+
 # Ledger --------------------------------------------------------------------
 
 _METHODS = (

@@ -7,7 +7,7 @@ down as rows and walks through them (what :class:`Transformer` and
 :func:`account` runs any model without data.
 """
 
-from membudget.ledger.account import Account, account, largest_batch
+from membudget.ledger.account import Account, account
 from membudget.ledger.formulas import (
     activations,
     block_activations,
@@ -15,6 +15,7 @@ from membudget.ledger.formulas import (
     korthikanti,
     loss_peak,
 )
+from membudget.ledger.largest import largest_batch
 from membudget.ledger.lines import PeakLine, peak_at, peak_lines
 from membudget.ledger.networks import (
     FAMILIES,

@@ -164,6 +164,7 @@ class Transformer:
         lists: str = "cpu",
         checkpointed: bool | int | Sequence[int] = False,
         loss_chunks: int | None = None,
+        kept_attention: bool = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -179,12 +180,20 @@ class Transformer:
             loss_chunks: into which the tokens are cut for the head and the
                 loss (:func:`membudget.models.chunked_loss`); None for the
                 plain loss.
+            kept_attention: whether checkpointed blocks keep attention's
+                results (:data:`membudget.checkpointing.ATTENTION`).
 
         Raises:
             TypeError: an argument of a wrong kind.
-            ValueError: sizes below 1, more tokens than learned positions, or
-                blocks that do not exist or are named twice.
+            ValueError: sizes below 1, more tokens than learned positions,
+                blocks that do not exist or are named twice, or attention to
+                be kept that is not fused.
         """
+        if flag(kept_attention, "kept_attention") and not self.fused:
+            raise ValueError(
+                "attention is to be kept, and here it is several operators: "
+                "use fused=True, or no kept_attention"
+            )
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
         if loss_chunks is not None:
@@ -199,6 +208,7 @@ class Transformer:
             Paper(autocast, lists),
             _chosen(checkpointed, self.depth, "block"),
             loss_chunks,
+            kept_attention,
         ).paper
 
 
@@ -219,9 +229,10 @@ class _Written:
     """A transformer's step on paper."""
 
     def __init__(
-        self, shape, batch, tokens, itemsize, paper, checkpointed, chunks
+        self, shape, batch, tokens, itemsize, paper, checkpointed, chunks, kept
     ) -> None:
         self.shape, self.batch, self.tokens = shape, batch, tokens
+        self.kept = kept
         self.itemsize = itemsize
         self.paper = paper
         self.numbers = batch * tokens * shape.width
@@ -283,7 +294,9 @@ class _Written:
         shape = self.shape
         rows = self.batch * shape.heads * self.tokens
         if shape.fused:
-            return op.fused_attention(self.paper, q, k, v, rows)
+            y = op.fused_attention(self.paper, q, k, v, rows)
+            self.paper.rows[-1].kept = self.kept
+            return y
         y = op.unfused_attention(
             self.paper,
             q,

@@ -82,6 +82,8 @@ class Row:
             its gradient; ``"g"`` hands the arriving gradient on.
         views: those steps whose gradient is a view of another tensor, so
             that no second one is added to it in place.
+        kept: whether what it makes stays in spite of a checkpoint around it,
+            and is not made again.
     """
 
     name: str
@@ -94,8 +96,10 @@ class Row:
     gives: tuple[tuple[PaperTensor, str], ...] = ()
     views: tuple[str, ...] = ()
     watches: tuple[PaperTensor, ...] = ()
+    kept: bool = False
 
     def __post_init__(self) -> None:
+        flag(self.kept, "kept")
         for name in ("name", "operator"):
             instance(getattr(self, name), str, name, "a string")
         for name in ("reads", "makes", "saves", "watches"):

@@ -24,6 +24,7 @@ def predict(
     micro_batch: int | None = None,
     checkpointed: bool | int | Sequence[int] = False,
     loss_chunks: int | None = None,
+    kept_attention: bool = False,
     foreach: bool = False,
     buffers: int | None = None,
     keep_gradients: bool = False,
@@ -51,6 +52,8 @@ def predict(
         loss_chunks: into which a transformer's tokens are cut for the head
             and the loss (:func:`membudget.models.chunked_loss`); None for
             the plain loss.
+        kept_attention: whether a transformer's checkpointed blocks keep
+            attention's results (:data:`membudget.checkpointing.ATTENTION`).
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU.
         buffers: bytes of buffers, counted as parameters; by default those
@@ -63,7 +66,8 @@ def predict(
             for a transformer.
         ValueError: an unknown recipe or optimizer, other lists, a size that
             is not a positive whole number, blocks that do not exist or are
-            named twice, or a chain whose loss is to be cut.
+            named twice, attention to be kept that is not fused, or a chain
+            whose loss is to be cut or whose attention is to be kept.
     """
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
@@ -79,11 +83,12 @@ def predict(
         )
     how = {"checkpointed": checkpointed}
     if wanted:
-        how["loss_chunks"] = loss_chunks
-    elif loss_chunks is not None:
+        how |= {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
+    elif loss_chunks is not None or kept_attention is not False:
         raise ValueError(
-            "only a Transformer's loss is cut into chunks: leave loss_chunks "
-            "out for a Chain"
+            "only a Transformer's loss is cut into chunks, and only its "
+            "attention is kept: leave loss_chunks and kept_attention out for "
+            "a Chain"
         )
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:

@@ -180,6 +180,8 @@ class _Walk:
         # what was made; a segment's recomputation has a scope of its own
         self.scopes: list[dict[int, _Held]] = [{}]
         self.extras: dict[int, _Held] = {}
+        # what rows under a checkpoint keep, by row
+        self.kept: dict[int, dict[int, _Held]] = {}
         self.pending: dict[int, _Held] = {}
         for held in self._forward(paper.rows, "forward", keep=loss):
             self.release(held)
@@ -268,8 +270,13 @@ class _Walk:
         self, row: Row, phase: str, tape: bool, saved: frozenset[int]
     ) -> dict[int, _Held]:
         """Run one row; what it makes."""
+        if id(row) in self.kept:  # its results are there
+            made = self.kept.pop(id(row))
+            self.scopes[-1] |= made
+            return made
         made = {}
-        keeps = tape and row.gives
+        kept = row.kept and not tape
+        keeps = (tape and row.gives) or kept
         if row.extra:
             extra = self.make(
                 row.extra, "activations" if keeps else "temporaries"
@@ -278,7 +285,7 @@ class _Walk:
             if t.base is None:
                 made[id(t)] = self.make(
                     t.bytes,
-                    "activations" if id(t) in saved else "temporaries",
+                    "activations" if kept or id(t) in saved else "temporaries",
                 )
         self.scopes[-1] |= made
         self.moment(row.name, phase)
@@ -286,6 +293,10 @@ class _Walk:
             self.extras[id(row)] = extra
         elif row.extra:
             self.release(extra)
+        if kept:
+            self.kept[id(row)] = dict(made)
+            for held in made.values():
+                held.holders += 1
         return made
 
     def _save(self, row: Row | Segment) -> None:

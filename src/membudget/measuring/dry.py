@@ -1,7 +1,9 @@
 """One training step under the tracker, without its memory."""
 
 import copy
+from collections.abc import Callable
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +31,8 @@ from membudget.measuring.step import Loss, only_tensors, trace_step
 from membudget.measuring.storages import module_tensors
 from membudget.measuring.tracker import COMPILED, PeakTracker
 from membudget.measuring.units import format_bytes
+
+Ran = TypeVar("Ran")
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -102,85 +106,144 @@ def dry_run(
         TypeError: an argument of a wrong kind.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
-    only_tensors(batch)
-    module(model), flag(estimate, "estimate")
-    if any(part._compiled_call_impl for part in model.modules()):
-        raise RuntimeError(COMPILED)  # a copy is not compiled
-    if optimizer is not None:
-        stepper(optimizer)
-    if on is not None:
-        on = checked_device(on, "on")
-    held = held_tensors(model, optimizer)
-    if any(t.layout is not torch.strided for t in [*batch, *held]):
-        raise ValueError(SPARSE)
-    device_of_model = next(
-        (p.device for p in model.parameters()), torch.device("cpu")
+    flag(estimate, "estimate")
+    tracker = Dry(model, *batch, optimizer=optimizer, on=on).trace(
+        loss,
+        *batch,
+        micro_batch=micro_batch,
+        keep_gradients=keep_gradients,
+        inference=inference,
+        device=device,
     )
-    if on is not None and device_of_model.type == "meta":
-        device_of_model = on
-    _runnable(device_of_model)
-    for tensor in batch:
-        no_large_mask(tensor, tensor.nbytes)
-    if any(
-        p._backward_hooks or p._post_accumulate_grad_hooks
-        for p in model.parameters()
-    ):
-        raise ValueError(
-            "the model's parameters have hooks, which a dry run does not "
-            "copy: remove them, or measure a real step with trace_step"
+    if not estimate:
+        refuse_unsure(tracker)
+    return tracker
+
+
+class Dry:
+    """A model and its optimizer without data, for steps of any size.
+
+    Args:
+        *batch: an example; decides with the model's tensors which of them
+            are small enough to keep their values.
+        others: as for :func:`dry_run`.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`dry_run`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *batch: torch.Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        on: torch.device | str | None = None,
+    ) -> None:
+        only_tensors(batch), module(model)
+        if any(part._compiled_call_impl for part in model.modules()):
+            raise RuntimeError(COMPILED)  # a copy is not compiled
+        if optimizer is not None:
+            stepper(optimizer)
+        if on is not None:
+            on = checked_device(on, "on")
+        self._held = held_tensors(model, optimizer)
+        if any(t.layout is not torch.strided for t in [*batch, *self._held]):
+            raise ValueError(SPARSE)
+        self._device = next(
+            (p.device for p in model.parameters()), torch.device("cpu")
         )
-    kept = _kept([*batch, *held])
-    if device_of_model.type == "meta":
-        kept = set()
-    fake = FakeTensorMode()
-    copies: dict[int, object] = {}
-    parts = [
-        _moved(copy.deepcopy(t, copies), device_of_model)
-        if id(t) in kept
-        else _input(fake, t, device_of_model)
-        for t in batch
-    ]
-    bases: dict[int, torch.Tensor] = {}
-    copies |= {
-        id(t): without_data(fake, t, on, bases)
-        for t in held
-        if id(t) not in kept
-    }
-    model, optimizer = copy.deepcopy((model, optimizer), copies)
-    with fake, Fakes(fake), logging_nothing():
-        try:
-            tracker = trace_step(
-                model,
-                loss,
-                *parts,
-                optimizer=optimizer,
-                micro_batch=micro_batch,
-                keep_gradients=keep_gradients,
-                inference=inference,
-                device=device,
-            )
-        except (
-            DataDependentOutputException,
-            DynamicOutputShapeException,
-            UnsupportedFakeTensorException,
-        ) as error:
-            raise ValueError(_values_needed(error, batch)) from error
-        except RuntimeError as error:
-            if CONVERTED not in str(error):
-                raise
+        if on is not None and self._device.type == "meta":
+            self._device = on
+        _runnable(self._device)
+        for tensor in batch:
+            no_large_mask(tensor, tensor.nbytes)
+        if any(
+            p._backward_hooks or p._post_accumulate_grad_hooks
+            for p in model.parameters()
+        ):
             raise ValueError(
-                "a module is converted while the model runs (Module.to), "
-                "which a dry run cannot follow: convert it before, or measure "
-                "with trace_step"
-            ) from error
-    if not estimate and (unknown := unsure(tracker)):
+                "the model's parameters have hooks, which a dry run does not "
+                "copy: remove them, or measure a real step with trace_step"
+            )
+        self._fake = FakeTensorMode()
+        kept, bases = self._kept(batch), {}
+        self._copies = {
+            id(t): without_data(self._fake, t, on, bases)
+            for t in self._held
+            if id(t) not in kept
+        }
+        self._model, self._optimizer = copy.deepcopy(
+            (model, optimizer), self._copies
+        )
+
+    def trace(
+        self,
+        loss: Loss,
+        *batch: torch.Tensor,
+        run: Callable[..., Ran] = trace_step,
+        **how: object,
+    ) -> Ran:
+        """A step of the model, or something else, without data.
+
+        Args:
+            run: called as :func:`trace_step`, which it is by default; what
+                it does to the model and the optimizer stays.
+            how: further arguments.
+
+        Raises:
+            TypeError, ValueError: as :func:`dry_run`.
+        """
+        kept = self._kept(batch)
+        parts = [
+            _moved(copy.deepcopy(t, self._copies), self._device)
+            if id(t) in kept
+            else _input(self._fake, t, self._device)
+            for t in batch
+        ]
+        with self._fake, Fakes(self._fake), logging_nothing():
+            try:
+                return run(
+                    self._model,
+                    loss,
+                    *parts,
+                    optimizer=self._optimizer,
+                    **how,
+                )
+            except (
+                DataDependentOutputException,
+                DynamicOutputShapeException,
+                UnsupportedFakeTensorException,
+            ) as error:
+                raise ValueError(_values_needed(error, batch)) from error
+            except RuntimeError as error:
+                if CONVERTED not in str(error):
+                    raise
+                raise ValueError(
+                    "a module is converted while the model runs (Module.to), "
+                    "which a dry run cannot follow: convert it before, or "
+                    "measure with trace_step"
+                ) from error
+
+    def _kept(self, batch: tuple[torch.Tensor, ...]) -> set[int]:
+        """Which tensors keep their values."""
+        if self._device.type == "meta":
+            return set()
+        return _kept([*batch, *self._held])
+
+
+def refuse_unsure(tracker: PeakTracker) -> None:
+    """Refuse a step with operators of :data:`UNSURE`.
+
+    Raises:
+        ValueError: one ran.
+    """
+    if unknown := unsure(tracker):
         reasons = "; ".join(f"{name}: {why}" for name, why in unknown.items())
         raise ValueError(
             f"a dry run does not know all bytes of {reasons}. Measure a real "
             "step with trace_step, or take an estimate that is too low "
             "(estimate=True)"
         )
-    return tracker
 
 
 def _runnable(device: torch.device) -> None:

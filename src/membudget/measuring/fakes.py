@@ -11,6 +11,7 @@ from membudget.internals import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    device_of,
     no_dispatch,
 )
 from membudget.measuring.storages import is_wrapper, tensors
@@ -61,7 +62,7 @@ class Fakes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:
-            return func(*args)
+            return device_of(*args)
         if any(map(is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}

@@ -76,7 +76,7 @@ def trace_step(
         stepper(optimizer)
     only_tensors(batch)
     if inference:
-        _only_forward(optimizer, micro_batch, keep_gradients)
+        only_forward(optimizer, micro_batch, keep_gradients)
         model.zero_grad()
         tracker = PeakTracker(model, *batch, device=device, budget=budget)
         with tracker, torch.inference_mode():
@@ -96,7 +96,7 @@ def trace_step(
             if size < samples:
                 part = tuple(t[start : start + size] for t in batch)
             mark("forward")
-            value, kept = _parts(loss(model, *part))
+            value, kept = parts_of(loss(model, *part))
             mark("backward")
             if size < samples:
                 value = value * (len(part[0]) / samples)
@@ -153,9 +153,14 @@ def samples_of(batch: tuple[torch.Tensor, ...]) -> int:
     return counts.pop()
 
 
-def _only_forward(
+def only_forward(
     optimizer: object, micro_batch: object, keep_gradients: bool
 ) -> None:
+    """Refuse what inference has not.
+
+    Raises:
+        ValueError: an optimizer, micro-batches or gradients.
+    """
     for name, given in (
         ("optimizer", optimizer is not None),
         ("micro_batch", micro_batch is not None),
@@ -168,8 +173,12 @@ def _only_forward(
             )
 
 
-def _parts(returned: object) -> tuple[torch.Tensor, object]:
-    """The loss, and what lives beside it: None if it is alone."""
+def parts_of(returned: object) -> tuple[torch.Tensor, object]:
+    """The loss, and what lives beside it: None if it is alone.
+
+    Raises:
+        ValueError: no loss among it.
+    """
     if isinstance(returned, torch.Tensor):
         return _checked(returned), None
     if hasattr(returned, "loss"):

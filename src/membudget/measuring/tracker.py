@@ -21,6 +21,7 @@ from membudget.checks import instance, shown, whole
 from membudget.internals import (
     TorchDispatchMode,
     current_node,
+    device_of,
     metadata_unseen,
     next_node_number,
     nothing_compiled,
@@ -77,6 +78,7 @@ COMPILED = (
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
 _COPIES = {_ADD, _CLONE}
 _EMPTY = torch.ops.aten.empty.memory_format
+_DEVICE = torch.ops.prim.device.default
 
 BEFORE = Operator("", OUTSIDE, "")
 """What made the storages that were alive before the block."""
@@ -460,6 +462,8 @@ class PeakTracker(TorchDispatchMode):
         return Operator(name, modules.name, phase)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _DEVICE:  # a fake tensor is asked; nothing runs
+            return device_of(*args)
         if any(map(is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}

@@ -1,5 +1,6 @@
 """Planning: which combination fits, at the least slowdown."""
 
+from membudget.planning.largest import largest_micro_batch
 from membudget.planning.machine import Machine, calibrate, seconds
 from membudget.planning.memory import at_peak, memory, static
 from membudget.planning.plan import STAGES, Job, Plan
@@ -19,6 +20,7 @@ __all__ = [
     "WorkCounter",
     "at_peak",
     "calibrate",
+    "largest_micro_batch",
     "memory",
     "search",
     "seconds",

@@ -79,11 +79,20 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
         yield f"from torch.distributed.fsdp import {', '.join(names)}"
     elif several:
         yield "from torch.nn.parallel import DistributedDataParallel"
-    if plan.checkpointed:
+    kept = plan.checkpointed and plan.kept_attention
+    if kept:
+        yield "from torch.utils.checkpoint import ("
+        yield "    checkpoint,"
+        yield "    create_selective_checkpoint_contexts,"
+        yield ")"
+    elif plan.checkpointed:
         yield "from torch.utils.checkpoint import checkpoint"
     names = ["GPT" if job.network.family == "gpt" else "Llama"]
     names += ["chunked_loss"] * (plan.loss_chunks is not None)
-    yield f"\nfrom membudget.models import {', '.join(names)}"
+    yield ""
+    if kept:
+        yield "from membudget.checkpointing import ATTENTION"
+    yield f"from membudget.models import {', '.join(names)}"
     yield '\ndevice = "cuda" if torch.cuda.is_available() else "cpu"'
     if several:
         yield "dist.init_process_group()"
@@ -134,14 +143,17 @@ def _model(job, halved: bool, sharded: bool) -> Iterator[str]:
 
 def _checkpoints(plan) -> Iterator[str]:
     if plan.checkpointed:
+        if plan.kept_attention:
+            yield from _call(
+                "attention_kept = partial",
+                "create_selective_checkpoint_contexts",
+                "list(ATTENTION)",
+            )
         yield f"for block in model.blocks[:{plan.checkpointed}]:"
-        yield from _call(
-            "block.forward = partial",
-            "checkpoint",
-            "block.forward",
-            "use_reentrant=False",
-            indent=4,
-        )
+        given = ["checkpoint", "block.forward", "use_reentrant=False"]
+        if plan.kept_attention:
+            given.append("context_fn=attention_kept")
+        yield from _call("block.forward = partial", *given, indent=4)
 
 
 def _loss(plan, recipe) -> Iterator[str]:

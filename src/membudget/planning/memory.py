@@ -125,7 +125,13 @@ def input_bytes(job: Job, sequences: int) -> int:
 
 def family_of(plan: Plan) -> Plan:
     """The plan that differs in nothing but what its states do not know."""
-    return replace(plan, micro_batch=1, checkpointed=0, loss_chunks=None)
+    return replace(
+        plan,
+        micro_batch=1,
+        checkpointed=0,
+        loss_chunks=None,
+        kept_attention=False,
+    )
 
 
 @lru_cache(1000)
@@ -197,6 +203,7 @@ def _predicted(job: Job, plan: Plan, batch: int):
         micro_batch=plan.micro_batch,
         checkpointed=plan.checkpointed,
         loss_chunks=plan.loss_chunks,
+        kept_attention=plan.kept_attention,
         foreach=job.device == "cuda",
         keep_gradients=plan.ranks > 1 and not sharded,
     )

@@ -43,6 +43,7 @@ class Step:
             network's depth does not count.
         recipe: of precision.
         loss_chunks: into which its tokens are cut.
+        kept_attention: whether checkpointed blocks keep attention's results.
         scaled: whether its loss is multiplied by its share of the batch.
         kept: whether gradients are there before.
     """
@@ -52,6 +53,7 @@ class Step:
     lists: str
     recipe: str
     loss_chunks: int | None
+    kept_attention: bool
     scaled: bool = False
     kept: bool = False
 
@@ -77,6 +79,7 @@ def peak(job: Job, plan: Plan, share: int) -> int:
         job.device,
         recipe,
         plan.loss_chunks,
+        plan.kept_attention,
     )
     blocks = plan.checkpointed, job.network.depth - plan.checkpointed
     if plan.stage != "ddp":
@@ -183,6 +186,7 @@ def _walked(
         lists=step.lists,
         checkpointed=blocks[0],
         loss_chunks=step.loss_chunks,
+        kept_attention=step.kept_attention,
     )
     if step.scaled:
         op.scale(paper, paper.rows[-1].makes[0])

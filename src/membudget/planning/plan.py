@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from membudget.checks import check_positions, instance, one_of, whole
+from membudget.checks import check_positions, flag, instance, one_of, whole
 from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.planning import code
@@ -77,6 +77,8 @@ class Plan:
         optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
         stage: one of :data:`STAGES`; on one rank ``"ddp"`` is a plain loop.
         ranks: that share the batch equally.
+        kept_attention: whether checkpointed blocks keep the results of fused
+            attention (selective recomputation).
 
     Raises:
         TypeError: an argument of a wrong kind.
@@ -91,6 +93,7 @@ class Plan:
     optimizer: str = "adam"
     stage: str = "ddp"
     ranks: int = 1
+    kept_attention: bool = False
 
     def __post_init__(self) -> None:
         numbers = {"micro_batch": 1, "checkpointed": 0, "ranks": 1}
@@ -99,6 +102,7 @@ class Plan:
         for name, least in numbers.items():
             value = whole(getattr(self, name), name, least)
             object.__setattr__(self, name, value)
+        flag(self.kept_attention, "kept_attention")
         one_of(self.recipe, RECIPES, "recipe")
         one_of(self.optimizer, OPTIMIZERS, "optimizer")
         one_of(self.stage, STAGES, "stage of a plan")
@@ -120,7 +124,8 @@ class Plan:
         Raises:
             TypeError: no job.
             ValueError: ranks that do not divide the batch, more checkpointed
-                blocks than there are, or a larger micro-batch than the share.
+                blocks than there are, a larger micro-batch than the share, or
+                attention to be kept that is not fused.
         """
         instance(job, Job, "the job", "a Job")
         share = share_of(job, self.ranks)
@@ -128,6 +133,11 @@ class Plan:
             raise ValueError(
                 f"{self.checkpointed} blocks are to be checkpointed, and the "
                 f"network has {job.network.depth}: use at most so many"
+            )
+        if self.kept_attention and not job.network.fused:
+            raise ValueError(
+                "the plan keeps attention, which is several operators in this "
+                "network: use fused=True, or kept_attention=False"
             )
         if self.micro_batch > share:
             raise ValueError(
@@ -152,6 +162,8 @@ class Plan:
             parts.append("every block checkpointed")
         elif self.checkpointed:
             parts.append(f"{self.checkpointed} of {depth} blocks checkpointed")
+        if self.checkpointed and self.kept_attention:
+            parts.append("their attention kept")
         if self.loss_chunks is not None:
             parts.append(f"the loss in {self.loss_chunks} chunks")
         parts.append(WORDS.get(self.recipe, self.recipe))

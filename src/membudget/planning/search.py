@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from membudget.cards import GIB
-from membudget.checks import instance, listed, one_of, shown, whole
+from membudget.checks import flag, instance, listed, one_of, shown, whole
 from membudget.ledger import OPTIMIZERS, RECIPES
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
@@ -25,6 +25,7 @@ AXES = (
     "recipe",
     "optimizer",
     "stage",
+    "kept_attention",
 )
 """What a lock may hold."""
 
@@ -138,8 +139,12 @@ def search(
     The space is every micro-batch × the first j blocks checkpointed × the
     loss whole or in chunks (:data:`CHUNKS`) × the stage. Recipe and optimizer
     change the training, so they are ``"fp32"`` and ``"adam"`` unless a lock
-    says otherwise. Plans with as many micro-batches take as long, so of these
-    only the one with the least peak is looked at.
+    says otherwise. Attention is kept under a checkpoint only where a lock
+    allows it, as in ``{"kept_attention": [False, True]}``. Plans with as many
+    micro-batches take as long, so of these only the one with the least peak
+    is looked at. Every n-th block instead
+    of the first is no axis: with as many it takes as long, and never less
+    memory.
 
     Args:
         job: what is to be trained.
@@ -152,8 +157,8 @@ def search(
     Raises:
         TypeError: an argument of a wrong kind.
         ValueError: a budget below 1 or below the model's states, ranks that
-            do not divide the batch, an unknown axis, or locks that leave no
-            plan.
+            do not divide the batch, an unknown axis, locks that leave no
+            plan, or attention to be kept that is not fused.
     """
     instance(job, Job, "the job", "a planning.Job")
     instance(machine, Machine, "the machine", "a planning.Machine")
@@ -175,12 +180,21 @@ def search(
         )
     found = [
         pair
-        for family, blocks, chunks in product(
-            families, axes["checkpointed"], axes["loss_chunks"]
+        for family, blocks, chunks, kept in product(
+            families,
+            axes["checkpointed"],
+            axes["loss_chunks"],
+            axes["kept_attention"],
         )
+        if blocks or kept == axes["kept_attention"][0]  # no other then
         for pair in _by_parts(
             job,
-            replace(family, checkpointed=blocks, loss_chunks=chunks),
+            replace(
+                family,
+                checkpointed=blocks,
+                loss_chunks=chunks,
+                kept_attention=kept,
+            ),
             share,
             axes["micro_batch"],
         )
@@ -224,6 +238,7 @@ def _axes(
         "recipe": RECIPES,
         "optimizer": OPTIMIZERS,
         "stage": STAGES if ranks > 1 else ("ddp",),
+        "kept_attention": (False,),
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
     given = {"recipe": "fp32", "optimizer": "adam"}
@@ -240,6 +255,13 @@ def _axes(
             values = listed(wanted, axis, "values")
         if axis in bounds:
             values = [whole(value, axis, *bounds[axis]) for value in values]
+        elif axis == "kept_attention":
+            values = [flag(value, axis) for value in values]
+            if True in values and not job.network.fused:
+                raise ValueError(
+                    "attention is to be kept, which is several operators in "
+                    "this network: use fused=True, or free the lock"
+                )
         elif axis == "loss_chunks":
             values = [v if v is None else whole(v, axis) for v in values]
         else:
@@ -284,6 +306,7 @@ def _savings(plan: Plan, share: int) -> tuple:
     return (
         plan.micro_batch < share,
         plan.checkpointed > 0,
+        plan.kept_attention,
         plan.loss_chunks is not None,
         plan.recipe,
         plan.optimizer,

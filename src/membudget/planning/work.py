@@ -18,8 +18,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
+from membudget.checkpointing import ATTENTION
 from membudget.checks import instance
 from membudget.internals import FakeTensorMode
 from membudget.ledger import RECIPES, Transformer, optimizer_bytes
@@ -141,6 +145,7 @@ def work(job: Job, plan: Plan) -> Work:
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
     key = replace(network, depth=1), job.tokens, plan.recipe
+    kept = plan.kept_attention and again > 0
     base = None if plan.loss_chunks is None else 1
     sequences = -(-job.batch // plan.ranks)
     micro = min(plan.micro_batch, sequences)
@@ -156,7 +161,7 @@ def work(job: Job, plan: Plan) -> Work:
         for measured, share in alike.items():
             if not share:
                 continue
-            one, two, once_more = _measured(*key, base, measured)
+            one, two, once_more = _measured(*key, base, measured, kept)
             terms += [
                 (times * share * (2 - depth - again), one),
                 (times * share * (depth - 1), two),
@@ -212,6 +217,7 @@ def _measured(
     recipe: str,
     chunks: int | None,
     sequences: int,
+    kept: bool = False,
 ) -> tuple[Counts, Counts, Counts]:
     """A micro-batch with one block, with two, with one checkpointed."""
     return tuple(
@@ -222,6 +228,7 @@ def _measured(
             checkpointed,
             chunks,
             recipe,
+            kept_attention=kept,
         )[0]
         for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
     )
@@ -259,6 +266,7 @@ def micro_batches(
     chunks: int | None,
     recipe: str,
     shares: Sequence[float | None] = (None,),
+    kept_attention: bool = False,
 ) -> list[Counts]:
     """Counts of micro-batches that run one after the other, without data.
 
@@ -269,6 +277,7 @@ def micro_batches(
         chunks: of the loss; None for the plain loss.
         recipe: one of :data:`membudget.ledger.RECIPES`.
         shares: in the step, of each; None for the whole.
+        kept_attention: whether checkpointed blocks keep its results.
     """
     kind = RECIPES[recipe]
     built = network.build()
@@ -279,8 +288,12 @@ def micro_batches(
         id(p): without_data(fake, p, "cpu", bases) for p in built.parameters()
     }
     model = copy.deepcopy(built, copies)
+    how = {"use_reentrant": False}
+    if kept_attention:
+        make = create_selective_checkpoint_contexts
+        how["context_fn"] = partial(make, list(ATTENTION))
     for block in model.blocks[:checkpointed]:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = partial(checkpoint, block.forward, **how)
     cast = nullcontext()
     if kind.autocast:
         cast = torch.autocast("cpu", torch.bfloat16)
