@@ -346,7 +346,7 @@ def test_load(several):
 
 
 def test_load_of_what_is_unknown(several):
-    with pytest.raises(ValueError, match="'x': use one of allocator, bf16"):
+    with pytest.raises(ValueError, match="'x': use one of allocator, batch"):
         records.load("x", folder=several)
     with pytest.raises(ValueError, match="'huge': use tiny, t4, large"):
         records.load(NAME, "huge", folder=several)
