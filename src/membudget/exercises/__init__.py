@@ -20,6 +20,7 @@ SUBJECTS = (
     "schedules",
     "precision",
     "amp_loops",
+    "planning",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

@@ -1,0 +1,53 @@
+"""The exercises of chapter 8 against definitions that try everything."""
+
+from math import ceil
+from random import Random
+
+import pytest
+
+from membudget.exercises import planning as solutions
+
+
+def plans(rng):
+    """Random pairs, many of them with equal peaks or equal seconds."""
+    count = rng.randint(1, 12)
+    return [(rng.randint(1, 6), rng.randint(1, 6)) for _ in range(count)]
+
+
+def beats(one, other):
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def test_the_frontier_is_what_no_plan_beats():
+    rng = Random(0)
+    for _ in range(200):
+        given = plans(rng)
+        kept = {p for p in given if not any(beats(q, p) for q in given)}
+        assert solutions.frontier(given) == sorted(kept)
+
+
+def test_the_fastest_plan_is_the_last_of_the_frontier_that_fits():
+    rng = Random(1)
+    for _ in range(200):
+        given, budget = plans(rng), rng.randint(1, 6)
+        fitting = [p for p in solutions.frontier(given) if p[0] <= budget]
+        if fitting:
+            assert solutions.fastest(given, budget) == fitting[-1]
+        else:
+            with pytest.raises(ValueError, match="nothing fits"):
+                solutions.fastest(given, budget)
+
+
+def test_one_card_less_is_too_few():
+    rng = Random(2)
+    for _ in range(200):
+        states, others, batch = (rng.randint(1, 60) for _ in range(3))
+        budget = others + rng.randint(1, 60)
+        least = ceil(states / (budget - others))
+        divisors = [n for n in range(least, batch + 1) if batch % n == 0]
+        if divisors:
+            cards = solutions.fewest_cards(states, others, batch, budget)
+            assert cards == divisors[0]
+        else:
+            with pytest.raises(ValueError, match="no number of cards"):
+                solutions.fewest_cards(states, others, batch, budget)
