@@ -5,6 +5,7 @@
 * live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
   that widget's module and style inline, once, and the script that hosts them;
 * the directive ``mb-widget``, which shows a notebook's widget on another page;
+* the directive ``mb-cards``, which shows pages as cards;
 * the directive ``mb-records``, the list of all measurement records;
 * the directive ``mb-clone``, the commands that fetch the course;
 * buttons and set-up cells that know where the course is published, if anyone
@@ -80,6 +81,47 @@ def find_widget(path, name):
             if name in MARK.findall(html):
                 return html
     return None
+
+
+class CardsDirective(SphinxDirective):
+    """``{mb-cards}``: pages as cards, in reading order.
+
+    A line of its content is ``page | picture | question``: a notebook without
+    its ending, the name of an SVG in ``book/cards``, and what it answers.
+    The card is a link with the notebook's own title.
+    """
+
+    has_content = True
+
+    def run(self):
+        cards = nodes.bullet_list(classes=["mb-cards"])
+        for line in self.content:
+            parts = [part.strip() for part in line.split("|")]
+            if len(parts) != 3:
+                raise self.error(f"{line!r} is not: page | picture | question")
+            cards += self.card(*parts)
+        return [cards]
+
+    def card(self, page, picture, question):
+        """One item of the list."""
+        if page not in self.env.found_docs:
+            raise self.error(f"there is no page {page!r}")
+        source = ROOT / f"{page}.ipynb"
+        drawing = ROOT / f"book/cards/{picture}.svg"
+        for path in (source, drawing):
+            self.env.note_dependency(str(path))
+        uri = self.env.app.builder.get_relative_uri(self.env.docname, page)
+        link = nodes.reference("", "", refuri=uri, internal=True)
+        link += nodes.raw("", drawing.read_text("utf-8"), format="html")
+        link += nodes.strong(text=title(source))
+        link += nodes.inline(text=question)
+        return nodes.list_item("", nodes.paragraph("", "", link))
+
+
+def title(path):
+    """The first heading of a notebook."""
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    return "".join(cells[0]["source"]).splitlines()[0].removeprefix("# ")
 
 
 class RecordsDirective(SphinxDirective):
@@ -393,6 +435,7 @@ def setup(app):
     app.add_config_value("memory_budget_set_up", set_up_digest(), "env")
     for name in "repository", "site", "requirement":
         app.add_config_value(f"memory_budget_{name}", "", "env")
+    app.add_directive("mb-cards", CardsDirective)
     app.add_directive("mb-clone", CloneDirective)
     app.add_directive("mb-widget", WidgetDirective)
     app.add_directive("mb-records", RecordsDirective)

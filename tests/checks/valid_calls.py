@@ -533,6 +533,7 @@ ROWS = {
         budget=10**4,
         label="a",
     ),
+    "widgets.Fits": lambda: dict(model="Llama 3 8B", card="T4", cut=True),
     "widgets.Ledger": lambda: dict(shapes="GPT-2 124M", batch=2, card="T4"),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),

@@ -2,6 +2,7 @@
 
 import kind_accumulation
 import kind_bits
+import kind_fits
 import kind_ledger
 import kind_lossscale
 import kind_recipes
@@ -16,6 +17,7 @@ KINDS = tuple(
     for module in (
         kind_accumulation,
         kind_bits,
+        kind_fits,
         kind_ledger,
         kind_lossscale,
         kind_recipes,

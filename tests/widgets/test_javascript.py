@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import kind_accumulation
+import kind_fits
 import ledger_cases
 import node
 import precision_cases
@@ -57,6 +58,7 @@ def grid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("js")
     for name, answers in {
         "accumulation": list(cases()),
+        "fits": list(kind_fits.cases()),
         "ledger": ledger_cases.cases(),
         "bits": precision_cases.bits(),
         "lossscale": list(precision_cases.loss_scales()),

@@ -31,6 +31,12 @@ BAD = {
         ("number", 10**400, "many digits"),
         ("format", "fp64", "fp8-e4m3"),
     ],
+    "fits": [
+        ("model", "GPT-5", "Llama 3 8B"),
+        ("card", "V100", "RTX 4090"),
+        ("cut", 1, "boolean"),
+        ("tables", {}, "read-only|tables"),
+    ],
     "ledger": [
         ("batch", 0, "batch is 0: use a whole number from 1 to 1024"),
         ("batch", 1025, "batch is 1025: use a whole number from 1 to 1024"),

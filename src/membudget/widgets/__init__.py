@@ -3,6 +3,7 @@
 from membudget.widgets.accumulation import Accumulation
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
 from membudget.widgets.bits import Bits
+from membudget.widgets.fits import Fits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
 from membudget.widgets.recipes import Recipes
@@ -14,6 +15,7 @@ from membudget.widgets.timeline import Timeline
 __all__ = [
     "Accumulation",
     "Bits",
+    "Fits",
     "Ledger",
     "LossScale",
     "Recipes",

@@ -1,0 +1,344 @@
+/* "Will it fit?": a card that a training step overflows, and four savings.
+   Everything is looked up in rows that Python computed. */
+
+import {
+  byteTicks,
+  checkBox,
+  choice,
+  filled,
+  formatBytes,
+  formatNumber,
+  grouped,
+  html,
+  legend,
+  LETTER,
+  line,
+  number,
+  numberList,
+  svg,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+
+const PARTS = [
+  "parameters",
+  "gradients",
+  "optimizer",
+  "activations",
+  "inputs",
+  "temporaries",
+];
+
+/* The switches, in the order of the rows: words, and where they are taught. */
+const SWITCHES = {
+  cut: ["Cut the batch", "03_accumulation"],
+  forget: ["Forget activations", "04_checkpointing"],
+  half: ["Use 16 bits", "06_precision"],
+  share: ["Share over cards", "07_sharding"],
+};
+const KEYS = Object.keys(SWITCHES);
+
+const place = (state) =>
+  KEYS.reduce((found, key) => 2 * found + Number(state[key]), 0);
+
+const sum = (sizes) => sizes.reduce((a, b) => a + b, 0);
+
+/** What the widget shows. Sizes are bytes, times multiples of the first
+    row's. */
+export function describe(state) {
+  const { tables, model, card } = state;
+  const { peaks, times } = tables.models[model];
+  const budget = tables.cards[card];
+  const all = peaks.map(sum);
+  const at = place(state);
+  const time = (changes) => times[card][place({ ...state, ...changes })];
+  const split = (sizes) =>
+    Object.fromEntries(PARTS.map((part, i) => [part, sizes[i]]));
+  return {
+    now: split(peaks[at]),
+    plain: split(peaks[0]),
+    peak: all[at],
+    budget,
+    over: Math.max(all[at] - budget, 0),
+    fitting: all.filter((size) => size <= budget).length,
+    least: Math.min(...all),
+    time: times[card][at],
+    costs: Object.fromEntries(
+      KEYS.map((key) => [
+        key,
+        time({ [key]: true }) / time({ [key]: false }),
+      ]),
+    ),
+  };
+}
+
+/** A saving's time in words: "+28 % time". */
+export function costWords(ratio) {
+  if (ratio < 1 / 1.5) return `${Number((1 / ratio).toPrecision(2))} × as fast`;
+  const change = Math.round(100 * (ratio - 1));
+  if (!change) return "same time";
+  return `${change > 0 ? "+" : "−"}${Math.abs(change)} % time`;
+}
+
+function timeWords({ time }) {
+  if (time === 1) return "";
+  const times = time >= 0.1 ? formatNumber(time) : time.toPrecision(2);
+  return ` Its card time is ${times} × that without savings.`;
+}
+
+/** The key numbers in words. */
+export function sentence(state) {
+  const { tables, model, card } = state;
+  const { tokens, batch } = tables.models[model];
+  const n = describe(state);
+  const told =
+    `${model}, trained with Adam on ${batch} × ${grouped(tokens)} tokens, ` +
+    `needs ${formatBytes(n.peak)} on a card. The ${card} has ` +
+    `${formatBytes(n.budget)}.`;
+  if (!n.fitting) {
+    const least = formatBytes(n.least);
+    return `${told} No combination fits: the least needs ${least}.`;
+  }
+  const combinations = `${n.fitting} of 16 combinations`;
+  return `${told}${timeWords(n)} ${combinations} of the switches fit.`;
+}
+
+const verdict = ({ over, peak, budget }) =>
+  over
+    ? `${formatBytes(over)} too much`
+    : `It fits: ${formatBytes(budget - peak)} free`;
+
+// ---- layout --------------------------------------------------------------
+
+const [CARD, TALL, AXIS] = [44, 104, 172];
+const MOST = 4.4; // cards that the picture is wide
+
+/** Where everything stands in the picture. No switch moves the axis. */
+export function layout(state, width) {
+  const n = describe(state);
+  const plot = { left: 3, right: width - 3 };
+  const whole = Math.max(1.04 * sum(Object.values(n.plain)), 1.3 * n.budget);
+  const top = Math.min(whole, MOST * n.budget);
+  const x = (size) =>
+    plot.left + (Math.min(size, top) * (plot.right - plot.left)) / top;
+  let size = 0;
+  const parts = PARTS.map((part) => {
+    const from = x(size);
+    size += n.now[part];
+    return { part, x: from, width: x(size) - from };
+  });
+  const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
+  const ticks = marks
+    .map(({ value, label }) => ({ label, x: x(value) }))
+    .filter((tick) => tick.x < plot.right - 28);
+  ticks.at(-1).label += ` ${unit}`;
+  const [edge, end] = [x(n.budget), x(n.peak)];
+  return {
+    ...{ width, height: AXIS + 24, plot, ticks, parts, edge, end },
+    beyond: n.peak > top,
+  };
+}
+
+// ---- drawing -------------------------------------------------------------
+
+const MIDDLE = { "text-anchor": "middle" };
+const END = { "text-anchor": "end" };
+
+/* The card's face, as wide as the card allows. */
+function* drawFace({ plot, edge }, happy) {
+  const [x, y] = [(plot.left + edge) / 2, CARD + TALL / 2];
+  const r = Math.min(9, (edge - plot.left) / 11);
+  for (const side of [-1, 1]) {
+    const cx = x + side * 2.6 * r;
+    const eye = { cx, cy: y - 1.6 * r };
+    yield svg("circle", { ...eye, r, class: "mb-eye" });
+    const pupil = { cx, cy: eye.cy + (happy ? 0 : 0.3 * r), r: 0.45 * r };
+    yield svg("circle", { ...pupil, class: "mb-pupil" });
+  }
+  const bend = happy ? 2.6 * r : -2.2 * r;
+  const from = y + (happy ? 1.6 : 3) * r;
+  const d = `M${x - 2.6 * r} ${from}q${2.6 * r} ${bend} ${5.2 * r} 0`;
+  yield svg("path", { d, class: "mb-mouth mb-under" });
+  yield svg("path", { d, class: "mb-mouth" });
+}
+
+/* A card as one plugs it in: its outline, contacts, and a bracket. */
+function* drawCard(id, { plot, edge }) {
+  const box = { x: plot.left, y: CARD, width: edge - plot.left };
+  yield svg("rect", { ...box, height: TALL, rx: 6, class: "mb-card" });
+  const contacts = Math.min(8, Math.floor(box.width / 14));
+  for (let i = 0; i < contacts; i += 1) {
+    const x = box.x + 12 + i * 9;
+    yield line(x, CARD + TALL + 2, x, CARD + TALL + 9, "mb-contact");
+  }
+}
+
+function* drawFill(id, { parts }, n) {
+  for (const { part, x, width } of parts) {
+    if (!width) continue;
+    const shape = { x, y: CARD + 3, width, height: TALL - 6 };
+    yield* filled(id, part, "rect", shape);
+  }
+}
+
+function* drawSpill(id, { edge, end }) {
+  const over = { x: edge, y: CARD - 2, width: end - edge };
+  yield* filled(id, "over", "rect", { ...over, height: TALL + 4 });
+  yield svg("rect", { ...over, height: TALL + 4, class: "mb-outline" });
+}
+
+/* The end of a filling that goes on beyond the picture. */
+function drawBreak({ plot }) {
+  const tooth = `l7 ${(TALL + 12) / 8}l-7 ${(TALL + 12) / 8}`;
+  const d = `M${plot.right - 14} ${CARD - 6}${tooth.repeat(4)}`;
+  return svg("path", { d, class: "mb-break" });
+}
+
+function draw(id, state, n, plan) {
+  const { plot, ticks, parts, beyond } = plan;
+  const broken = n.over ? " mb-broken" : " mb-fine";
+  const needs = `${state.model}: ${formatBytes(n.peak)}`;
+  const named = parts.filter(
+    ({ part, x, width }) =>
+      x >= plan.edge && LETTER * part.length + 12 < width,
+  );
+  return [
+    text(plot.left, 24, verdict(n), { class: `mb-verdict${broken}` }),
+    ...(plan.width < 480 ? [] : [text(plot.right, 24, needs, END)]),
+    ...drawFill(id, plan, n),
+    ...(n.over ? drawSpill(id, plan) : []),
+    ...named.map(({ part, x, width }) =>
+      text(x + width / 2, CARD + TALL / 2 + 4, part, {
+        ...MIDDLE,
+        class: "mb-halo",
+      }),
+    ),
+    ...drawCard(id, plan),
+    ...drawFace(plan, !n.over),
+    ...(beyond ? [drawBreak(plan)] : []),
+    line(plot.left, AXIS - 8, plot.right, AXIS - 8, "mb-axis"),
+    ...ticks.flatMap(({ x, label }, i) => [
+      line(x, AXIS - 8, x, AXIS - 4, "mb-axis"),
+      text(x, AXIS + 9, label, i ? MIDDLE : {}),
+    ]),
+  ];
+}
+
+const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/* Lets the picture go to where it is from where it was. */
+function move(drawn, from) {
+  const shapes = drawn.filter((element) => element.tagName === "rect");
+  const sizeOf = (rect) => {
+    const [x, width] = ["x", "width"].map((key) => rect.getAttribute(key));
+    return { x: `${x}px`, width: `${width}px` };
+  };
+  const now = new Map();
+  for (const rect of shapes) {
+    const look = rect.getAttribute("class") ?? rect.getAttribute("fill");
+    const size = sizeOf(rect);
+    now.set(look, size);
+    const old = from && from.get(look);
+    if (!old || still()) continue;
+    if (old.x === size.x && old.width === size.width) continue;
+    rect.animate([old, size], { duration: 450, easing: "ease-out" });
+  }
+  return now;
+}
+
+function results(id, n) {
+  const cell = (key, size) => [key, size, size ? formatBytes(size) : "–"];
+  const rows = PARTS.map((part) => ({
+    part,
+    label: part,
+    cells: ["now", "plain"].map((of) => cell(`${of}.${part}`, n[of][part])),
+  }));
+  return [
+    table(id, ["at the peak", "now", "without savings"], rows),
+    numberList([
+      ["peak on a card", "peak", n.peak, `${grouped(n.peak)} B`],
+      ["the card has", "budget", n.budget, `${grouped(n.budget)} B`],
+      ["combinations that fit", "fitting", n.fitting, `${n.fitting} of 16`],
+      ["card time", "time", n.time, `× ${n.time}`],
+    ]),
+  ];
+}
+
+const NOTE =
+  "The frame is the card: its memory less a reserve. The fill is what is " +
+  "alive at the worst moment of one training step with Adam. What does not " +
+  "fit is hatched. Bytes are computed by a CPU’s rules; with shared cards " +
+  "they are an upper bound. Card time is seconds times cards, estimated from " +
+  "the card’s data sheet; nothing was measured on a GPU. In 16 bits weights, " +
+  "gradients and Adam’s states are bf16. Chapter 6 says what that breaks.";
+
+// ---- the widget ----------------------------------------------------------
+
+const keys = ["model", "card", ...KEYS, "tables"];
+
+/* In the book the chapters stand beside the page. */
+const inBook = () =>
+  document.querySelector('script[type="text/x-esm"][data-widget]') !== null;
+
+function build({ id, get, set }) {
+  const { tables } = get();
+  const change = (key) => (value) => set({ [key]: value });
+  const switches = KEYS.map((key) => {
+    const [label, chapter] = SWITCHES[key];
+    const box = checkBox({ label, key, onChange: change(key) });
+    const cost = html("span", { class: "mb-cost" });
+    const words = `chapter ${Number(chapter.slice(0, 2))}`;
+    const href = `../chapters/${chapter}.html`;
+    const where = inBook() ? html("a", { href }, words) : words;
+    const told = html("small", {}, cost, " · ", where);
+    return {
+      ...box,
+      root: html("div", { class: "mb-switch" }, box.root, told),
+      show(value, ratio, count) {
+        box.update({ value });
+        const words = label.replace("over cards", `over ${count} cards`);
+        box.root.childNodes[1].textContent = words;
+        cost.replaceChildren(number(`costs.${key}`, ratio, costWords(ratio)));
+      },
+    };
+  });
+  const sized = (things, size) =>
+    Object.keys(things).sort((a, b) => size(things[a]) - size(things[b]));
+  const select = (label, key, options) =>
+    choice({ label, key, options, onChange: change(key) });
+  const models = sized(tables.models, ({ peaks }) => sum(peaks[0]));
+  const model = select("Model", "model", models);
+  const cards = sized(tables.cards, (size) => size);
+  const card = select("Card", "card", cards);
+
+  let last = {};
+  return {
+    controls: switches,
+    legend: legend(id, Object.fromEntries(PARTS.map((part) => [part, part]))),
+    more: [model, card],
+    note: html("p", {}, NOTE),
+    draw(state, width) {
+      const n = describe(state);
+      const plan = layout(state, width);
+      const count = tables.models[state.model].cards;
+      for (const one of switches) {
+        one.show(state[one.key], n.costs[one.key], count);
+      }
+      model.update({ value: state.model });
+      card.update({ value: state.card });
+      const drawn = draw(id, state, n, plan);
+      const axis = `${width} ${state.model} ${state.card}`;
+      last = { axis, shapes: move(drawn, last.axis === axis && last.shapes) };
+      return {
+        title: `Will ${state.model} fit the ${state.card}?`,
+        sentence: sentence(state),
+        height: plan.height,
+        drawn,
+        numbers: results(id, n),
+      };
+    },
+  };
+}
+
+export default widget({ name: "fits", keys, build });

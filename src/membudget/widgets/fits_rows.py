@@ -1,0 +1,124 @@
+"""What the front page's widget sends to the page: the peak of each plan.
+
+Four savings, each on or off, make 16 plans of a job. Their peaks and what they
+have a card do stand in ``fits.json``, because to count them takes minutes;
+``python -m membudget.widgets.fits_rows`` writes it.
+"""
+
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from membudget.cards import CARDS
+from membudget.ledger import PRESETS
+from membudget.planning import (
+    Job,
+    Machine,
+    Plan,
+    Work,
+    at_peak,
+    seconds,
+    work,
+)
+
+FILE = Path(__file__).with_name("fits.json")
+
+SWITCHES = ("cut", "forget", "half", "share")
+"""The savings: micro-batches of one sequence, every block checkpointed,
+everything in bf16, ZeRO-3 over several cards."""
+
+STATES = tuple(product((False, True), repeat=len(SWITCHES)))
+"""Of the switches, in their order."""
+
+PARTS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "inputs",
+    "temporaries",
+)
+"""Of a peak."""
+
+
+class Size(NamedTuple):
+    """Tokens of a sequence, sequences of a step, cards to share it over."""
+
+    tokens: int
+    batch: int
+    cards: int
+
+
+SIZES = {"Llama 3 8B": Size(2048, 8, 4)}
+"""The models of the widget, trained with Adam."""
+
+
+def job(model: str) -> Job:
+    """What is trained."""
+    size = SIZES[model]
+    return Job(PRESETS[model], size.tokens, size.batch)
+
+
+def plan(model: str, cut: bool, forget: bool, half: bool, share: bool) -> Plan:
+    """The way to train it with these savings."""
+    size = SIZES[model]
+    ranks = size.cards if share else 1
+    return Plan(
+        1 if cut else size.batch // ranks,
+        PRESETS[model].depth * forget,
+        recipe="bf16" if half else "fp32",
+        stage="zero-3" if share else "ddp",
+        ranks=ranks,
+    )
+
+
+def row(model: str, *savings: bool) -> list[list[int]]:
+    """Bytes of the :data:`PARTS` at the peak; the work of one card."""
+    one, way = job(model), plan(model, *savings)
+    split = at_peak(one, way).split
+    return [[split[part] for part in PARTS], list(work(one, way))]
+
+
+@cache
+def known() -> dict[str, list]:
+    """For each model the rows of :data:`STATES`, from the file."""
+    return json.loads(FILE.read_text())
+
+
+def slowdowns(model: str, card: str) -> list[float]:
+    """Card time of each of the :data:`STATES`, by the card's data sheet.
+
+    That is seconds of a step × cards, as a multiple of the first state's,
+    which needs a card with more memory.
+    """
+
+    def time(savings: tuple[bool, ...], done: list[int]) -> float:
+        way = plan(model, *savings)
+        machine = Machine.of_card(card, way.recipe)
+        return way.ranks * seconds(Work(*done), machine)
+
+    pairs = zip(STATES, known()[model], strict=True)
+    times = [time(savings, done) for savings, (_, done) in pairs]
+    return [round(t / times[0], 4) for t in times]
+
+
+def tables() -> dict[str, dict]:
+    """What the page has to know."""
+    return {
+        "models": {
+            name: {
+                **size._asdict(),
+                "peaks": [split for split, _ in known()[name]],
+                "times": {card: slowdowns(name, card) for card in CARDS},
+            }
+            for name, size in SIZES.items()
+        },
+        "cards": {name: card.usable for name, card in CARDS.items()},
+    }
+
+
+if __name__ == "__main__":
+    found = {name: [row(name, *one) for one in STATES] for name in SIZES}
+    FILE.write_text(json.dumps(found, separators=(",", ":")) + "\n")

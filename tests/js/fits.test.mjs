@@ -1,0 +1,56 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  costWords,
+  describe,
+  layout,
+  sentence,
+} from "../../src/membudget/widgets/fits.mjs";
+import { read, says, untouched } from "./grid.mjs";
+
+const cases = read("fits");
+const { state: start } = cases.find(
+  ({ state }) => state.model === "Llama 3 8B" && state.card === "A100 80 GB",
+);
+
+/* The value at "now.parameters". */
+const inner = (found, key) =>
+  key.split(".").reduce((of, name) => of[name], found);
+
+test("the numbers and the words are Python's", () => {
+  for (const { state, numbers, said } of cases) {
+    const found = describe(state);
+    for (const [key, wanted] of Object.entries(numbers)) {
+      assert.ok(Math.abs(inner(found, key) - wanted) <= 1e-9 * wanted, key);
+    }
+    says([sentence(state)], said);
+  }
+});
+
+test("what does not fit ends beyond the card, on an axis that stays", () => {
+  const edges = new Map();
+  for (const { state } of cases) {
+    for (const width of [310, 740]) {
+      const { edge, end, parts, plot, ticks } = layout(state, width);
+      assert.equal(end > edge, describe(state).over > 0);
+      assert.ok(end <= plot.right && edge - plot.left > 0.2 * (width - 6));
+      const filled = parts.reduce((sum, part) => sum + part.width, 0);
+      assert.ok(Math.abs(plot.left + filled - end) < 1e-6);
+      const axis = `${state.model} ${state.card} ${width}`;
+      const stays = JSON.stringify([edge, ticks]);
+      assert.equal(edges.get(axis) ?? stays, stays);
+      edges.set(axis, stays);
+    }
+  }
+});
+
+test("a cost is said as a reader would", () => {
+  assert.equal(costWords(1.004), "same time");
+  assert.equal(costWords(1.277), "+28 % time");
+  assert.equal(costWords(0.98), "−2 % time");
+  assert.equal(costWords(1 / 11.83), "12 × as fast");
+  assert.equal(costWords(1 / 3.14), "3.1 × as fast");
+});
+
+test("the state stays as it is", () => untouched(start, describe, layout));

@@ -1,0 +1,106 @@
+"""What the tests have to know of the front page's widget."""
+
+from kind import Kind
+
+from membudget.cards import CARDS
+from membudget.widgets import Fits, format_bytes
+from membudget.widgets.fits_rows import (
+    PARTS,
+    SIZES,
+    STATES,
+    SWITCHES,
+    known,
+    slowdowns,
+)
+
+
+def controls(widget):
+    on = {key: getattr(widget, key) for key in SWITCHES}
+    return {"model": widget.model, "card": widget.card, **on}
+
+
+def fitting(widget):
+    """How many combinations the card holds."""
+    peaks = [sum(split) for split, _ in known()[widget.model]]
+    return sum(peak <= CARDS[widget.card].usable for peak in peaks)
+
+
+def costs(widget):
+    """What each saving changes, the others as they are."""
+    times = slowdowns(widget.model, widget.card)
+    state = {key: getattr(widget, key) for key in SWITCHES}
+
+    def time(**changes):
+        return times[STATES.index(tuple((state | changes).values()))]
+
+    return {
+        f"costs.{key}": time(**{key: True}) / time(**{key: False})
+        for key in SWITCHES
+    }
+
+
+def printed(widget):
+    rows = known()[widget.model]
+    now, plain = rows[widget.place][0], rows[0][0]
+    return {
+        **{f"now.{p}": size for p, size in zip(PARTS, now, strict=True)},
+        **{f"plain.{p}": size for p, size in zip(PARTS, plain, strict=True)},
+        "peak": widget.peak,
+        "budget": widget.budget,
+        "fitting": fitting(widget),
+        "time": widget.slowdown,
+        **costs(widget),
+    }
+
+
+def said(widget):
+    words = [
+        f"needs {format_bytes(widget.peak)} on a card",
+        f"The {widget.card} has {format_bytes(widget.budget)}.",
+    ]
+    count = fitting(widget)
+    return [*words, f"{count} of 16" if count else "No combination fits"]
+
+
+ALL = [dict(zip(SWITCHES, state, strict=True)) for state in STATES]
+
+KIND = Kind(
+    "fits",
+    Fits,
+    "Will Llama 3 8B fit the A100 80 GB?",
+    controls,
+    printed,
+    said,
+    states=[
+        *ALL[1:],
+        {"card": "T4"},
+        *({"model": model, **ALL[0]} for model in SIZES),
+        {"card": "H100 80 GB", **ALL[5]},
+    ],
+    given=[
+        {"model": next(iter(SIZES)), "card": "RTX 4090", **ALL[9]},
+        {"model": list(SIZES)[-1], "card": "T4"},
+        {"cut": True, "half": True},
+    ],
+    tabs=("cut",),
+    rest=None,
+    spoken={},
+    columns=("at the peak", "now", "without savings"),
+    parts=6,
+    moves=[({}, ALL)],
+)
+
+
+def cases():
+    """All states on two cards, and what Python says of each."""
+    widget = Fits()
+    for widget.model in SIZES:
+        for widget.card in ("T4", "A100 80 GB"):
+            for state in ALL:
+                for key, on in state.items():
+                    setattr(widget, key, on)
+                yield {
+                    "state": {**controls(widget), "tables": widget.tables},
+                    "numbers": printed(widget),
+                    "said": said(widget),
+                }

@@ -1,0 +1,41 @@
+"""The front page's widget: its sentence, and its file of rows."""
+
+import pytest
+
+from membudget.widgets import Fits, fits_rows
+from tests.soak import SOAK
+
+
+def test_the_first_picture_overflows_and_can_be_made_to_fit():
+    widget = Fits()
+    assert not widget.fits and widget.slowdown == 1
+    assert "which does not fit the 78.8 GiB of the A100 80 GB." in (
+        widget.sentence()
+    )
+    widget.cut = widget.half = True
+    assert widget.fits
+    assert repr(widget) == (
+        "Fits(model='Llama 3 8B', card='A100 80 GB', cut=True, half=True)"
+    )
+
+
+@pytest.mark.parametrize("model", fits_rows.SIZES)
+def test_every_saving_costs_or_saves_what_its_chapter_says(model):
+    """By the rows: recomputation takes time, and 16 bits none."""
+    times = fits_rows.slowdowns(model, "A100 80 GB")
+    by_state = dict(zip(fits_rows.STATES, times, strict=True))
+    plain, *_ = by_state.values()
+    assert plain == 1
+    assert 1.2 < by_state[False, True, False, False] < 1.4
+    assert by_state[False, False, True, False] < 0.5
+    assert 1 <= by_state[True, False, False, False] < 1.1
+    assert by_state[False, False, False, True] > 1
+
+
+if SOAK:
+
+    @pytest.mark.parametrize("model", fits_rows.SIZES)
+    def test_the_file_is_what_planning_says(model):
+        """``python -m membudget.widgets.fits_rows`` writes it."""
+        rows = [fits_rows.row(model, *state) for state in fits_rows.STATES]
+        assert rows == fits_rows.known()[model]
