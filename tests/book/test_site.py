@@ -74,6 +74,18 @@ def test_a_search_shows_text(window, server):
     assert not re.search(r"import |=|\{", found.first.text_content())
 
 
+def test_the_cards_are_all_chapters_and_labs_in_order(site):
+    """Each has a picture, the page's title and a question."""
+    cards = checks.soup(site, "book/intro").select("ul.mb-cards li > p > a")
+    wanted = [page for page in pages() if re.search(r"/(\d\d|lab\d)_", page)]
+    assert [f"{card['href']}" for card in cards] == [
+        f"../{page}.html" for page in wanted
+    ]
+    for card in cards:
+        assert card.select_one("svg[aria-hidden=true]")
+        assert card.strong.text and card.strong.next_sibling.text
+
+
 def test_the_site_has_few_icons(site):
     style = site / "_static/styles/pydata-sphinx-theme.css"
     text = style.read_text("utf-8")
