@@ -16,7 +16,7 @@ check_fewest_cards = Exercise(
     cases=[
         given(states=154, others=20, batch=60, budget=34),
         given(states=112, others=20, batch=16, budget=34),
-        given(states=112, others=20, batch=8, budget=34),
+        given(states=104, others=20, batch=8, budget=34),
         given(states=10, others=20, batch=8, budget=34),
         given(states=112, others=34, batch=64, budget=34),
     ],
