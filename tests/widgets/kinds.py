@@ -4,6 +4,7 @@ import kind_accumulation
 import kind_bits
 import kind_ledger
 import kind_lossscale
+import kind_planning
 import kind_recipes
 import kind_schedules
 import kind_segments
@@ -18,6 +19,7 @@ KINDS = tuple(
         kind_bits,
         kind_ledger,
         kind_lossscale,
+        kind_planning,
         kind_recipes,
         kind_schedules,
         kind_segments,

@@ -10,6 +10,7 @@ from pathlib import Path
 import kind_accumulation
 import ledger_cases
 import node
+import planning_cases
 import precision_cases
 import pytest
 import schedules_cases
@@ -61,6 +62,7 @@ def grid(tmp_path_factory):
         "bits": precision_cases.bits(),
         "lossscale": list(precision_cases.loss_scales()),
         "recipes": list(precision_cases.accounts()),
+        "planning": list(planning_cases.cases()),
         "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),

@@ -5,6 +5,7 @@ from membudget.widgets.base import Whole, Widget, format_bytes, format_number
 from membudget.widgets.bits import Bits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
+from membudget.widgets.planning import Planning
 from membudget.widgets.recipes import Recipes
 from membudget.widgets.schedules import Schedules
 from membudget.widgets.segments import Segments
@@ -16,6 +17,7 @@ __all__ = [
     "Bits",
     "Ledger",
     "LossScale",
+    "Planning",
     "Recipes",
     "Schedules",
     "Segments",
