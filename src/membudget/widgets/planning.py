@@ -188,7 +188,8 @@ class Planning(Widget):
 def _tables() -> dict[str, Any]:
     """What the page has to know."""
     models = {}
-    for name, network in SHOWN.items():
+    shown = {name: SHOWN[name] for name in known()}
+    for name, network in shown.items():
         made = f"PRESETS[{name!r}]" if name in PRESETS else repr(network)
         models[name] = known()[name] | {"made": made.replace("'", '"')}
     return {
