@@ -92,7 +92,9 @@ def widgets_(rng, count):
         widget.ranks = rng.choice((1, 1, 2, 8) if not SOAK else RANKS)
         widget.batch = rng.choice((1, 2, 16, 64))
         widget.budget = rng.choice((0, 200, 700, 4000))
-        widget.tokens = rng.choice(widget.tables["models"][widget.model]["tokens"])
+        widget.tokens = rng.choice(
+            widget.tables["models"][widget.model]["tokens"]
+        )
         recipes = MIXES if SOAK else ("fp32", "bf16", "master")
         widget.recipe = recipes[index % len(recipes)]
         widget.optimizer = rng.choice(list(OPTIMIZERS))

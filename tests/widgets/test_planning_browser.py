@@ -21,7 +21,6 @@ def test_the_budget_is_dragged(page):
     verdict = page.locator(".mb-verdict").inner_text
     fast = verdict()
     x, y = place(page, ".mb-grip")
-    left, _ = place(page, ".mb-axis")
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x - 250, y, steps=3)

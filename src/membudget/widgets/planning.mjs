@@ -262,12 +262,18 @@ export function axesOf(state) {
   };
 }
 
-/* The sizes of plans with as many micro-batches: the one with the least peak.
-   With two the first may have more sequences than the second. */
-function candidates(space, stage, size, free) {
-  const { share, ranks } = space;
-  if (!free || ranks > 1 || size * 2 < share || size === share) return [size];
-  return Array.from({ length: share - size }, (_, i) => size + i);
+/* Of the plans with two micro-batches the first with the least peak. A longer
+   first one needs more, the shorter second one less: the peak falls, may rest
+   at its least, and grows. */
+function sizeOf({ share, ranks }, size, peak, free) {
+  if (!free || ranks > 1 || size * 2 < share || size === share) return size;
+  let [low, high] = [size, share - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (peak(middle + 1) < peak(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** The plans that are the best, and the frontier; as Python's search. */
@@ -291,12 +297,8 @@ export function search(state) {
           return TOKEN * space.tokens * space.share + worst;
         };
         for (const size of all.sizes) {
-          let best = null;
-          for (const m of candidates(space, stage, size, !state.micro)) {
-            const plan = { stage, blocks, chunks, size: m, peak: peak(m) };
-            if (!best || plan.peak < best.peak) best = plan;
-            else if (plan.peak > best.peak) break; // it only grows from here
-          }
+          const m = sizeOf(space, size, peak, !state.micro);
+          const best = { stage, blocks, chunks, size: m, peak: peak(m) };
           best.seconds = timeOf(space, best);
           best.place = found.length;
           found.push(best);

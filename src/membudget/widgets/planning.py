@@ -5,7 +5,7 @@ from typing import Any
 
 import traitlets
 
-from membudget.cards import CARDS, GIB
+from membudget.cards import CARDS
 from membudget.checks import whole
 from membudget.ledger import OPTIMIZERS, PRESETS, RECIPES
 from membudget.planning import STAGES, Answer, Job, Machine, Plan, search

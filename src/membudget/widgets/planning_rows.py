@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from membudget.ledger import OPTIMIZERS, PRESETS, RECIPES, Transformer
+from membudget.ledger import OPTIMIZERS, PRESETS, Transformer
 from membudget.planning.memory import (
     held_in,
     parts_of,
@@ -41,9 +41,7 @@ SHOWN = {
         vocabulary=4096, width=256, depth=6, heads=4, context=1024, tied=True
     ),
     "GPT-2 124M": PRESETS["GPT-2 124M"],
-    "Llama 3.2 1B": PRESETS["Llama 3.2 1B"],
     "Llama 3 8B": PRESETS["Llama 3 8B"],
-    "Llama 3 70B": PRESETS["Llama 3 70B"],
 }
 """The models of the widget."""
 
@@ -146,8 +144,7 @@ def _moments(step: Step, case: str, depth: int) -> list[list]:
         else:
             more = again if case == "all" else once
             constant = [
-                n + (depth - 1) * m
-                for n, m in zip(numbers, more, strict=True)
+                n + (depth - 1) * m for n, m in zip(numbers, more, strict=True)
             ]
             slope = [0] * len(numbers)
         coefficients = []
@@ -212,8 +209,7 @@ def _worst(moments: Sequence[list], case: str, network: Transformer) -> list:
     kept: set[int] = set()
     for j in counts:
         here = [
-            (c + d * j, s + e * j)
-            for c, s, d, e in (lines[i] for i in left)
+            (c + d * j, s + e * j) for c, s, d, e in (lines[i] for i in left)
         ]
         kept |= {left[i] for i in _upper(here)}
     return [moments[i][1:] for i in sorted(kept)]
@@ -333,7 +329,9 @@ def sharded_table(network: Transformer, recipe: str) -> dict[str, Any]:
         return {"parts": parts[:-1], "last": parts[-1], "own": own}
 
     return {
-        str(ranks): {stage: one(ranks, stage) for stage in ("zero-2", "zero-3")}
+        str(ranks): {
+            stage: one(ranks, stage) for stage in ("zero-2", "zero-3")
+        }
         for ranks in RANKS[1:]
     }
 
