@@ -37,14 +37,12 @@ def shown(widget):
 def controls(widget):
     place, _ = shown(widget)
     alone = widget.ranks == 1 or widget.optimizer == "adam-8bit"
-    stops = widget.tables["models"][widget.model]["tokens"]
     return {
         "model": widget.model,
         "card": widget.card,
         "ranks": widget.ranks.bit_length() - 1,
         "budget": widget.bytes // MIB,
         "batch": widget.job.batch.bit_length() - 1,
-        "tokens": stops.index(widget.tokens),
         "recipe": widget.recipe,
         "optimizer": widget.optimizer,
         "checkpointed": widget.checkpointed,
@@ -82,7 +80,7 @@ def said(widget):
             f"Nothing fits in {budget}.",
             f"needs {format_bytes(least['peak'])}: {least['text']}.",
         ]
-    return [f"plans in {budget}: {n['best'][0]['text']}. It needs"]
+    return [f"The fastest plan in {budget}: {n['best'][0]['text']}. It needs"]
 
 
 KIND = Kind(
@@ -112,5 +110,6 @@ KIND = Kind(
     spoken={"ranks": "1 card", "batch": "16 sequences"},
     columns=("at the peak", "bytes"),
     parts=6,
+    state=90_000,
     moves=[({"budget": 300}, [{"budget": 200}, {"budget": 20}, {"ranks": 2}])],
 )

@@ -19,7 +19,7 @@ def test_defaults():
     assert widget.locks == {"recipe": "fp32", "optimizer": "adam"}
     assert widget.sentence() == (
         "GPT-2 124M, 16 × 1024 tokens: its states alone need 1.85 GiB, and "
-        "the budget is 14.1 GiB of a T4. The planner finds the fastest way "
+        "the budget is 14.1 GiB of one T4. The planner finds the fastest way "
         "to train it."
     )
 
@@ -43,24 +43,17 @@ def test_a_models_tokens():
         assert widget.tokens in rows.TOKENS[network.family]
 
 
-def test_the_page_stays_small():
-    text = json.dumps(Planning().state(), separators=(",", ":"))
-    assert len(text.encode()) < 100_000
-
-
 def test_rows_that_another_beats_are_left_out():
     lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]
     assert rows._upper(lines) == {0, 2, 4}
 
 
-@pytest.mark.parametrize("name", list(rows.SHOWN)[: 5 if SOAK else 1])
+@pytest.mark.skipif(not SOAK, reason="takes minutes")
+@pytest.mark.parametrize("name", list(rows.SHOWN))
 def test_the_file_is_what_the_rows_say(name):
     """``python -m membudget.widgets.planning_rows`` writes it."""
-    if SOAK:
-        table = json.loads(json.dumps(rows.table(rows.SHOWN[name])))
-        assert table == rows.known()[name]
-    held = rows.states_table(rows.SHOWN[name])
-    assert held.items() <= rows.known()[name].items()
+    table = json.loads(json.dumps(rows.table(rows.SHOWN[name])))
+    assert table == rows.known()[name]
 
 
 def test_the_network_that_is_pasted():

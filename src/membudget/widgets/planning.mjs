@@ -379,9 +379,9 @@ const times = (slowdown) => `× ${slowdown.toFixed(2)}`;
 
 /* What differs between plans, shortly. */
 function shortText({ share, model, ranks }, { size, blocks, chunks, stage }) {
-  const words = [`micro-batch ${size}`];
-  if (share > size) words[0] += `, ${plural(Math.ceil(share / size), "step")}`;
-  if (blocks) words.push(`${blocks} of ${model.depth} blocks again`);
+  const parts = Math.ceil(share / size);
+  const words = [parts > 1 ? `${parts} × ${size}` : `${size} at once`];
+  if (blocks) words.push(`${blocks}/${model.depth} checkpointed`);
   if (chunks) words.push(`loss in ${chunks}`);
   if (ranks > 1) words.push(stage);
   return words.join(" · ");
@@ -405,9 +405,9 @@ export function sentence(state) {
     );
   }
   return (
-    `The fastest of ${grouped(n.plans)} plans in ${budget}: ` +
-    `${planText(space, best[0])}. It needs ${formatBytes(best[0].peak)} and ` +
-    `${times(best[0].slowdown)} of the time without a budget.${buys}`
+    `The fastest plan in ${budget}: ${planText(space, best[0])}. It needs ` +
+    `${formatBytes(best[0].peak)} and takes ${times(best[0].slowdown)} as ` +
+    `long as the fastest of all.${buys}`
   );
 }
 
@@ -437,8 +437,10 @@ export function codeOf(state, space, plan) {
 
 // ---- layout --------------------------------------------------------------
 
-const [BAR, TALL] = [50, 40]; // where the bar begins, and its height
-const [TOP, BOTTOM, HEIGHT] = [132, 308, 356]; // of the frontier, of all
+const [BAR, TALL] = [44, 36]; // where the bar begins, and its height
+const [BOTTOM, HEIGHT] = [288, 334]; // of the frontier, of all
+const ROW = 17; // of words
+const NARROW = 480;
 
 /* The end of the axis of bytes: the budget does not move it. */
 function topOf({ tables, card }, { frontier }) {
@@ -450,13 +452,15 @@ function topOf({ tables, card }, { frontier }) {
 /** Where everything stands in the picture. */
 export function layout(state, width, before = null) {
   const n = describe(state);
-  const plot = { left: 46, right: width - 14, top: TOP, bottom: BOTTOM };
+  const narrow = width < NARROW;
+  const above = BAR + TALL + ROW * (narrow ? 4 : 3); // two rows of causes, or one
+  const plot = { left: 46, right: width - 14, top: above, bottom: BOTTOM };
   const top = topOf(state, n);
   const long = plot.right - plot.left;
   const x = (size) => plot.left + (Math.min(size, top) * long) / top;
   const slowest = Math.max(n.frontier[0].slowdown, n.plan.slowdown);
   const high = Math.max(1.1, 1 + 1.12 * (slowest - 1));
-  const y = (slow) => BOTTOM - ((slow - 1) * (BOTTOM - TOP)) / (high - 1);
+  const y = (slow) => BOTTOM - ((slow - 1) * (BOTTOM - plot.top)) / (high - 1);
   const step = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find(
     (one) => (high - 1) / one <= 5,
   );
@@ -481,11 +485,23 @@ export function layout(state, width, before = null) {
     slow = Math.min(slow + n.causes[key], n.plan.slowdown);
     return { key, y: y(slow), height: y(from) - y(slow) };
   });
+  let [left, under] = [3, BAR + TALL + 2 * ROW];
+  const told = CAUSES.filter((key) => Math.abs(n.causes[key]) >= 0.005);
+  const words = told.map((key) => {
+    const sign = n.causes[key] < 0 ? "−" : "+";
+    const name = narrow ? key.replace("micro-", "") : key;
+    const label = `${name} ${sign}${Math.abs(n.causes[key]).toFixed(2)}`;
+    const long = 18 + LETTER * label.length;
+    if (left + long > width) [left, under] = [3, under + ROW];
+    const one = { key, label, x: left, y: under };
+    left += long + 10;
+    return one;
+  });
   const place = ({ peak, slowdown }) => ({ x: x(peak), y: y(slowdown) });
   const old = before && describe(before).plan;
   const moved = old && (old.peak !== n.plan.peak) && old.peak <= top;
   return {
-    ...{ width, plot, top, ticks, rises, parts, causes },
+    ...{ width, plot, top, ticks, rises, parts, causes, words },
     points: n.frontier.filter(({ peak }) => peak <= top).map(place),
     beyond: n.frontier.filter(({ peak }) => peak > top).length,
     at: { ...place(n.plan), cut: n.plan.peak > top },
@@ -512,6 +528,7 @@ export function pointAt({ points }, { x, y }) {
 
 const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
+const HALO = { class: "mb-halo" };
 const PHASES = {
   forward: "forward pass",
   backward: "backward pass",
@@ -539,12 +556,20 @@ function* drawBar(id, n, { plot, parts, at, ghost, budget }) {
     yield* filled(id, "over", "rect", { ...over, width: at.x - budget });
   }
   if (ghost) yield line(ghost, BAR - 4, ghost, BAR + TALL + 4, "mb-ghost");
+}
+
+function* drawWords(id, n, { plot, words }) {
   const { row, phase } = n.moment;
   const where = row === phase ? "" : `, at ${row}`;
   const long = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}${where}`;
   const short = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}`;
-  const fits = LETTER * long.length < plot.right - plot.left;
-  yield text(plot.left, BAR + TALL + 17, fits ? long : short);
+  const fits = LETTER * long.length < plot.right;
+  yield text(3, BAR + TALL + ROW, fits ? long : short, HALO);
+  for (const { key, label, x, y } of words) {
+    const box = { x, y: y - 10, width: 12, height: 12 };
+    yield* filled(id, FILL[key], "rect", box);
+    yield text(x + 18, y, label, HALO);
+  }
 }
 
 function* drawFrontier(id, n, plan) {
@@ -564,34 +589,22 @@ function* drawFrontier(id, n, plan) {
     const shape = { x: at.x - 7, y, width: 14, height };
     yield* filled(id, FILL[key], "rect", shape);
   }
-  const r = points.length > 80 ? 2 : 3.5;
+  const r = points.length > 30 ? 2.5 : 3.5;
   for (const point of points) yield dot(point, "mb-point", r);
   if (!at.cut) {
-    yield line(at.x, BAR, at.x, at.y, "mb-cursor");
+    yield line(at.x, plot.top - 4, at.x, at.y, "mb-cursor");
     yield dot(at, "mb-chosen", 7);
   }
-  const told = CAUSES.filter((key) => Math.abs(n.causes[key]) >= 0.005);
-  const look = { ...END, class: "mb-halo" };
-  yield text(plot.right - 18, TOP + 2, `${times(n.plan.slowdown)} as long`, {
-    ...END,
-    class: "mb-halo mb-value",
-  });
-  for (const [i, key] of told.entries()) {
-    const y = TOP + 20 + 17 * i;
-    const sign = n.causes[key] < 0 ? "−" : "+";
-    const share = Math.abs(n.causes[key]).toFixed(2);
-    yield text(plot.right - 18, y, `${key} ${sign}${share}`, look);
-    const box = { x: plot.right - 12, y: y - 10, width: 12, height: 12 };
-    yield* filled(id, FILL[key], "rect", box);
-  }
+  const look = { ...END, ...HALO };
   if (beyond) yield text(plot.right, BOTTOM - 8, `${beyond} more →`, look);
 }
 
 function* drawBudget(id, n, state, { plot, budget, pinned }) {
-  const beyond = { x: budget, y: TOP, width: plot.right - budget };
-  const shape = { ...beyond, height: BOTTOM - TOP };
+  const beyond = { x: budget, y: plot.top, width: plot.right - budget };
+  const shape = { ...beyond, height: BOTTOM - plot.top };
   if (!pinned) yield* filled(id, "over", "rect", shape);
-  yield line(budget, BAR - 8, budget, BOTTOM + 22, "mb-limit");
+  yield line(budget, BAR - 8, budget, BAR + TALL + 5, "mb-limit");
+  yield line(budget, plot.top - 4, budget, BOTTOM + 22, "mb-limit");
   const grip = `M${budget} ${BOTTOM + 22}l-9 14h18z`;
   yield svg("path", { d: grip, class: "mb-grip" });
   const left = budget > (plot.left + plot.right) / 2;
@@ -601,25 +614,24 @@ function* drawBudget(id, n, state, { plot, budget, pinned }) {
   yield text(budget + (left ? -13 : 13), BOTTOM + 36, `${label}, drag`, look);
 }
 
-function verdict({ best, plan, frontier, space }, picked) {
+function verdict({ best, plan, frontier, space }) {
   if (!best.length) {
-    return `nothing fits: the least is ${formatBytes(frontier[0].peak)}`;
+    return `nothing fits: least ${formatBytes(frontier[0].peak)}`;
   }
   const free = space.budget - plan.peak;
   if (free < 0) return `${formatBytes(-free)} too much`;
-  const slow = `${times(plan.slowdown)} of the time`;
-  return picked ? `fits, ${slow}` : `it fits, in ${slow}`;
+  return `it fits, ${times(plan.slowdown)} as long`;
 }
 
 function draw(id, state, n, plan) {
   const { plot, ticks } = plan;
   const broken = n.plan.peak > n.space.budget ? " mb-broken" : "";
-  const words = verdict(n, state.pick);
   return [
-    text(3, 22, words, { class: `mb-verdict${broken}` }),
+    text(3, 22, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawBar(id, n, plan),
     ...drawBudget(id, n, state, plan),
     ...drawFrontier(id, n, plan),
+    ...drawWords(id, n, plan),
     line(plot.left, BOTTOM, plot.right, BOTTOM, "mb-axis"),
     ...ticks.flatMap(({ x, label }, i) => [
       line(x, BOTTOM, x, BOTTOM + 4, "mb-axis"),
@@ -684,7 +696,6 @@ const keys = [
 
 function build({ id, get, set, picture }) {
   const { tables } = get();
-  const stops = (name = get().model) => tables.models[name].tokens;
   const change = (key) => (value) => set({ [key]: value, pick: 0 });
   const select = (label, key, options, onChange = change(key)) =>
     choice({ label, key, options, onChange });
@@ -695,8 +706,7 @@ function build({ id, get, set, picture }) {
     });
 
   const model = select("Model", "model", Object.keys(tables.models), (name) => {
-    const [few, many] = stops(name);
-    const tokens = get().tokens < many ? few : many;
+    const tokens = tables.models[name].tokens.at(-1);
     set({ model: name, tokens, pick: 0 });
   });
   const card = select("Card", "card", Object.keys(tables.cards), (name) =>
@@ -710,10 +720,6 @@ function build({ id, get, set, picture }) {
     onChange: change("budget"),
   });
   const batch = power("Sequences of a step", "batch");
-  const tokens = slider({
-    ...{ label: "Tokens of each", key: "tokens", min: 0 },
-    onInput: (place) => change("tokens")(stops()[place]),
-  });
   const recipes = Object.fromEntries(
     Object.entries(tables.recipes).map(([name, { text }]) => [name, text]),
   );
@@ -787,20 +793,16 @@ function build({ id, get, set, picture }) {
     });
     batch.update({
       value: log(n.space.batch),
-      ...{ max: log(tables.most), text: grouped(n.space.batch) },
+      ...{ max: log(tables.most) },
+      text: `${n.space.batch} × ${grouped(state.tokens)} tokens`,
       spoken: plural(n.space.batch, "sequence"),
-    });
-    tokens.update({
-      value: stops().indexOf(state.tokens),
-      ...{ max: stops().length - 1, text: grouped(state.tokens) },
-      spoken: plural(state.tokens, "token"),
     });
     budget.update({ value: n.space.budget / MIB });
     let why = "";
     if (state.ranks === 1) why = "one card is not split";
     else if (state.optimizer === "adam-8bit") why = "8-bit Adam goes with ddp";
     stage.update({ value: why ? "any" : state.stage, disabled: why });
-    const shown = n.offered.indexOf(n.plan);
+    const shown = n.offered[state.pick] ? state.pick : 0;
     pick.update({
       ...{ value: shown, max: n.offered.length - 1 },
       text: shown < n.best.length ? "of the best" : "on the frontier",
@@ -809,7 +811,7 @@ function build({ id, get, set, picture }) {
     best.forEach(({ root }, i) => {
       const one = n.best[i];
       root.hidden = !one;
-      root.setAttribute("aria-pressed", String(i === shown));
+      root.setAttribute("aria-pressed", String(one === n.plan));
       if (!one) return root.replaceChildren();
       root.replaceChildren(
         html("b", {}, times(one.slowdown)),
@@ -825,7 +827,7 @@ function build({ id, get, set, picture }) {
     picture: whole,
     legend: legend(id, SHOWN),
     more: [
-      ...[budget, batch, tokens, recipe, optimizer, checkpointed, chunks],
+      ...[budget, batch, recipe, optimizer, checkpointed, chunks],
       ...[micro, stage, pick],
     ],
     note: html(

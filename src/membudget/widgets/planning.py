@@ -12,7 +12,7 @@ from membudget.planning import STAGES, Answer, Job, Machine, Plan, search
 from membudget.planning.machine import EFFICIENCY, LAUNCH
 from membudget.planning.memory import static
 from membudget.widgets.base import Checked, Widget, format_bytes
-from membudget.widgets.planning_rows import MIXES, MOST, RANKS, SHOWN, known
+from membudget.widgets.planning_rows import MIXES, RANKS, SHOWN, known
 
 MIB = 2**20
 
@@ -21,6 +21,9 @@ ANY = "any"
 
 CHUNKS = (ANY, "none", "2", "4", "8", "16")
 """What the loss's lock may be."""
+
+LARGEST = 256
+"""Sequences of a step."""
 
 SIZES = (0, 1, 2, 4, 8, 16)
 """What the micro-batch's lock may be."""
@@ -51,7 +54,7 @@ class Planning(Widget):
         card: one of :data:`membudget.cards.CARDS`.
         ranks: how many cards share the batch: a power of two up to 64.
         budget: MiB for a card; 0 for what a step can have of the card.
-        batch: sequences of a step: a power of two up to 1 024. There are at
+        batch: sequences of a step: a power of two up to 256. There are at
             least as many as ranks.
         tokens: of each: one of
             :data:`membudget.widgets.planning_rows.TOKENS` for the model.
@@ -80,7 +83,7 @@ class Planning(Widget):
     card = traitlets.Enum(list(CARDS), "T4").tag(sync=True)
     ranks = Checked(partial(power, most=RANKS[-1]), 1).tag(sync=True)
     budget = Checked(partial(whole, least=0, most=2**22), 0).tag(sync=True)
-    batch = Checked(partial(power, most=MOST), 16).tag(sync=True)
+    batch = Checked(partial(power, most=LARGEST), 16).tag(sync=True)
     tokens = Checked(whole, 1024).tag(sync=True)
     recipe = traitlets.Enum(list(MIXES), "fp32").tag(sync=True)
     optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
@@ -173,8 +176,8 @@ class Planning(Widget):
         return (
             f"{self.model}, {self.job.batch} × {self.tokens} tokens: its "
             f"states alone need {format_bytes(states)}, and the budget is "
-            f"{format_bytes(self.bytes)} of a {self.card}. The planner finds "
-            "the fastest way to train it."
+            f"{format_bytes(self.bytes)} of one {self.card}. The planner "
+            "finds the fastest way to train it."
         )
 
     def __repr__(self) -> str:
@@ -218,7 +221,7 @@ def _tables() -> dict[str, Any]:
             for name, card in CARDS.items()
         },
         "ranks": list(RANKS),
-        "most": MOST,
+        "most": LARGEST,
         "efficiency": EFFICIENCY,
         "operator": LAUNCH,
     }

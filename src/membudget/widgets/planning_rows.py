@@ -56,14 +56,16 @@ RANKS = (1, 2, 4, 8, 16, 32, 64)
 """How many cards can be chosen."""
 
 MOST = 1024
-"""Sequences of a step."""
+"""Sequences of a micro-batch for which the rows are kept."""
 
 MANY = 2**64
 """A micro-batch so large that a moment's bytes show their coefficients."""
 
 VARIANTS = ((False, False), (True, False), (True, True))
 """Of a micro-batch: whether its loss is scaled and whether gradients are
-there before: the only one, the first, and one that finds gradients."""
+there before: the only one, the first, and one that finds gradients. Beside
+gradients the two numbers of a scaled loss are never at the peak: so the last
+is also that of a loss that is not scaled."""
 
 CASES = ("none", "some", "all")
 """Of the blocks that are checkpointed."""
