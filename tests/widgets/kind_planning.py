@@ -35,7 +35,6 @@ def shown(widget):
 
 
 def controls(widget):
-    place, _ = shown(widget)
     alone = widget.ranks == 1 or widget.optimizer == "adam-8bit"
     return {
         "model": widget.model,
@@ -49,7 +48,7 @@ def controls(widget):
         "chunks": widget.chunks,
         "micro": widget.micro,
         "stage": "any" if alone else widget.stage,
-        "pick": place,
+        "pick": widget.pick,
     }
 
 
@@ -94,8 +93,7 @@ KIND = Kind(
         {"budget": 300},
         {"budget": 20},
         {"ranks": 4},
-        {"ranks": 1, "recipe": "bf16"},
-        {"optimizer": "sgd", "budget": 120},
+        {"ranks": 1, "optimizer": "sgd", "budget": 120},
         {"checkpointed": "all", "chunks": "8"},
         {"checkpointed": "any", "chunks": "any", "pick": 4},
         {"pick": 0, "card": "RTX 4090", "budget": 500},
@@ -103,7 +101,7 @@ KIND = Kind(
     ],
     given=[
         {"budget": 300, "ranks": 2},
-        {"batch": 4, "optimizer": "adam-8bit", "recipe": "bf16"},
+        {"batch": 4, "optimizer": "adam-8bit"},
     ],
     tabs=("model", "card", "ranks"),
     rest=("ranks", {"ranks": 32}),

@@ -62,7 +62,7 @@ BAD = {
         ("batch", 512, "from 1 to 256"),
         ("batch", True, "use a whole number"),
         ("budget", -1, "from 0 to"),
-        ("tokens", 100, "with GPT-2 124M use one of"),
+        ("tokens", 100, "with small GPT use one of"),
         ("recipe", "fp8", "bf16"),
         ("optimizer", "lion", "adam-8bit"),
         ("checkpointed", "some", "all"),
