@@ -609,9 +609,12 @@ function* drawBudget(id, n, state, { plot, budget, pinned }) {
   yield svg("path", { d: grip, class: "mb-grip" });
   const left = budget > (plot.left + plot.right) / 2;
   const name = state.budget ? "budget" : state.card;
-  const label = `${name}: ${formatBytes(n.space.budget)}${pinned ? " →" : ""}`;
+  const size = `${formatBytes(n.space.budget)}${pinned ? " →" : ""}, drag`;
+  const room = left ? budget - 13 : plot.right - budget - 13;
+  const long = `${name}: ${size}`;
+  const label = LETTER * long.length < room ? long : size;
   const look = { class: "mb-value", ...(left ? END : {}) };
-  yield text(budget + (left ? -13 : 13), BOTTOM + 36, `${label}, drag`, look);
+  yield text(budget + (left ? -13 : 13), BOTTOM + 36, label, look);
 }
 
 function verdict({ best, plan, frontier, space }) {
