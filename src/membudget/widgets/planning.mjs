@@ -276,7 +276,7 @@ function sizeOf({ share, ranks }, size, peak, free) {
   return low;
 }
 
-/** The plans that are the best, and the frontier; as Python's search. */
+/** All plans, the fastest first, and the frontier; as Python's search. */
 export function search(state) {
   const space = spaceOf(state);
   const all = axesOf(state);
@@ -311,28 +311,33 @@ export function search(state) {
   );
   const [fastest] = found;
   const frontier = [];
-  const best = new Map();
   for (const plan of found) {
     if (!frontier.length || plan.peak < frontier.at(-1).peak) {
       frontier.push(plan);
     }
-    const { size, blocks, chunks, stage, peak } = plan;
-    const savings = [size < space.share, blocks > 0, chunks !== null, stage];
-    const key = savings.join();
-    if (peak <= space.budget && !best.has(key)) best.set(key, plan);
   }
   for (const plan of found) plan.slowdown = plan.seconds / fastest.seconds;
   return {
-    ...{ space, fastest, plans: found.length },
-    best: [...best.values()].slice(0, 3),
+    ...{ fastest, found, plans: found.length },
     frontier: frontier.reverse(),
   };
 }
 
+/* The fastest plans within the budget, each with other savings. */
+function bestOf({ share, budget }, found) {
+  const best = new Map();
+  for (const plan of found) {
+    const { size, blocks, chunks, stage, peak } = plan;
+    const key = [size < share, blocks > 0, chunks !== null, stage].join();
+    if (peak <= budget && !best.has(key)) best.set(key, plan);
+  }
+  return [...best.values()].slice(0, 3);
+}
+
 let last = {}; // the answers to the last two questions
-/* Of the same question: to choose another plan asks nothing new. */
-function answer({ pick, ...state }) {
-  const { tables, ...asked } = state;
+/* Another budget, or another plan to look at, asks nothing new. */
+function answer(state) {
+  const { tables, pick, budget, ...asked } = state;
   const key = JSON.stringify(asked);
   if (last.tables !== tables) last = { tables, found: new Map() };
   const { found } = last;
@@ -346,14 +351,16 @@ function answer({ pick, ...state }) {
 /** What the widget shows: the answer, and the plan that is looked at. */
 export function describe(state) {
   const found = answer(state);
-  const { space, best, frontier, fastest } = found;
+  const { frontier, fastest } = found;
+  const space = spaceOf(state);
+  const best = bestOf(space, found.found);
   const offered = [...best, ...frontier];
   const plan = offered[state.pick] ?? offered[0];
   const within = (size) => frontier.findLast(({ peak }) => peak <= size);
   const next = within(space.budget + GIB) ?? null;
   const buys = next && !(best.length && next.seconds >= best[0].seconds);
   return {
-    ...{ ...found, offered, plan, next: buys ? next : null },
+    ...{ ...found, space, best, offered, plan, next: buys ? next : null },
     moment: momentOf(space, plan),
     causes: causesOf(space, plan, fastest),
   };
