@@ -540,6 +540,7 @@ ROWS = {
     "widgets.Recipes": lambda: dict(
         network=PAPER, tokens=2, batches=(1, 2), batch=1, card="T4"
     ),
+    "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
     "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
     "widgets.Segments.run": lambda: dict(self=widgets.Segments()),
     "widgets.Sharding": lambda: dict(ranks=4, stage="zero-1"),

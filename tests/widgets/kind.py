@@ -43,6 +43,8 @@ class Kind:
     """Arguments, and changes of sliders while nothing may jump."""
     parts: int
     """How many parts of the memory have a colour and a pattern."""
+    state: int = 30_000
+    """Bytes that the state has at most, of a page's 300 kB."""
     crossed: bool = False
     """Whether no dashed line goes through a text."""
 

@@ -11,6 +11,7 @@ import kind_accumulation
 import kind_fits
 import ledger_cases
 import node
+import planning_cases
 import precision_cases
 import pytest
 import schedules_cases
@@ -63,6 +64,7 @@ def grid(tmp_path_factory):
         "bits": precision_cases.bits(),
         "lossscale": list(precision_cases.loss_scales()),
         "recipes": list(precision_cases.accounts()),
+        "planning": list(planning_cases.cases()),
         "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),

@@ -6,6 +6,7 @@ from membudget.widgets.bits import Bits
 from membudget.widgets.fits import Fits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
+from membudget.widgets.planning import Planning
 from membudget.widgets.recipes import Recipes
 from membudget.widgets.schedules import Schedules
 from membudget.widgets.segments import Segments
@@ -18,6 +19,7 @@ __all__ = [
     "Fits",
     "Ledger",
     "LossScale",
+    "Planning",
     "Recipes",
     "Schedules",
     "Segments",

@@ -1,0 +1,866 @@
+import {
+  axes,
+  budgetLine,
+  button,
+  byteTicks,
+  choice,
+  dot,
+  drag,
+  filled,
+  formatBytes,
+  grouped,
+  html,
+  legend,
+  line,
+  LETTER,
+  numberField,
+  numberList,
+  plural,
+  slider,
+  svg,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+
+/* The planner: every way to train a model within a budget, and the fastest.
+
+   Python sends rows of coefficients: those of the moments that can be the
+   worst, and of what a micro-batch does. A row's bytes are affine in the
+   sequences of a micro-batch, and in the blocks that are checkpointed.
+
+   search(state): as membudget.planning.search.
+   peakOf(space, plan), timeOf(space, plan): of one plan.
+   layout(state, width): where everything stands in the picture. */
+
+const SHOWN = {
+  parameters: "parameters",
+  gradients: "gradients",
+  optimizer: "optimizer states",
+  activations: "activations",
+  inputs: "inputs",
+  temporaries: "temporaries",
+};
+
+const [MIB, GIB] = [2 ** 20, 2 ** 30];
+const [SCALED, TOKEN] = [8, 16]; // bytes: of a scaled loss, of a token
+const CHUNKS = [null, 2, 4, 8, 16];
+const SHARDED = ["zero-2", "zero-3"];
+export const STAGES = ["ddp", ...SHARDED];
+export const CAUSES = ["recomputation", "small micro-batches", "traffic"];
+const WORDS = {
+  master: "bf16 with an fp32 copy",
+  sgd: "SGD",
+  momentum: "SGD with momentum",
+  adam: "Adam",
+  "adam-8bit": "8-bit Adam",
+};
+
+// ---- one plan ------------------------------------------------------------
+
+const most = (values) => values.reduce((a, b) => (b > a ? b : a));
+
+/** What the reader asks for. */
+export function spaceOf(state) {
+  const { tables, ranks, recipe, optimizer, tokens } = state;
+  const model = tables.models[state.model];
+  const kind = tables.recipes[recipe];
+  const card = tables.cards[state.card];
+  const batch = Math.max(state.batch, ranks);
+  const step = model.steps[`${tokens} ${kind.like}`];
+  return {
+    ...{ model, kind, card, batch, tokens, ranks, recipe, optimizer, step },
+    share: batch / ranks,
+    budget: (state.budget || Math.floor(card.usable / MIB)) * MIB,
+    states: model.states[recipe][optimizer],
+    sharded: model.sharded[kind.sharded]?.[ranks],
+    pool: model.pool,
+    machine: {
+      flops: tables.efficiency * (kind.small ? card.half : card.flops),
+      bandwidth: tables.efficiency * card.bandwidth,
+      operator: tables.operator,
+      link: tables.efficiency * card.link,
+    },
+  };
+}
+
+/* The coefficients c, s, c', s' of activations, temporaries, gradients. */
+const TOTAL = [0, 1, 2, 3].map((i) => [i + 2, i + 6, i + 10]);
+const sumAt = (row, places) =>
+  places.reduce((sum, at) => sum + (row[at] ?? 0), 0);
+
+/* The moments of a group with j blocks checkpointed: constant, slope, row. */
+function linesOf(space, group, chunks, j) {
+  const { step, pool, model } = space;
+  const some = j === 0 ? 0 : j === model.depth ? 2 : 1;
+  return step.rows[CHUNKS.indexOf(chunks)][group][some].map((at) => {
+    const row = pool[at];
+    const [c, s, d, e] = TOTAL.map((places) => sumAt(row, places));
+    return { at: c + d * j, slope: s + e * j, row };
+  });
+}
+
+const highest = (lines, size) =>
+  lines.length ? most(lines.map(({ at, slope }) => at + slope * size)) : 0;
+
+/* The groups of moments that a plan meets: what is there beside them, the
+   group, and sequences. Groups 0 to 2: a micro-batch alone, the first, a
+   later one; then the parts of one under FSDP2. */
+function* meets({ share, ranks, states, sharded, optimizer }, stage, size) {
+  const several = size < share;
+  if (stage === "ddp") {
+    const [parameters, gradients, own, work] = states;
+    const held = { parameters, gradients: 0, optimizer: own, temporaries: 0 };
+    const beside = { ...held, gradients };
+    yield { held: { ...beside, temporaries: work } };
+    if (ranks > 1 || size * 2 <= share) {
+      yield { held: beside, group: 2, size };
+      return;
+    }
+    yield { held, group: several ? 1 : 0, size };
+    if (several) yield { held: beside, group: 2, size: share - size };
+    return;
+  }
+  const { parts, last, own } = sharded[stage];
+  const before = several ? SCALED + last[1] : 0;
+  const [states_, work] = own[optimizer];
+  for (const [i, [parameters, gradients, buffers]] of parts.entries()) {
+    const temporaries = buffers + before;
+    const held = { parameters, gradients, optimizer: states_, temporaries };
+    yield { held, group: 3 + i, size };
+  }
+  const [parameters, gradients, buffers] = last;
+  const temporaries = buffers + work;
+  yield { held: { parameters, gradients, optimizer: states_, temporaries } };
+}
+
+const total = (held) =>
+  held.parameters + held.gradients + held.optimizer + held.temporaries;
+
+/** Bytes of a rank at the worst moment. */
+export function peakOf(space, { stage, size, blocks, chunks }) {
+  const needs = [...meets(space, stage, size)].map((one) => {
+    if (one.group === undefined) return total(one.held);
+    const lines = linesOf(space, one.group, chunks, blocks);
+    return total(one.held) + highest(lines, one.size);
+  });
+  return TOKEN * space.tokens * space.share + most(needs);
+}
+
+/** The worst moment: its row, its phase, and who has the bytes. */
+export function momentOf(space, { stage, size, blocks, chunks }) {
+  const inputs = TOKEN * space.tokens * space.share;
+  let best = null;
+  for (const one of meets(space, stage, size)) {
+    const lines =
+      one.group === undefined
+        ? [{ row: null }]
+        : linesOf(space, one.group, chunks, blocks);
+    for (const { row } of lines) {
+      const cell = (from) => {
+        const [c, s, d, e] = [0, 1, 2, 3].map((i) => row?.[from + i] ?? 0);
+        return c + d * blocks + (s + e * blocks) * (one.size ?? 0);
+      };
+      const split = {
+        parameters: one.held.parameters,
+        gradients: one.held.gradients + cell(10),
+        optimizer: one.held.optimizer,
+        activations: cell(2),
+        inputs,
+        temporaries: one.held.temporaries + cell(6),
+      };
+      const bytes = Object.values(split).reduce((a, b) => a + b, 0);
+      if (best && bytes <= best.bytes) continue;
+      const [name, phase] = row
+        ? [space.model.names[row[0]], space.model.phases[row[1]]]
+        : ["optimizer", "optimizer"];
+      best = { row: name, phase, split, bytes };
+    }
+  }
+  return best;
+}
+
+/* FLOPs, bytes, operators and traffic of a rank in a step. */
+function workOf(space, { stage, size, blocks, chunks }) {
+  const { share, step, ranks, optimizer, recipe, kind, model } = space;
+  const parts = Math.ceil(share / size);
+  const [plain, plainEach, cut, cutEach, again, againEach, added, scaled, more]
+    = step.work;
+  const [first, each] = chunks ? [cut, cutEach] : [plain, plainEach];
+  const split = stage !== "ddp";
+  const done = [0, 1, 2].map((i) => {
+    const accumulated =
+      parts > 1 ? (parts - 1) * added[i] + parts * scaled[i] : 0;
+    return (
+      share * (each[i] + blocks * againEach[i]) +
+      parts * (first[i] + blocks * again[i]) +
+      accumulated +
+      (chunks ? parts * (chunks - 1) * more[i] : 0)
+    );
+  });
+  const [moved, called] = model.updates[recipe][optimizer];
+  let sent = stage === "zero-3" ? 2 * parts * kind.parameters : 0;
+  if (stage === "zero-2") sent = kind.parameters;
+  sent += (split ? parts : 2) * kind.gradients;
+  return {
+    flops: done[0],
+    bytes: done[1] + (split ? Math.ceil(moved / ranks) : moved),
+    operators: done[2] + called,
+    traffic: Math.floor((model.parameters * sent * (ranks - 1)) / ranks),
+  };
+}
+
+const secondsOf = (work, machine) =>
+  work.flops / machine.flops +
+  work.bytes / machine.bandwidth +
+  work.operators * machine.operator +
+  work.traffic / machine.link;
+
+/** Seconds of a step. */
+export const timeOf = (space, plan) =>
+  secondsOf(workOf(space, plan), space.machine);
+
+/* The slowdown less 1, by cause; what is left is another recipe's: none. */
+function causesOf(space, plan, fastest) {
+  const spent = (plan, more = {}) => {
+    const work = workOf(space, { ...plan, ...more });
+    return secondsOf({ ...work, traffic: 0 }, space.machine);
+  };
+  const once = { blocks: 0, chunks: null };
+  const again = (plan) => spent(plan) - spent(plan, once);
+  const whole = timeOf(space, fastest);
+  const alike = { ...once, size: fastest.size };
+  const parts = {
+    recomputation: again(plan) - again(fastest),
+    "small micro-batches": spent(plan, once) - spent(plan, alike),
+    traffic:
+      timeOf(space, plan) - spent(plan) - (whole - spent(fastest)),
+  };
+  return Object.fromEntries(CAUSES.map((key) => [key, parts[key] / whole]));
+}
+
+// ---- all plans -----------------------------------------------------------
+
+/** What the locks leave of each axis. */
+export function axesOf(state) {
+  const { share, ranks } = spaceOf(state);
+  const { depth } = state.tables.models[state.model];
+  const blocks = { none: [0], all: [depth] }[state.checkpointed];
+  const equal = Array.from({ length: share }, (_, i) =>
+    Math.ceil(share / (i + 1)),
+  );
+  const sizes = [...new Set(equal)].sort((a, b) => a - b);
+  let stages = ranks > 1 ? STAGES : ["ddp"];
+  if (state.optimizer === "adam-8bit") stages = ["ddp"];
+  else if (ranks > 1 && state.stage !== "any") stages = [state.stage];
+  const { chunks } = state;
+  return {
+    stages,
+    blocks: blocks ?? Array.from({ length: depth + 1 }, (_, i) => i),
+    chunks: chunks === "any" ? CHUNKS : [chunks === "none" ? null : +chunks],
+    sizes: state.micro ? [Math.min(state.micro, share)] : sizes,
+  };
+}
+
+/* Of the plans with two micro-batches the first with the least peak. A longer
+   first one needs more, the shorter second one less: the peak falls, may rest
+   at its least, and grows. */
+function sizeOf({ share, ranks }, size, peak, free) {
+  if (!free || ranks > 1 || size * 2 < share || size === share) return size;
+  let [low, high] = [size, share - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (peak(middle + 1) < peak(middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** All plans, the fastest first, and the frontier; as Python's search. */
+export function search(state) {
+  const space = spaceOf(state);
+  const all = axesOf(state);
+  const found = [];
+  for (const stage of all.stages) {
+    for (const blocks of all.blocks) {
+      for (const chunks of all.chunks) {
+        const lines = new Map(); // of a group, for all sizes
+        const peak = (size) => {
+          let worst = 0;
+          for (const { held, group, size: m } of meets(space, stage, size)) {
+            if (group !== undefined && !lines.has(group)) {
+              lines.set(group, linesOf(space, group, chunks, blocks));
+            }
+            const need = group === undefined ? 0 : highest(lines.get(group), m);
+            worst = Math.max(worst, total(held) + need);
+          }
+          return TOKEN * space.tokens * space.share + worst;
+        };
+        for (const size of all.sizes) {
+          const m = sizeOf(space, size, peak, !state.micro);
+          const best = { stage, blocks, chunks, size: m, peak: peak(m) };
+          best.seconds = timeOf(space, best);
+          best.place = found.length;
+          found.push(best);
+        }
+      }
+    }
+  }
+  found.sort(
+    (a, b) => a.seconds - b.seconds || a.peak - b.peak || a.place - b.place,
+  );
+  const [fastest] = found;
+  const frontier = [];
+  for (const plan of found) {
+    if (!frontier.length || plan.peak < frontier.at(-1).peak) {
+      frontier.push(plan);
+    }
+  }
+  for (const plan of found) plan.slowdown = plan.seconds / fastest.seconds;
+  return {
+    ...{ fastest, found, plans: found.length },
+    frontier: frontier.reverse(),
+  };
+}
+
+/* The fastest plans within the budget, each with other savings. */
+function bestOf({ share, budget }, found) {
+  const best = new Map();
+  for (const plan of found) {
+    const { size, blocks, chunks, stage, peak } = plan;
+    const key = [size < share, blocks > 0, chunks !== null, stage].join();
+    if (peak <= budget && !best.has(key)) best.set(key, plan);
+  }
+  return [...best.values()].slice(0, 3);
+}
+
+let last = {}; // the answers to the last two questions
+/* Another budget, or another plan to look at, asks nothing new. */
+function answer(state) {
+  const { tables, pick, budget, ...asked } = state;
+  const key = JSON.stringify(asked);
+  if (last.tables !== tables) last = { tables, found: new Map() };
+  const { found } = last;
+  if (!found.has(key)) {
+    if (found.size > 1) found.delete(found.keys().next().value);
+    found.set(key, search(state));
+  }
+  return found.get(key);
+}
+
+/** What the widget shows: the answer, and the plan that is looked at. */
+export function describe(state) {
+  const found = answer(state);
+  const { frontier, fastest } = found;
+  const space = spaceOf(state);
+  const best = bestOf(space, found.found);
+  const offered = [...best, ...frontier];
+  const plan = offered[state.pick] ?? offered[0];
+  const within = (size) => frontier.findLast(({ peak }) => peak <= size);
+  const next = within(space.budget + GIB) ?? null;
+  const buys = next && !(best.length && next.seconds >= best[0].seconds);
+  return {
+    ...{ ...found, space, best, offered, plan, next: buys ? next : null },
+    moment: momentOf(space, plan),
+    causes: causesOf(space, plan, fastest),
+  };
+}
+
+// ---- words ---------------------------------------------------------------
+
+/** As Plan.text of Python. */
+export function planText({ share, model, recipe, optimizer, ranks }, plan) {
+  const { size, blocks, chunks, stage } = plan;
+  const rest = share % size;
+  const words = [`${Math.floor(share / size)} × ${size} sequences`];
+  if (rest) words[0] += ` and a last micro-batch of ${rest}`;
+  if (blocks === model.depth) words.push("every block checkpointed");
+  else if (blocks) words.push(`${blocks} of ${model.depth} blocks checkpointed`);
+  if (chunks) words.push(`the loss in ${chunks} chunks`);
+  words.push(WORDS[recipe] ?? recipe, WORDS[optimizer]);
+  if (ranks > 1) words.push(`${stage} on ${ranks} ranks`);
+  return words.join(", ");
+}
+
+const times = (slowdown) => `× ${slowdown.toFixed(2)}`;
+
+/* What differs between plans, shortly. */
+function shortText({ share, model, ranks }, { size, blocks, chunks, stage }) {
+  const parts = Math.ceil(share / size);
+  const words = [parts > 1 ? `${parts} × ${size}` : `${size} at once`];
+  if (blocks) words.push(`${blocks}/${model.depth} checkpointed`);
+  if (chunks) words.push(`loss in ${chunks}`);
+  if (ranks > 1) words.push(stage);
+  return words.join(" · ");
+}
+
+/** The key numbers in words. */
+export function sentence(state) {
+  const n = describe(state);
+  const { space, best, frontier } = n;
+  const [least] = frontier;
+  const budget = formatBytes(space.budget);
+  const buys = n.next
+    ? ` The next GiB buys ${times(n.next.slowdown)}.`
+    : best.length
+      ? " The next GiB buys nothing."
+      : "";
+  if (!best.length) {
+    return (
+      `Nothing fits in ${budget}. The smallest of ${grouped(n.plans)} plans ` +
+      `needs ${formatBytes(least.peak)}: ${planText(space, least)}.${buys}`
+    );
+  }
+  return (
+    `The fastest plan in ${budget}: ${planText(space, best[0])}. It needs ` +
+    `${formatBytes(best[0].peak)} and takes ${times(best[0].slowdown)} as ` +
+    `long as the fastest of all.${buys}`
+  );
+}
+
+/** A program that makes the plan, and prints its whole training loop. */
+export function codeOf(state, space, plan) {
+  const { tokens, batch, ranks, recipe, optimizer, model } = space;
+  const given = [String(plan.size)];
+  if (plan.blocks) given.push(`checkpointed=${plan.blocks}`);
+  if (plan.chunks) given.push(`loss_chunks=${plan.chunks}`);
+  if (recipe !== "fp32") given.push(`recipe="${recipe}"`);
+  if (optimizer !== "adam") given.push(`optimizer="${optimizer}"`);
+  if (plan.stage !== "ddp") given.push(`stage="${plan.stage}"`);
+  if (ranks > 1) given.push(`ranks=${ranks}`);
+  return [
+    "from membudget.ledger import PRESETS, Transformer",
+    "from membudget.planning import Job, Plan, memory",
+    "",
+    `network = ${model.made}`,
+    `job = Job(network, tokens=${tokens}, batch=${batch})`,
+    "plan = Plan(",
+    ...given.map((one) => `    ${one},`),
+    ")",
+    "print(memory(job, plan))  # bytes at the peak",
+    "print(plan.code(job))  # the training loop, in plain PyTorch",
+  ].join("\n");
+}
+
+// ---- layout --------------------------------------------------------------
+
+const [BAR, TALL] = [44, 36]; // where the bar begins, and its height
+const [BOTTOM, HEIGHT] = [288, 334]; // of the frontier, of all
+const ROW = 17; // of words
+const NARROW = 480;
+
+/* The end of the axis of bytes: the budget does not move it. */
+function topOf({ tables, card }, { frontier }) {
+  const { usable } = tables.cards[card];
+  const far = 1.12 * frontier.at(-1).peak;
+  return Math.min(far, 2.5 * Math.max(usable, frontier[0].peak));
+}
+
+/** Where everything stands in the picture. */
+export function layout(state, width, before = null) {
+  const n = describe(state);
+  const narrow = width < NARROW;
+  const above = BAR + TALL + ROW * (narrow ? 4 : 3); // two rows of causes, or one
+  const plot = { left: 46, right: width - 14, top: above, bottom: BOTTOM };
+  const top = topOf(state, n);
+  const long = plot.right - plot.left;
+  const x = (size) => plot.left + (Math.min(size, top) * long) / top;
+  const slowest = Math.max(n.frontier[0].slowdown, n.plan.slowdown);
+  const high = Math.max(1.1, 1 + 1.12 * (slowest - 1));
+  const y = (slow) => BOTTOM - ((slow - 1) * (BOTTOM - plot.top)) / (high - 1);
+  const step = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find(
+    (one) => (high - 1) / one <= 5,
+  );
+  const rises = Array.from(
+    { length: Math.floor((high - 1) / (step ?? high) + 1e-9) + 1 },
+    (_, i) => 1 + i * step,
+  ).map((slow) => ({ y: y(slow), label: `× ${Number(slow.toFixed(2))}` }));
+  const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 110)));
+  const ticks = marks
+    .map(({ value, label }) => ({ label, x: x(value) }))
+    .filter((tick) => tick.x < plot.right - 28);
+  ticks.at(-1).label += ` ${unit}`;
+  let size = 0;
+  const parts = Object.keys(SHOWN).map((part) => {
+    const from = x(size);
+    size += n.moment.split[part];
+    return { part, x: from, width: x(size) - from };
+  });
+  let slow = 1;
+  const causes = CAUSES.filter((key) => n.causes[key] >= 0.005).map((key) => {
+    const from = slow;
+    slow = Math.min(slow + n.causes[key], n.plan.slowdown);
+    return { key, y: y(slow), height: y(from) - y(slow) };
+  });
+  let [left, under] = [3, BAR + TALL + 2 * ROW];
+  const told = CAUSES.filter((key) => Math.abs(n.causes[key]) >= 0.005);
+  const words = told.map((key) => {
+    const sign = n.causes[key] < 0 ? "−" : "+";
+    const name = narrow ? key.replace("micro-", "") : key;
+    const label = `${name} ${sign}${Math.abs(n.causes[key]).toFixed(2)}`;
+    const long = 18 + LETTER * label.length;
+    if (left + long > width) [left, under] = [3, under + ROW];
+    const one = { key, label, x: left, y: under };
+    left += long + 10;
+    return one;
+  });
+  const place = ({ peak, slowdown }) => ({ x: x(peak), y: y(slowdown) });
+  const old = before && describe(before).plan;
+  const moved = old && (old.peak !== n.plan.peak) && old.peak <= top;
+  return {
+    ...{ width, plot, top, ticks, rises, parts, causes, words },
+    points: n.frontier.filter(({ peak }) => peak <= top).map(place),
+    beyond: n.frontier.filter(({ peak }) => peak > top).length,
+    at: { ...place(n.plan), cut: n.plan.peak > top },
+    budget: x(n.space.budget),
+    pinned: n.space.budget > top,
+    ghost: moved && x(old.peak),
+  };
+}
+
+/** The budget, in MiB, that a place in the picture is. */
+export function budgetAt({ plot, top }, x) {
+  const share = (x - plot.left) / (plot.right - plot.left);
+  return Math.max(1, Math.round((share * top) / MIB));
+}
+
+/** The number of the point of the frontier that is nearest; -1 if none is. */
+export function pointAt({ points }, { x, y }) {
+  const far = points.map((one) => (one.x - x) ** 2 + (one.y - y) ** 2);
+  const near = Math.min(...far);
+  return near < 24 ** 2 ? far.indexOf(near) : -1;
+}
+
+// ---- drawing -------------------------------------------------------------
+
+const END = { "text-anchor": "end" };
+const MIDDLE = { "text-anchor": "middle" };
+const HALO = { class: "mb-halo" };
+const PHASES = {
+  forward: "forward pass",
+  backward: "backward pass",
+  recomputation: "recomputation",
+  optimizer: "optimizer’s step",
+};
+
+const FILL = {
+  recomputation: "recomputation",
+  "small micro-batches": "phase-backward",
+  traffic: "inputs",
+};
+
+function* drawBar(id, n, { plot, parts, at, ghost, budget }) {
+  for (const { part, x, width } of parts.filter((one) => one.width)) {
+    yield* filled(id, part, "rect", { x, y: BAR, width, height: TALL });
+    const name = SHOWN[part];
+    if (LETTER * name.length + 10 < width) {
+      const look = { ...MIDDLE, class: "mb-halo" };
+      yield text(x + width / 2, BAR + TALL / 2 + 4, name, look);
+    }
+  }
+  if (n.plan.peak > n.space.budget && at.x > budget) {
+    const over = { x: budget, y: BAR - 4, height: TALL + 8 };
+    yield* filled(id, "over", "rect", { ...over, width: at.x - budget });
+  }
+  if (ghost) yield line(ghost, BAR - 4, ghost, BAR + TALL + 4, "mb-ghost");
+}
+
+function* drawWords(id, n, { plot, words }) {
+  const { row, phase } = n.moment;
+  const where = row === phase ? "" : `, at ${row}`;
+  const long = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}${where}`;
+  const short = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}`;
+  const fits = LETTER * long.length < plot.right;
+  yield text(3, BAR + TALL + ROW, fits ? long : short, HALO);
+  for (const { key, label, x, y } of words) {
+    const box = { x, y: y - 10, width: 12, height: 12 };
+    yield* filled(id, FILL[key], "rect", box);
+    yield text(x + 18, y, label, HALO);
+  }
+}
+
+function* drawFrontier(id, n, plan) {
+  const { plot, points, at, causes, rises, beyond } = plan;
+  for (const { y, label } of rises) {
+    yield line(plot.left, y, plot.right, y, "mb-grid");
+    yield text(plot.left - 6, y + 4, label, END);
+  }
+  const path = points.map(({ x, y }, i) =>
+    i ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}`,
+  );
+  if (points.length) {
+    const d = `${path.join("")}H${plot.right}`;
+    yield svg("path", { d, class: "mb-curve" });
+  }
+  for (const { key, y, height } of causes) {
+    const shape = { x: at.x - 7, y, width: 14, height };
+    yield* filled(id, FILL[key], "rect", shape);
+  }
+  const r = points.length > 30 ? 2.5 : 3.5;
+  for (const point of points) yield dot(point, "mb-point", r);
+  if (!at.cut) {
+    yield line(at.x, plot.top - 4, at.x, at.y, "mb-cursor");
+    yield dot(at, "mb-chosen", 7);
+  }
+  const look = { ...END, ...HALO };
+  if (beyond) yield text(plot.right, BOTTOM - 8, `${beyond} more →`, look);
+}
+
+function* drawBudget(id, n, state, { plot, budget, pinned }) {
+  const beyond = { x: budget, y: plot.top, width: plot.right - budget };
+  const shape = { ...beyond, height: BOTTOM - plot.top };
+  if (!pinned) yield* filled(id, "over", "rect", shape);
+  yield line(budget, BAR - 8, budget, BAR + TALL + 5, "mb-limit");
+  yield line(budget, plot.top - 4, budget, BOTTOM + 22, "mb-limit");
+  const grip = `M${budget} ${BOTTOM + 22}l-9 14h18z`;
+  yield svg("path", { d: grip, class: "mb-grip" });
+  const left = budget > (plot.left + plot.right) / 2;
+  const name = state.budget ? "budget" : state.card;
+  const size = `${formatBytes(n.space.budget)}${pinned ? " →" : ""}, drag`;
+  const room = left ? budget - 13 : plot.right - budget - 13;
+  const long = `${name}: ${size}`;
+  const label = LETTER * long.length < room ? long : size;
+  const look = { class: "mb-value", ...(left ? END : {}) };
+  yield text(budget + (left ? -13 : 13), BOTTOM + 36, label, look);
+}
+
+function verdict({ best, plan, frontier, space }) {
+  if (!best.length) {
+    return `nothing fits: least ${formatBytes(frontier[0].peak)}`;
+  }
+  const free = space.budget - plan.peak;
+  if (free < 0) return `${formatBytes(-free)} too much`;
+  return `it fits, ${times(plan.slowdown)} as long`;
+}
+
+function draw(id, state, n, plan) {
+  const { plot, ticks } = plan;
+  const broken = n.plan.peak > n.space.budget ? " mb-broken" : "";
+  return [
+    text(3, 22, verdict(n), { class: `mb-verdict${broken}` }),
+    ...drawBar(id, n, plan),
+    ...drawBudget(id, n, state, plan),
+    ...drawFrontier(id, n, plan),
+    ...drawWords(id, n, plan),
+    line(plot.left, BOTTOM, plot.right, BOTTOM, "mb-axis"),
+    ...ticks.flatMap(({ x, label }, i) => [
+      line(x, BOTTOM, x, BOTTOM + 4, "mb-axis"),
+      text(x, BOTTOM + 17, label, i ? MIDDLE : {}),
+    ]),
+  ];
+}
+
+function results(id, n) {
+  const { space, plan, moment, best } = n;
+  const size = (key, bytes) => [key, bytes, bytes ? formatBytes(bytes) : "–"];
+  const slow = (key, value) => [key, value, times(value)];
+  const rows = Object.entries(SHOWN).map(([part, label]) => ({
+    part,
+    label,
+    cells: [size(part, moment.split[part])],
+  }));
+  const plans = best.map(({ peak, slowdown }, i) => ({
+    label: `${i + 1}.`,
+    cells: [size(`best.${i}.peak`, peak), slow(`best.${i}.slowdown`, slowdown)],
+  }));
+  const causes = CAUSES.map((key) => [
+    ...[key, `cause.${key}`, n.causes[key]],
+    n.causes[key].toFixed(2),
+  ]);
+  return [
+    table(id, ["at the peak", "bytes"], [
+      ...rows,
+      { sum: true, label: "together", cells: [size("peak", moment.bytes)] },
+    ]),
+    table(id, ["the best plans", "peak", "slowdown"], plans),
+    numberList([
+      ["parameters", "count", space.model.parameters,
+        grouped(space.model.parameters)],
+      ["budget", ...size("budget", space.budget)],
+      ["a step", "seconds", plan.seconds, `${plan.seconds.toPrecision(3)} s`],
+      ["slowdown", ...slow("slowdown", plan.slowdown)],
+      ...causes,
+      ["the least peak", ...size("least", n.frontier[0].peak)],
+      ["plans on the frontier", "frontier", n.frontier.length],
+    ]),
+  ];
+}
+
+const NOTE =
+  "The bar is what a card holds at the worst moment. Below it, on the same " +
+  "axis, stands each plan that no other beats in both bytes and time: the " +
+  "more memory, the faster. The dashed line is the budget: drag it. Click a " +
+  "point to look at its plan; its column says what takes the time. The time " +
+  "is an estimate from data sheets, × 0.4, not measured. The bytes are " +
+  "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
+  "NCCL’s buffers come on top. With zero-2 and zero-3 they are an upper " +
+  "bound. 16 bits are bf16, which older cards only emulate.";
+
+// ---- the widget ----------------------------------------------------------
+
+const keys = [
+  ...["model", "card", "ranks", "budget", "batch", "tokens", "recipe"],
+  ...["optimizer", "checkpointed", "chunks", "micro", "stage", "pick"],
+  "tables",
+];
+
+function build({ id, get, set, picture }) {
+  const { tables } = get();
+  const change = (key) => (value) => set({ [key]: value, pick: 0 });
+  const select = (label, key, options, onChange = change(key)) =>
+    choice({ label, key, options, onChange });
+  const power = (label, key) =>
+    slider({
+      ...{ label, key, min: 0 },
+      onInput: (place) => change(key)(2 ** place),
+    });
+
+  const model = select("Model", "model", Object.keys(tables.models), (name) => {
+    const tokens = tables.models[name].tokens.at(-1);
+    set({ model: name, tokens, pick: 0 });
+  });
+  const card = select("Card", "card", Object.keys(tables.cards), (name) =>
+    set({ card: name, budget: 0, pick: 0 }),
+  );
+  const ranks = power("Number of cards", "ranks");
+  const budget = numberField({
+    label: "Budget of a card, in MiB",
+    key: "budget",
+    max: 2 ** 22,
+    onChange: change("budget"),
+  });
+  const batch = power("Sequences of a step", "batch");
+  const recipes = Object.fromEntries(
+    Object.entries(tables.recipes).map(([name, { text }]) => [name, text]),
+  );
+  const recipe = select("Precision", "recipe", recipes);
+  const optimizer = select("Optimizer", "optimizer", tables.optimizers);
+  const checkpointed = select("Checkpoint", "checkpointed", {
+    any: "as is best",
+    none: "no block",
+    all: "every block",
+  });
+  const chunks = select("Loss in chunks", "chunks", {
+    ...{ any: "as is best", none: "no" },
+    ...{ 2: "2", 4: "4", 8: "8", 16: "16" },
+  });
+  const micro = select(
+    "Micro-batch",
+    "micro",
+    { 0: "as is best", 1: "1", 2: "2", 4: "4", 8: "8", 16: "16" },
+    (value) => change("micro")(Number(value)),
+  );
+  const stage = select("Sharding", "stage", {
+    ...{ any: "as is best", ddp: "ddp" },
+    ...{ "zero-2": "zero-2", "zero-3": "zero-3" },
+  });
+  const pick = slider({
+    ...{ label: "Plan that is shown", key: "pick", min: 0 },
+    onInput: (place) => set({ pick: place }),
+  });
+
+  const best = [0, 1, 2].map((place) =>
+    button({
+      ...{ label: "", key: `best-${place}` },
+      onClick: () => set({ pick: place }),
+    }),
+  );
+  const code = html("pre", { class: "mb-code" });
+  const whole = html(
+    "div",
+    {},
+    picture,
+    html("div", { class: "mb-plans" }, ...best.map(({ root }) => root)),
+  );
+
+  let plan;
+  let offered = 0;
+  drag(picture, {
+    grab: (place) => {
+      if (Math.abs(place.x - plan.budget) < 14) return "budget";
+      if (place.y > BOTTOM + 4) return "budget";
+      return pointAt(plan, place) < 0 ? null : "pick";
+    },
+    move: (place, held) => {
+      if (held === "budget") return change("budget")(budgetAt(plan, place.x));
+      const point = pointAt(plan, place);
+      if (point >= 0) set({ pick: offered + point });
+    },
+  });
+
+  const log = Math.log2;
+  const show = (state, n) => {
+    for (const one of [
+      ...[model, card, recipe, optimizer, checkpointed, chunks, micro],
+    ]) {
+      one.update({ value: state[one.key] });
+    }
+    const cards = plural(state.ranks, "card");
+    ranks.update({
+      value: log(state.ranks),
+      max: log(tables.ranks.at(-1)),
+      ...{ text: state.ranks, spoken: cards },
+    });
+    batch.update({
+      value: log(n.space.batch),
+      ...{ max: log(tables.most) },
+      text: `${n.space.batch} × ${grouped(state.tokens)} tokens`,
+      spoken: plural(n.space.batch, "sequence"),
+    });
+    budget.update({ value: n.space.budget / MIB });
+    let why = "";
+    if (state.ranks === 1) why = "one card is not split";
+    else if (state.optimizer === "adam-8bit") why = "8-bit Adam goes with ddp";
+    stage.update({ value: why ? "any" : state.stage, disabled: why });
+    const shown = n.offered[state.pick] ? state.pick : 0;
+    pick.update({
+      ...{ value: shown, max: n.offered.length - 1 },
+      text: shown < n.best.length ? "of the best" : "on the frontier",
+      spoken: planText(n.space, n.plan),
+    });
+    best.forEach(({ root }, i) => {
+      const one = n.best[i];
+      root.hidden = !one;
+      root.setAttribute("aria-pressed", String(one === n.plan));
+      if (!one) return root.replaceChildren();
+      root.replaceChildren(
+        html("b", {}, times(one.slowdown)),
+        html("span", {}, shortText(n.space, one)),
+        html("i", {}, formatBytes(one.peak)),
+      );
+    });
+    code.textContent = codeOf(state, n.space, n.plan);
+  };
+
+  return {
+    controls: [model, card, ranks],
+    picture: whole,
+    legend: legend(id, SHOWN),
+    more: [
+      ...[budget, batch, recipe, optimizer, checkpointed, chunks],
+      ...[micro, stage, pick],
+    ],
+    note: html(
+      "div",
+      {},
+      html("p", {}, "Code to paste, for the plan that is shown:"),
+      code,
+      html("p", {}, NOTE),
+    ),
+    draw(state, width, before) {
+      const n = describe(state);
+      offered = n.best.length;
+      plan = layout(state, width, before);
+      show(state, n);
+      return {
+        title: "What fits, and at which price",
+        sentence: sentence(state),
+        height: HEIGHT,
+        drawn: draw(id, state, n, plan),
+        numbers: results(id, n),
+      };
+    },
+  };
+}
+
+export default widget({ name: "planning", keys, build });

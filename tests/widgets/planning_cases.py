@@ -1,0 +1,151 @@
+"""What the planner shows, by the package's own search."""
+
+import random
+
+from membudget.cards import CARDS, GIB
+from membudget.ledger import OPTIMIZERS
+from membudget.planning import (
+    CAUSES,
+    STAGES,
+    Machine,
+    Plan,
+    at_peak,
+    search,
+    seconds,
+    static,
+    work,
+)
+from membudget.widgets import Planning
+from membudget.widgets.planning_rows import MIXES, RANKS, SHOWN
+from tests.soak import SOAK
+
+
+def answer(widget):
+    """As ``widget.answer``; where a budget is below the states, the same
+    without those that fit: there are none."""
+    locks = widget.locks
+    stages = STAGES if widget.ranks > 1 else STAGES[:1]
+    if "stage" in locks:
+        stages = (locks["stage"],)
+    how = {"recipe": widget.recipe, "optimizer": widget.optimizer}
+    least = min(
+        static(
+            widget.job, Plan(1, **how, stage=stage, ranks=widget.ranks)
+        ).total
+        for stage in stages
+    )
+    return search(
+        widget.job,
+        max(widget.bytes, least),
+        Machine.of_card(widget.card, widget.recipe),
+        ranks=widget.ranks,
+        locks=locks,
+    )
+
+
+def of(job, choice):
+    plan = choice.plan
+    return {
+        "stage": plan.stage,
+        "blocks": plan.checkpointed,
+        "chunks": plan.loss_chunks,
+        "size": plan.micro_batch,
+        "peak": choice.peak,
+        "seconds": choice.seconds,
+        "slowdown": choice.slowdown,
+        "causes": [choice.causes[cause] for cause in CAUSES[:3]],
+        "text": plan.text(job),
+    }
+
+
+def numbers(widget):
+    found, job = answer(widget), widget.job
+    more = found.within(widget.bytes + GIB)
+    best = found.best
+    if best and more and more.seconds >= best[0].seconds:
+        more = None
+    return {
+        "best": [of(job, choice) for choice in best],
+        "frontier": [
+            {key: value for key, value in of(job, choice).items()}
+            for choice in found.frontier
+        ],
+        "next": more and more.slowdown,
+    }
+
+
+def case(widget):
+    state = widget.state()
+    del state["tables"]
+    return {"state": state, "numbers": numbers(widget)}
+
+
+def models():
+    return list(SHOWN) if SOAK else ["small GPT"]
+
+
+def widgets_(rng, count):
+    """Random settings."""
+    for index in range(count):
+        widget = Planning(rng.choice(models()))
+        widget.card = rng.choice(list(CARDS))
+        widget.ranks = rng.choice((1, 1, 2, 8) if not SOAK else RANKS)
+        widget.batch = rng.choice((1, 2, 16, 64))
+        widget.budget = rng.choice((0, 200, 700, 4000))
+        widget.tokens = rng.choice(
+            widget.tables["models"][widget.model]["tokens"]
+        )
+        recipes = MIXES if SOAK else ("fp32",)
+        widget.recipe = recipes[index % len(recipes)]
+        widget.optimizer = rng.choice(list(OPTIMIZERS))
+        widget.stage = rng.choice(("any", "any", *STAGES))
+        widget.chunks = rng.choice(("any", "any", "none", "8"))
+        widget.checkpointed = rng.choice(("any", "any", "none", "all"))
+        widget.micro = rng.choice((0, 0, 0, 4))
+        yield widget
+
+
+def plans(rng, count):
+    """Single plans: peak, its split's sum, and seconds."""
+    for widget in widgets_(rng, count):
+        job, ranks = widget.job, widget.ranks
+        share = job.batch // ranks
+        stage = widget.locks.get("stage", "zero-3" if ranks > 1 else "ddp")
+        chunks = rng.choice((None, 2, 4, 8, 16))
+        plan = Plan(
+            rng.randrange(1, share + 1),
+            rng.randrange(job.network.depth + 1),
+            chunks,
+            widget.recipe,
+            widget.optimizer,
+            stage if ranks > 1 else "ddp",
+            ranks,
+        )
+        moment = at_peak(job, plan)
+        machine = Machine.of_card(widget.card, widget.recipe)
+        state = widget.state()
+        del state["tables"]
+        yield {
+            "state": state,
+            "plan": {
+                "stage": plan.stage,
+                "blocks": plan.checkpointed,
+                "chunks": chunks,
+                "size": plan.micro_batch,
+            },
+            "peak": moment.live,
+            "phase": moment.phase,
+            "seconds": seconds(work(job, plan), machine),
+        }
+
+
+def cases():
+    """The tables, searches and single plans."""
+    rng = random.Random(0)
+    yield {
+        "tables": Planning().tables,
+        "searches": [
+            case(widget) for widget in widgets_(rng, 100 if SOAK else 8)
+        ],
+        "plans": list(plans(rng, 600 if SOAK else 20)),
+    }
