@@ -20,6 +20,7 @@ from membudget.planning import (
     largest_micro_batch,
     memory,
     search,
+    seconds,
     static,
     step,
     work,
@@ -33,10 +34,10 @@ def next_token(model, x, y):
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def job_of(samples, shape=SHAPE):
+def job_of(samples, make=torch.optim.AdamW):
     torch.manual_seed(0)
-    model = shape.build("cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model = SHAPE.build("cpu")
+    optimizer = make(model.parameters(), lr=0.1, foreach=False)
     x, y = (torch.randint(40, (samples, 8)) for _ in range(2))
     given = {"optimizer": optimizer, "blocks": model.blocks}
     return OwnJob(model, next_token, x, y, **given)
@@ -79,7 +80,7 @@ def test_a_step_needs_and_does_what_its_plan_says(own, size):
 def test_every_plan_takes_the_step_of_the_whole_batch():
     after = []
     for plan in (Plan(11), Plan(4, 2), Plan(1, 1)):
-        own = job_of(11)
+        own = job_of(11, torch.optim.SGD)
         losses = [step(own, plan) for _ in range(3)]
         assert all(p.grad is None for p in own.model.parameters())
         assert all("forward" not in vars(m) for m in own.model.modules())
@@ -97,17 +98,11 @@ def test_the_search_is_exact(own):
         best = search(own, budget, MACHINE, locks=locks).best[0]
         assert best.peak == memory(own, best.plan) <= budget
         fits = [plan for plan in plans if memory(own, plan) <= budget]
-        done = min(MACHINE.flops * work_time(own, plan) for plan in fits)
-        assert MACHINE.flops * best.seconds == pytest.approx(done)
-        assert best.slowdown == pytest.approx(best.seconds / fastest.seconds)
+        least = min(seconds(work(own, plan), MACHINE) for plan in fits)
+        assert best.seconds == pytest.approx(least)
+        assert best.slowdown == pytest.approx(least / fastest.seconds)
     answer = str(search(own, 10**9, MACHINE))
     assert "11 samples in" in answer and "steps without data" in answer
-
-
-def work_time(job, plan):
-    flops, moved, called, _ = work(job, plan)
-    rates = MACHINE.flops, MACHINE.bandwidth
-    return flops / rates[0] + moved / rates[1] + called * MACHINE.operator
 
 
 def test_the_largest_micro_batch(own):
@@ -120,7 +115,7 @@ def test_the_largest_micro_batch(own):
 
 
 def test_it_calibrates_as_other_jobs_do(own):
-    found = calibrate(lambda plan: work_time(own, plan), own)
+    found = calibrate(lambda plan: seconds(work(own, plan), MACHINE), own)
     assert found.flops == pytest.approx(MACHINE.flops, rel=1e-3)
     assert found.operator == pytest.approx(MACHINE.operator, rel=1e-3)
 

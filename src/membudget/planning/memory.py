@@ -67,7 +67,7 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
         ValueError: a plan that is not one of the job's (:meth:`Plan.share`),
             or FSDP2 of a version of PyTorch without rules.
     """
-    instance(job, Job, "the job", "a planning.Job")
+    instance(job, Job, "the job", "a Job")
     share = checked(job, plan)
     if plan.stage == "ddp":
         return _predicted(job, plan, share).at_peak

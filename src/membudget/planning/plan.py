@@ -24,7 +24,7 @@ MOST = 2**20
 """Of tokens in a sequence, and of sequences."""
 
 
-JOBS = "a planning.Job or a planning.OwnJob"
+JOBS = "a Job or an OwnJob"
 """What is trained, in messages."""
 
 
