@@ -320,8 +320,9 @@ class DryPasses:
         Args:
             late: whether gradients are there, as after another micro-batch.
         """
-        kept = [p.grad for p in model.parameters()]
+        before = []
         if not late:
+            before = [(p, p.grad) for p in model.parameters()]
             model.zero_grad()
         held = [model] if optimizer is None else [model, optimizer]
         with (
@@ -333,7 +334,7 @@ class DryPasses:
                 value = value * (len(batch[0]) / self._job.batch)
             value.backward()
             del value, more
-        for p, gradient in zip(model.parameters(), kept, strict=True):
+        for p, gradient in before:
             p.grad = gradient
         refuse_unsure(tracker)
         inputs = sum(t.nbytes for t in batch)
