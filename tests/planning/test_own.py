@@ -34,9 +34,9 @@ def next_token(model, x, y):
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def job_of(samples, make=torch.optim.AdamW):
+def job_of(samples, make=torch.optim.AdamW, shape=SHAPE):
     torch.manual_seed(0)
-    model = SHAPE.build("cpu")
+    model = shape.build("cpu")
     optimizer = make(model.parameters(), lr=0.1, foreach=False)
     x, y = (torch.randint(40, (samples, 8)) for _ in range(2))
     given = {"optimizer": optimizer, "blocks": model.blocks}
@@ -49,9 +49,9 @@ def own():
 
 
 def test_its_plans_are_those_of_the_same_network(own):
-    """By the ledger, and where straight lines fill in: 3 of 11, 7, 9."""
+    """By the ledger, and where straight lines fill in: 3 of 11, 9."""
     other = Job(SHAPE, 8, 11, "cpu")
-    plans = [Plan(11), Plan(9), Plan(5), Plan(4, 1), Plan(3, 2), Plan(7, 2)]
+    plans = [Plan(11), Plan(9), Plan(4, 1), Plan(3, 2)]
     for plan in plans:
         assert memory(own, plan) == memory(other, plan), plan
         assert work(own, plan) == work(other, plan), plan
@@ -75,6 +75,16 @@ def test_a_step_needs_and_does_what_its_plan_says(own, size):
         micro_batch=size,
     )
     assert found.peak == tracker.peak
+
+
+def test_counting_the_work_changes_no_peak():
+    """The counter takes SiLU's backward pass apart; the step does not."""
+    shape = Transformer(40, 16, 2, 2, hidden=128, family="llama", tied=True)
+    own, plan = job_of(4, shape=shape), Plan(2, checkpointed=2)
+    step(own, plan)
+    with PeakTracker(own.model, own.optimizer, *own.examples) as tracker:
+        step(own, plan)
+    assert tracker.peak == memory(own, plan)
 
 
 def test_every_plan_takes_the_step_of_the_whole_batch():

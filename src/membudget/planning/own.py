@@ -298,7 +298,7 @@ class DryPasses:
         if optimizer is not None:
             optimizer.step()
         held = [model] if optimizer is None else [model, optimizer]
-        with PeakTracker(*held) as tracker, WorkCounter() as counter:
+        with WorkCounter() as counter, PeakTracker(*held) as tracker:
             if optimizer is not None:
                 optimizer.step()
         split = tracker.split(-1)
@@ -325,9 +325,10 @@ class DryPasses:
             before = [(p, p.grad) for p in model.parameters()]
             model.zero_grad()
         held = [model] if optimizer is None else [model, optimizer]
+        # The counter takes some operators apart, unseen by what is inside it.
         with (
-            PeakTracker(*held, *batch) as tracker,
             WorkCounter() as counter,
+            PeakTracker(*held, *batch) as tracker,
         ):
             value, more = parts_of(loss(model, *batch))
             if len(batch[0]) < self._job.batch:
