@@ -13,7 +13,7 @@ from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.planning.memory import input_bytes
 from membudget.planning.own import OwnJob
 from membudget.planning.peaks import peak
-from membudget.planning.plan import Plan, TrainedJob
+from membudget.planning.plan import JOBS, Plan, TrainedJob
 
 
 def largest_micro_batch(
@@ -55,7 +55,7 @@ def largest_micro_batch(
     """
     budget = whole(budget, "budget")
     if not isinstance(what, TrainedJob):
-        use = "a job of planning, or a module of PyTorch"
+        use = f"{JOBS}, or a module of PyTorch"
         instance(what, nn.Module, "what is trained", use)
         only_tensors(batch)
         return largest_batch(
