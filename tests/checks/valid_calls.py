@@ -112,6 +112,11 @@ def job() -> planning.Job:
     return planning.Job(PAPER, 2, 2)
 
 
+def own_job() -> planning.OwnJob:
+    of = model()
+    return planning.OwnJob(of, loss, *batch(), optimizer=optimizer(of))
+
+
 def units() -> list[sharding.Unit]:
     return sharding.units_of(model(), [])
 
@@ -506,6 +511,8 @@ ROWS = {
         self=planning.search(JOB, 10**6, MACHINE), budget=10**6
     ),
     "planning.Job": lambda: dict(network=PAPER, tokens=2, batch=2),
+    "planning.OwnJob": lambda: step() | dict(blocks=[]),
+    "planning.OwnJob.loss_of": lambda: dict(self=own_job(), plan=PLAN),
     "planning.Plan": lambda: dict(micro_batch=1, loss_chunks=2),
     "planning.Plan.code": lambda: dict(self=PLAN, job=JOB),
     "planning.Plan.share": lambda: dict(self=PLAN, job=JOB),
@@ -523,6 +530,7 @@ ROWS = {
         job=JOB, budget=10**6, machine=MACHINE, locks={"recipe": "bf16"}
     ),
     "planning.static": lambda: dict(job=JOB, plan=PLAN),
+    "planning.step": lambda: dict(job=own_job(), plan=PLAN, batch=batch()),
     # widgets
     "widgets.Accumulation": lambda: dict(
         footprint=footprint(),

@@ -1,11 +1,13 @@
 """Planning: which combination fits, at the least slowdown."""
 
+from membudget.planning.counter import WorkCounter
 from membudget.planning.largest import largest_micro_batch
 from membudget.planning.machine import Machine, calibrate, seconds
 from membudget.planning.memory import at_peak, memory, static
+from membudget.planning.own import OwnJob, step
 from membudget.planning.plan import STAGES, Job, Plan
 from membudget.planning.search import AXES, CAUSES, Answer, Choice, search
-from membudget.planning.work import Work, WorkCounter, work
+from membudget.planning.work import Work, work
 
 __all__ = [
     "AXES",
@@ -15,6 +17,7 @@ __all__ = [
     "Choice",
     "Job",
     "Machine",
+    "OwnJob",
     "Plan",
     "Work",
     "WorkCounter",
@@ -25,5 +28,6 @@ __all__ = [
     "search",
     "seconds",
     "static",
+    "step",
     "work",
 ]

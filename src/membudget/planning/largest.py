@@ -11,12 +11,13 @@ from membudget.ledger.largest import largest_over_half, last_that
 from membudget.measuring import format_bytes
 from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.planning.memory import input_bytes
+from membudget.planning.own import OwnJob
 from membudget.planning.peaks import peak
-from membudget.planning.plan import Job, Plan
+from membudget.planning.plan import JOBS, Plan, TrainedJob
 
 
 def largest_micro_batch(
-    what: Job | nn.Module,
+    what: TrainedJob | nn.Module,
     how: Plan | Loss,
     *batch: torch.Tensor,
     budget: int,
@@ -26,7 +27,7 @@ def largest_micro_batch(
 
     Nothing is allocated, so nothing can run out of memory. Of a job and a
     plan the peaks are computed (:func:`membudget.planning.memory`). Of any
-    other model two dry runs tell them, as
+    other model, and of an :class:`OwnJob`, two dry runs tell them, as
     :func:`membudget.ledger.largest_batch` says: more samples are taken to
     need more bytes, the optimizer to step as after any other batch, and the
     loop to set its gradients to None and to keep nothing. The bytes are those
@@ -53,8 +54,8 @@ def largest_micro_batch(
         >>> largest_micro_batch(model, loss, x, y, budget=10**9)
     """
     budget = whole(budget, "budget")
-    if not isinstance(what, Job):
-        use = "a planning.Job, or a module of PyTorch"
+    if not isinstance(what, TrainedJob):
+        use = f"{JOBS}, or a module of PyTorch"
         instance(what, nn.Module, "what is trained", use)
         only_tensors(batch)
         return largest_batch(
@@ -72,6 +73,15 @@ def largest_micro_batch(
             "optimizer, or hand over a model and its loss"
         )
     share = replace(how, micro_batch=1).share(what)
+    if isinstance(what, OwnJob):
+        return largest_batch(
+            what.model,
+            what.loss_of(how),
+            *what.examples,
+            limit=budget,
+            of=share,
+            optimizer=what.optimizer,
+        )
 
     def needs(size: int, of: int = share) -> int:
         return peak(what, replace(how, micro_batch=size), of)

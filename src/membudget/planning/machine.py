@@ -10,7 +10,8 @@ import torch
 from membudget.cards import CARDS
 from membudget.checks import function, instance, listed, number, one_of
 from membudget.ledger import RECIPES
-from membudget.planning.plan import Job, Plan
+from membudget.planning.own import OwnJob
+from membudget.planning.plan import JOBS, Plan, TrainedJob
 from membudget.planning.work import Work, work
 
 EFFICIENCY = 0.4
@@ -101,7 +102,7 @@ def seconds(work: Work, machine: Machine) -> float:
 
 def calibrate(
     run: Callable[[Plan], float],
-    job: Job,
+    job: TrainedJob,
     plans: Sequence[Plan] | None = None,
 ) -> Machine:
     """The constants of this machine, from the times of a few plans.
@@ -116,7 +117,8 @@ def calibrate(
             large ones.
         plans: three or more, on one rank. By default the corners: the whole
             batch at once and single sequences, without savings and with
-            every block checkpointed, the last with its loss in chunks.
+            every block checkpointed, the last with its loss in chunks (an
+            ``OwnJob`` has none).
 
     Raises:
         TypeError: an argument of a wrong kind.
@@ -124,14 +126,15 @@ def calibrate(
             0.
     """
     function(run, "run", "a function of a plan that returns seconds")
-    instance(job, Job, "job", "a Job")
+    instance(job, TrainedJob, "job", JOBS)
     if plans is None:
-        all_blocks = job.network.depth
+        all_blocks = job.depth
+        chunks = None if isinstance(job, OwnJob) else 4
         plans = [
             Plan(job.batch),
             Plan(1),
             Plan(job.batch, checkpointed=all_blocks),
-            Plan(1, checkpointed=all_blocks, loss_chunks=4),
+            Plan(1, checkpointed=all_blocks, loss_chunks=chunks),
         ]
     plans = listed(plans, "plans", "plans", 3)
     rows = []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
+from membudget.checks import instance
 from membudget.ledger import (
     RECIPES,
     PaperMoment,
@@ -15,7 +16,8 @@ from membudget.ledger import (
     states,
     update_workspace,
 )
-from membudget.planning.plan import Job, Plan, checked
+from membudget.planning.own import OwnJob
+from membudget.planning.plan import Job, Plan, TrainedJob, checked
 from membudget.sharding import (
     PARTS,
     Held,
@@ -30,12 +32,18 @@ SCALED = 8
 """Bytes of the loss times its share of the batch, and of its gradient."""
 
 
-def memory(job: Job, plan: Plan) -> int:
-    """The most bytes alive on a rank in a step; see :func:`at_peak`.
+def memory(job: TrainedJob, plan: Plan) -> int:
+    """The most bytes alive on a rank in a step.
+
+    Of a :class:`Job` see :func:`at_peak`. Of an :class:`OwnJob` it is what
+    :func:`membudget.measuring.trace_step` measures, to the byte.
 
     Raises:
         TypeError, ValueError: as :func:`at_peak`.
     """
+    if isinstance(job, OwnJob):
+        checked(job, plan)
+        return job.dry.peak(plan)
     return at_peak(job, plan).live
 
 
@@ -59,6 +67,7 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
         ValueError: a plan that is not one of the job's (:meth:`Plan.share`),
             or FSDP2 of a version of PyTorch without rules.
     """
+    instance(job, Job, "the job", "a Job")
     share = checked(job, plan)
     if plan.stage == "ddp":
         return _predicted(job, plan, share).at_peak
@@ -86,13 +95,15 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     return max(found, key=lambda moment: moment.live)
 
 
-def static(job: Job, plan: Plan) -> States:
+def static(job: TrainedJob, plan: Plan) -> States:
     """Bytes of the model's states on a rank, as the optimizer finds them.
 
     Raises:
         TypeError, ValueError: as :func:`at_peak`.
     """
     checked(job, plan)
+    if isinstance(job, OwnJob):
+        return job.dry.states
     return states_of(job.network, family_of(plan))
 
 

@@ -30,7 +30,8 @@ from membudget.planning.memory import (
     states_of,
     workspace,
 )
-from membudget.planning.plan import Job, Plan
+from membudget.planning.own import OwnJob
+from membudget.planning.plan import Plan, TrainedJob
 from membudget.sharding import PARTS
 
 
@@ -58,7 +59,7 @@ class Step:
     kept: bool = False
 
 
-def peak(job: Job, plan: Plan, share: int) -> int:
+def peak(job: TrainedJob, plan: Plan, share: int) -> int:
     """As :func:`membudget.planning.memory`.
 
     Args:
@@ -66,6 +67,8 @@ def peak(job: Job, plan: Plan, share: int) -> int:
         plan: one of its plans.
         share: sequences of each rank.
     """
+    if isinstance(job, OwnJob):
+        return job.dry.peak(plan)
     size, recipe = plan.micro_batch, plan.recipe
     family, foreach = family_of(plan), job.device == "cuda"
     several = size < share

@@ -24,8 +24,35 @@ MOST = 2**20
 """Of tokens in a sequence, and of sequences."""
 
 
+JOBS = "a Job or an OwnJob"
+"""What is trained, in messages."""
+
+
+class TrainedJob:
+    """What is trained: a :class:`Job` or an :class:`OwnJob`.
+
+    Attributes:
+        batch: samples of an optimizer step, over all ranks.
+        depth: blocks that can be checkpointed.
+        samples: what a sample is called.
+        told: the step's batch, in words.
+    """
+
+    batch: int
+    depth: int
+    samples = "samples"
+    told: str
+
+    def _refuse(self, plan: "Plan") -> None:
+        """Refuse what this job cannot do."""
+
+    def _program(self, plan: "Plan", share: int) -> str:
+        """The program of a plan."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(TrainedJob):
     """What is trained.
 
     Args:
@@ -56,6 +83,34 @@ class Job:
         if self.network.family == "gpt":
             check_positions(self.tokens, self.network.context)
         one_of(self.device, LISTS, "device of a job")
+
+    samples = "sequences"
+
+    @property
+    def depth(self) -> int:
+        """Blocks of the network."""
+        return self.network.depth
+
+    @property
+    def told(self) -> str:
+        """The step's batch, in words."""
+        return f"{self.batch} sequences of {self.tokens} tokens"
+
+    def _refuse(self, plan: "Plan") -> None:
+        """Refuse what this job cannot do.
+
+        Raises:
+            ValueError: attention to be kept that is not fused.
+        """
+        if plan.kept_attention and not self.network.fused:
+            raise ValueError(
+                "the plan keeps attention, which is several operators in this "
+                "network: use fused=True, or kept_attention=False"
+            )
+
+    def _program(self, plan: "Plan", share: int) -> str:
+        """The program of a plan."""
+        return code.write(self, plan, share)
 
 
 @dataclass(frozen=True)
@@ -118,44 +173,41 @@ class Plan:
                 'use recipe="master", or stage="zero-2", which sums in fp32'
             )
 
-    def share(self, job: Job) -> int:
+    def share(self, job: TrainedJob) -> int:
         """Sequences of each rank.
 
         Raises:
             TypeError: no job.
             ValueError: ranks that do not divide the batch, more checkpointed
-                blocks than there are, a larger micro-batch than the share, or
-                attention to be kept that is not fused.
+                blocks than there are, a larger micro-batch than the share,
+                attention to be kept that is not fused, or what an ``OwnJob``
+                has of its own.
         """
-        instance(job, Job, "the job", "a Job")
+        instance(job, TrainedJob, "the job", JOBS)
+        job._refuse(self)
         share = share_of(job, self.ranks)
-        if self.checkpointed > job.network.depth:
+        if self.checkpointed > job.depth:
             raise ValueError(
                 f"{self.checkpointed} blocks are to be checkpointed, and the "
-                f"network has {job.network.depth}: use at most so many"
-            )
-        if self.kept_attention and not job.network.fused:
-            raise ValueError(
-                "the plan keeps attention, which is several operators in this "
-                "network: use fused=True, or kept_attention=False"
+                f"network has {job.depth}: use at most so many"
             )
         if self.micro_batch > share:
             raise ValueError(
                 f"micro_batch is {self.micro_batch}, and a rank has {share} "
-                f"of the {job.batch} sequences: use at most so many"
+                f"of the {job.batch} {job.samples}: use at most so many"
             )
         return share
 
-    def text(self, job: Job) -> str:
+    def text(self, job: TrainedJob) -> str:
         """In words.
 
         Raises:
             TypeError, ValueError: as :meth:`share`.
         """
-        share, depth = self.share(job), job.network.depth
+        share, depth = self.share(job), job.depth
         full, rest = divmod(share, self.micro_batch)
         parts = [
-            f"{full} × {self.micro_batch} sequences"
+            f"{full} × {self.micro_batch} {job.samples}"
             + (f" and a last micro-batch of {rest}" if rest else "")
         ]
         if self.checkpointed == depth:
@@ -166,26 +218,28 @@ class Plan:
             parts.append("their attention kept")
         if self.loss_chunks is not None:
             parts.append(f"the loss in {self.loss_chunks} chunks")
-        parts.append(WORDS.get(self.recipe, self.recipe))
-        parts.append(WORDS[self.optimizer])
+        if isinstance(job, Job):  # else they are the model's own
+            parts.append(WORDS.get(self.recipe, self.recipe))
+            parts.append(WORDS[self.optimizer])
         if self.ranks > 1 or self.stage != "ddp":
             parts.append(f"{self.stage} on {self.ranks} ranks")
         return ", ".join(parts)
 
-    def code(self, job: Job) -> str:
+    def code(self, job: TrainedJob) -> str:
         """A program in plain PyTorch that trains the job so.
 
         Its model and its loss in chunks are the course's
         (:mod:`membudget.models`); its tokens are random. ``torchrun`` starts
-        it on several ranks.
+        it on several ranks. Of an ``OwnJob`` it is the loop alone, with
+        :func:`membudget.planning.step`.
 
         Raises:
             TypeError, ValueError: as :meth:`share`.
         """
-        return code.write(job, self, self.share(job))
+        return job._program(self, self.share(job))
 
 
-def checked(job: Job, plan: Plan) -> int:
+def checked(job: TrainedJob, plan: Plan) -> int:
     """Sequences of each rank, if the plan is one of the job's.
 
     Raises:
@@ -194,7 +248,7 @@ def checked(job: Job, plan: Plan) -> int:
     return instance(plan, Plan, "the plan", "a planning.Plan").share(job)
 
 
-def share_of(job: Job, ranks: int) -> int:
+def share_of(job: TrainedJob, ranks: int) -> int:
     """Sequences of each rank.
 
     Raises:
@@ -203,7 +257,7 @@ def share_of(job: Job, ranks: int) -> int:
     if ranks > job.batch or job.batch % ranks:
         why = "more than" if ranks > job.batch else "no divisor of"
         raise ValueError(
-            f"{ranks} ranks are {why} the {job.batch} sequences of a step: "
-            "use a number of ranks that divides the batch"
+            f"{ranks} ranks are {why} the {job.batch} {job.samples} of a "
+            "step: use a number of ranks that divides the batch"
         )
     return job.batch // ranks

@@ -11,8 +11,9 @@ from membudget.ledger import OPTIMIZERS, RECIPES
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import static
+from membudget.planning.own import OWN_AXES, OwnJob
 from membudget.planning.peaks import peak
-from membudget.planning.plan import STAGES, Job, Plan, share_of
+from membudget.planning.plan import JOBS, STAGES, Plan, TrainedJob, share_of
 from membudget.planning.work import work
 
 CHUNKS = (None, 2, 4, 8, 16)
@@ -67,7 +68,7 @@ class Answer:
         assumes: what the answer rests on, in sentences.
     """
 
-    job: Job
+    job: TrainedJob
     budget: int
     best: list[Choice]
     frontier: list[Choice]
@@ -94,10 +95,7 @@ class Answer:
         return self.within(self.budget + GIB)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.job.batch} sequences of {self.job.tokens} tokens in "
-            f"{format_bytes(self.budget)}:"
-        ]
+        lines = [f"{self.job.told} in {format_bytes(self.budget)}:"]
         for place, choice in enumerate(self.best, 1):
             lines.append(
                 f"{place}. {choice.plan.text(self.job)}: "
@@ -127,7 +125,7 @@ class Answer:
 
 
 def search(
-    job: Job,
+    job: TrainedJob,
     budget: int,
     machine: Machine,
     *,
@@ -146,6 +144,9 @@ def search(
     of the first is no axis: with as many it takes as long, and never less
     memory.
 
+    Of an :class:`OwnJob` the micro-batch and the checkpointed blocks are free
+    and all else is the model's own.
+
     Args:
         job: what is to be trained.
         budget: bytes for the tensors of a rank.
@@ -160,7 +161,7 @@ def search(
             do not divide the batch, an unknown axis, locks that leave no
             plan, or attention to be kept that is not fused.
     """
-    instance(job, Job, "the job", "a planning.Job")
+    instance(job, TrainedJob, "the job", JOBS)
     instance(machine, Machine, "the machine", "a planning.Machine")
     budget, ranks = whole(budget, "budget"), whole(ranks, "ranks")
     share = share_of(job, ranks)
@@ -227,14 +228,14 @@ def search(
 
 
 def _axes(
-    job: Job, share: int, ranks: int, locks: Mapping[str, object] | None
+    job: TrainedJob, share: int, ranks: int, locks: Mapping[str, object] | None
 ) -> dict[str, list]:
     """What each axis may be."""
-    depth = job.network.depth
+    depth, own = job.depth, isinstance(job, OwnJob)
     axes = {
         "micro_batch": _sizes(share),
         "checkpointed": range(depth + 1),
-        "loss_chunks": CHUNKS,
+        "loss_chunks": (None,) if own else CHUNKS,
         "recipe": RECIPES,
         "optimizer": OPTIMIZERS,
         "stage": STAGES if ranks > 1 else ("ddp",),
@@ -249,6 +250,11 @@ def _axes(
             raise ValueError(
                 f"there is no axis {shown(axis)} to lock: use one of "
                 f"{', '.join(AXES)}"
+            )
+        if own and axis in (locks or ()) and axis not in OWN_AXES:
+            raise ValueError(
+                f"{axis} is locked, and an OwnJob's model and optimizer are "
+                f"as they are: lock {' or '.join(OWN_AXES)}, or change them"
             )
         values = [wanted]
         if isinstance(wanted, Collection) and not isinstance(wanted, str):
@@ -289,7 +295,7 @@ def _sizes(share: int) -> list[int]:
 
 
 def _by_parts(
-    job: Job, plan: Plan, share: int, sizes: Iterable[int]
+    job: TrainedJob, plan: Plan, share: int, sizes: Iterable[int]
 ) -> list[tuple[int, Plan]]:
     """Peak and plan: the smallest for each number of micro-batches."""
     found: dict[int, tuple[int, Plan]] = {}
@@ -315,7 +321,7 @@ def _savings(plan: Plan, share: int) -> tuple:
 
 
 def _causes(
-    job: Job, plan: Plan, fastest: Plan, machine: Machine
+    job: TrainedJob, plan: Plan, fastest: Plan, machine: Machine
 ) -> dict[str, float]:
     """The slowdown less 1, by cause.
 
@@ -345,13 +351,19 @@ def _causes(
     return {cause: parts[cause] / whole_time for cause in CAUSES}
 
 
-def _assumes(job: Job, ranks: int, axes, machine: Machine) -> list[str]:
+def _assumes(job: TrainedJob, ranks: int, axes, machine: Machine) -> list[str]:
     lines = [
         "The bytes are those of PyTorch's tensors with a CPU's kernels, "
         "measured on no GPU. What a GPU's allocator rounds and its libraries "
         "keep comes on top.",
         f"The time is an estimate: {machine.source}.",
     ]
+    if isinstance(job, OwnJob):
+        lines[0] = (
+            "The bytes are those of the model's tensors in steps without "
+            "data. What a GPU's allocator rounds and its libraries keep comes "
+            "on top."
+        )
     if set(axes["recipe"]) != {"fp32"}:
         lines.append("16 bits are bf16, which older cards only emulate.")
     if any(stage != "ddp" for stage in axes["stage"]):

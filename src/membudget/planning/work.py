@@ -27,24 +27,13 @@ from membudget.checkpointing import ATTENTION
 from membudget.checks import instance
 from membudget.internals import FakeTensorMode
 from membudget.ledger import RECIPES, Transformer, optimizer_bytes
-from membudget.measuring import FlopCounter
 from membudget.measuring.dry import without_data
 from membudget.measuring.fakes import Fakes
-from membudget.measuring.storages import tensors
 from membudget.models import chunked_loss
-from membudget.planning.plan import Job, Plan
+from membudget.planning.counter import Counts, WorkCounter, added, less
+from membudget.planning.own import OwnJob
+from membudget.planning.plan import JOBS, Plan, TrainedJob
 from membudget.sharding import STAGES, zero_traffic
-
-aten = torch.ops.aten
-
-NOT_READ = {
-    aten.embedding: 0,
-    aten.nll_loss_forward: 0,
-    aten.nll_loss_backward: 1,
-}
-"""Operators, and which of their arguments they read only here and there: the
-table of an embedding, and the logarithms of which the loss picks one for each
-token."""
 
 MAKE = {
     "sgd": partial(torch.optim.SGD, lr=0.1, foreach=False),
@@ -71,56 +60,7 @@ class Work(NamedTuple):
     traffic: int
 
 
-class WorkCounter(FlopCounter):
-    """Count FLOPs, bytes and operators that run inside the block.
-
-    An operator reads its arguments and writes its results, each once and
-    whole; what it changes in place counts as both. One whose results share
-    the arguments' storages moves nothing, and so does one that only takes
-    memory. Of an embedding's table the backward pass writes all rows.
-
-    Attributes:
-        bytes: read and written.
-        operators: that moved data.
-
-    Example:
-        >>> with WorkCounter() as counter:
-        ...     model(x).sum().backward()
-        >>> counter.total, counter.bytes, counter.operators
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.operators = 0
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """FLOPs, bytes and operators so far."""
-        return self.total, self.bytes, self.operators
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        made = tensors([result])
-        packet = func.overloadpacket
-        if not made or packet.__name__.startswith(("empty", "new_empty")):
-            return result
-        given = tensors([*args, kwargs or {}])
-        places = {t.untyped_storage()._cdata for t in given}
-        if func._schema.is_mutable or any(
-            t.untyped_storage()._cdata not in places for t in made
-        ):
-            if packet in NOT_READ:
-                del given[NOT_READ[packet]]
-            self.operators += 1
-            self.bytes += sum(t.nbytes for t in given + made)
-        return result
-
-
-Counts = tuple[int, int, int]
-"""FLOPs, bytes, operators."""
-
-
-def work(job: Job, plan: Plan) -> Work:
+def work(job: TrainedJob, plan: Plan) -> Work:
     """What a plan has one rank do in one optimizer step.
 
     The step is the one of :func:`membudget.ledger.predict`, with the kernels
@@ -135,13 +75,17 @@ def work(job: Job, plan: Plan) -> Work:
     reads the gradient, and reads and writes the parameter and its states.
 
     The first call for a network, a length and a recipe takes a second; then
-    it is below a millisecond.
+    it is below a millisecond. Of an :class:`OwnJob` its own model is counted.
 
     Raises:
         TypeError: something else than a job and a plan.
+        ValueError: a plan that an ``OwnJob`` cannot follow.
     """
-    instance(job, Job, "job", "a Job")
+    instance(job, TrainedJob, "job", JOBS)
     instance(plan, Plan, "plan", "a Plan")
+    if isinstance(job, OwnJob):
+        plan.share(job)
+        return Work(*job.dry.counts(plan), 0)
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
     key = replace(network, depth=1), job.tokens, plan.recipe
@@ -177,8 +121,8 @@ def work(job: Job, plan: Plan) -> Work:
     if base:
         terms.append((chunks - steps, _chunk(*key)))
     ends = _updates(key[0], plan.recipe, plan.optimizer)
-    flops, moved, operators = _added(terms)
-    _, stepped, called = _added([(2 - depth, ends[0]), (depth - 1, ends[1])])
+    flops, moved, operators = added(terms)
+    _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(
         flops,
         moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
@@ -197,17 +141,6 @@ def work(job: Job, plan: Plan) -> Work:
 def _chunks(rows: int, wanted: int) -> int:
     """Into how many parts ``torch.chunk`` cuts them."""
     return -(-rows // -(-rows // wanted))
-
-
-def _added(terms: Sequence[tuple[int, Counts]]) -> Counts:
-    """Each of the counts so many times, together."""
-    return tuple(
-        sum(times * counts[i] for times, counts in terms) for i in range(3)
-    )
-
-
-def _less(a: Counts, b: Counts) -> Counts:
-    return _added([(1, a), (-1, b)])
 
 
 @lru_cache(maxsize=1024)
@@ -248,14 +181,14 @@ def _accumulated(
     deeper = replace(network, depth=2)
     one, second, shared = micro_batches(network, *how, (None, None, 0.5))
     two, other = micro_batches(deeper, *how, (None, None))
-    return (_less(second, one), _less(other, two)), _less(shared, second)
+    return (less(second, one), less(other, two)), less(shared, second)
 
 
 @lru_cache(maxsize=256)
 def _chunk(network: Transformer, tokens: int, recipe: str) -> Counts:
     """One more chunk of the loss."""
     [more] = micro_batches(network, 2, tokens, 0, 2, recipe)
-    return _less(more, _measured(network, tokens, recipe, 1, 2)[0])
+    return less(more, _measured(network, tokens, recipe, 1, 2)[0])
 
 
 def micro_batches(
@@ -309,7 +242,7 @@ def micro_batches(
                 loss = _loss(model, *ids, chunks)
             (loss if share is None else loss * share).backward()
             found.append(counter.counts)
-    return [_less(b, a) for a, b in pairwise(found)]
+    return [less(b, a) for a, b in pairwise(found)]
 
 
 def _loss(
@@ -385,4 +318,4 @@ def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
     states = optimizer_bytes(sizes, recipe, optimizer)
     states -= kind.master * sum(sizes)
     moved = 3 * kind.stepped * sum(sizes) + 2 * states
-    return _added([(1, counts), (1, (0, moved, len(sizes)))])
+    return added([(1, counts), (1, (0, moved, len(sizes)))])
