@@ -34,7 +34,7 @@ BAD = {
     "fits": [
         ("model", "GPT-5", "Llama 3 8B"),
         ("card", "V100", "RTX 4090"),
-        ("cut", 1, "boolean"),
+        ("cut", "yes", "boolean"),
         ("tables", {}, "read-only|tables"),
     ],
     "ledger": [
