@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from membudget.ledger import OPTIMIZERS, PRESETS, Transformer
+from membudget.planning.counter import less
 from membudget.planning.memory import (
     held_in,
     parts_of,
@@ -31,7 +32,7 @@ from membudget.planning.memory import (
 from membudget.planning.peaks import Step, _places, _walked
 from membudget.planning.plan import Plan
 from membudget.planning.search import CHUNKS
-from membudget.planning.work import _less, _updates, micro_batches
+from membudget.planning.work import _updates, micro_batches
 from membudget.sharding import PARTS
 
 FILE = Path(__file__).with_name("planning.json")
@@ -251,29 +252,29 @@ def work_of(network: Transformer, tokens: int, recipe: str) -> list:
         return micro_batches(shape, *how, **more)
 
     def lines(first, second):
-        slope = _less(second, first)
-        return _less(first, slope), slope
+        slope = less(second, first)
+        return less(first, slope), slope
 
     plain = [count(one, m)[0] for m in (1, 2)]
     deeper = [count(two, m)[0] for m in (1, 2)]
     again = [count(one, m, 1)[0] for m in (1, 2)]
     chunked = [count(one, m, 0, 1)[0] for m in (1, 2)]
     blocks = [
-        _times(depth - 1, _less(b, a))
+        _times(depth - 1, less(b, a))
         for a, b in zip(plain, deeper, strict=True)
     ]
-    more = [_less(b, a) for a, b in zip(plain, again, strict=True)]
+    more = [less(b, a) for a, b in zip(plain, again, strict=True)]
     first, second, shared = count(one, 1, shares=(None, None, 0.5))
     other, further = count(two, 1, shares=(None, None))
-    added = _less(second, first)
-    deep = _less(_less(further, other), added)
+    added = less(second, first)
+    deep = less(less(further, other), added)
     return [
         *lines(*[_more(a, b) for a, b in zip(plain, blocks, strict=True)]),
         *lines(*[_more(a, b) for a, b in zip(chunked, blocks, strict=True)]),
         *lines(*more),
         _more(added, _times(depth - 1, deep)),
-        _less(shared, second),
-        _less(count(one, 2, 0, 2)[0], chunked[1]),
+        less(shared, second),
+        less(count(one, 2, 0, 2)[0], chunked[1]),
     ]
 
 
