@@ -236,7 +236,8 @@ class Plan:
         Raises:
             TypeError, ValueError: as :meth:`share`.
         """
-        return job._program(self, self.share(job))
+        share = self.share(job)
+        return job._program(self, share)
 
 
 def checked(job: TrainedJob, plan: Plan) -> int:
