@@ -96,7 +96,7 @@ class Planning(Widget):
 
     def __init__(self, model: str = "GPT-2 124M", **settings: Any) -> None:
         self.set_trait("tables", _tables())
-        if model in SHOWN:
+        if isinstance(model, str) and model in SHOWN:
             settings.setdefault("tokens", known()[model]["tokens"][-1])
         super().__init__(model=model, **settings)
 
