@@ -5,6 +5,7 @@ import kind_bits
 import kind_fits
 import kind_ledger
 import kind_lossscale
+import kind_planning
 import kind_recipes
 import kind_schedules
 import kind_segments
@@ -20,6 +21,7 @@ KINDS = tuple(
         kind_fits,
         kind_ledger,
         kind_lossscale,
+        kind_planning,
         kind_recipes,
         kind_schedules,
         kind_segments,
