@@ -1,10 +1,14 @@
-"""The exercises of chapter 8 against definitions that try everything."""
+"""The exercises of chapter 8 against definitions that try everything, and
+that of lab 5 against the whole batch."""
 
 from math import ceil
 from random import Random
 
 import pytest
+import torch
+from torch import nn
 
+from membudget.exercises import planned_loops as lab
 from membudget.exercises import planning as solutions
 
 
@@ -51,3 +55,19 @@ def test_one_card_less_is_too_few():
         else:
             with pytest.raises(ValueError, match="no number of cards"):
                 solutions.fewest_cards(states, others, batch, budget)
+
+
+@pytest.mark.parametrize("plan", [(5, 2, 1), (5, 5, 3), (4, 3, 0)])
+def test_a_plan_leaves_the_gradient_of_the_whole_batch(plan):
+    samples, micro_batch, checkpointed = plan
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(nn.Linear(3, 3).double() for _ in range(3))
+    x, y = torch.randn(samples, 3).double(), torch.randint(3, (samples,))
+    h = x
+    for block in blocks:
+        h = block(h)
+    loss = nn.CrossEntropyLoss()
+    right = torch.autograd.grad(loss(h, y), list(blocks.parameters()))
+    lab.planned_gradient(blocks, loss, x, y, micro_batch, checkpointed)
+    for p, g in zip(blocks.parameters(), right, strict=True):
+        torch.testing.assert_close(p.grad, g)

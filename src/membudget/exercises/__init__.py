@@ -21,6 +21,7 @@ SUBJECTS = (
     "precision",
     "amp_loops",
     "planning",
+    "planned_loops",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

@@ -472,6 +472,23 @@ def segmented_step(
     return observe
 
 
+def planned_gradients(fn: Callable, args: tuple) -> Seen:
+    """The gradients of blocks, and how often each of them ran.
+
+    The arguments are the blocks, the loss, and what the loop needs.
+    """
+    runs = _count_runs(args[0])
+    result = fn(*args)
+    if not any(runs) and is_empty(result):
+        raise Problem
+    return Seen(
+        {
+            "gradient": _gradients("block", args[0], result),
+            "list of runs, block by block,": _numbers(runs),
+        }
+    )
+
+
 def segmented_network(fn: Callable, args: tuple) -> Seen:
     """The output of checkpointed layers, its gradients, and what it kept.
 
