@@ -67,7 +67,7 @@ ALL = [dict(zip(SWITCHES, state, strict=True)) for state in STATES]
 KIND = Kind(
     "fits",
     Fits,
-    "Will Llama 3 8B fit the A100 80 GB?",
+    "Will training Llama 3 8B fit the A100 80 GB?",
     controls,
     printed,
     said,
@@ -85,7 +85,7 @@ KIND = Kind(
     tabs=("cut",),
     rest=None,
     spoken={},
-    columns=("at the peak", "now", "without savings"),
+    columns=("at the peak", "now", "plain"),
     parts=6,
     moves=[({}, ALL)],
 )

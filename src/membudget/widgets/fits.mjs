@@ -7,7 +7,6 @@ import {
   choice,
   filled,
   formatBytes,
-  formatNumber,
   grouped,
   html,
   legend,
@@ -32,9 +31,9 @@ const PARTS = [
 
 /* The switches, in the order of the rows: words, and where they are taught. */
 const SWITCHES = {
-  cut: ["Cut the batch", "03_accumulation"],
+  cut: ["Split the batch", "03_accumulation"],
   forget: ["Forget activations", "04_checkpointing"],
-  half: ["Use 16 bits", "06_precision"],
+  half: ["Use bf16", "06_precision"],
   share: ["Share over cards", "07_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
@@ -73,18 +72,25 @@ export function describe(state) {
   };
 }
 
-/** A saving's time in words: "+28 % time". */
+/** A saving's time in words: "+28 % GPU time". */
 export function costWords(ratio) {
-  if (ratio < 1 / 1.5) return `${Number((1 / ratio).toPrecision(2))} × as fast`;
   const change = Math.round(100 * (ratio - 1));
-  if (!change) return "same time";
-  return `${change > 0 ? "+" : "−"}${Math.abs(change)} % time`;
+  if (!change) return "same GPU time";
+  return `${change > 0 ? "+" : "−"}${Math.abs(change)} % GPU time`;
 }
 
-function timeWords({ time }) {
-  if (time === 1) return "";
-  const times = time >= 0.1 ? formatNumber(time) : time.toPrecision(2);
-  return ` Its card time is ${times} × that without savings.`;
+const percent = (ratio) => `${Math.round(100 * ratio)} %`;
+
+/* What the step takes, and why a saving may not be seen. */
+function stepWords({ time, now, peak }, { cut, forget }) {
+  const words = [];
+  if (time !== 1) {
+    words.push(` It takes ${percent(time)} of the plain step’s GPU time.`);
+  }
+  if ((cut || forget) && now.activations < 0.001 * peak) {
+    words.push(" The peak is Adam’s update, when no activation is alive.");
+  }
+  return words.join("");
 }
 
 /** The key numbers in words. */
@@ -100,8 +106,7 @@ export function sentence(state) {
     const least = formatBytes(n.least);
     return `${told} No combination fits: the least needs ${least}.`;
   }
-  const combinations = `${n.fitting} of 16 combinations`;
-  return `${told}${timeWords(n)} ${combinations} of the switches fit.`;
+  return `${told}${stepWords(n, state)} ${n.fitting} of 16 combinations fit.`;
 }
 
 const verdict = ({ over, peak, budget }) =>
@@ -255,23 +260,24 @@ function results(id, n) {
     cells: ["now", "plain"].map((of) => cell(`${of}.${part}`, n[of][part])),
   }));
   return [
-    table(id, ["at the peak", "now", "without savings"], rows),
+    table(id, ["at the peak", "now", "plain"], rows),
     numberList([
-      ["peak on a card", "peak", n.peak, `${grouped(n.peak)} B`],
-      ["the card has", "budget", n.budget, `${grouped(n.budget)} B`],
+      ["peak on a card", "peak", n.peak, formatBytes(n.peak)],
+      ["the card has", "budget", n.budget, formatBytes(n.budget)],
       ["combinations that fit", "fitting", n.fitting, `${n.fitting} of 16`],
-      ["card time", "time", n.time, `× ${n.time}`],
+      ["GPU time of the plain step’s", "time", n.time, percent(n.time)],
     ]),
   ];
 }
 
 const NOTE =
-  "The frame is the card: its memory less a reserve. The fill is what is " +
-  "alive at the worst moment of one training step with Adam. What does not " +
-  "fit is hatched. Bytes are computed by a CPU’s rules; with shared cards " +
-  "they are an upper bound. Card time is seconds times cards, estimated from " +
-  "the card’s data sheet; nothing was measured on a GPU. In 16 bits weights, " +
-  "gradients and Adam’s states are bf16. Chapter 6 says what that breaks.";
+  "The plain step runs in fp32 with Adam, all sequences at once, on one card. " +
+  "The frame is the memory that a step can use; the fill is what is alive at " +
+  "the worst moment, by a CPU’s kernels; with several cards at most so much. " +
+  "GPU time is seconds × cards, by the card’s data sheet, not measured. Beside " +
+  "a switch stands what it adds, the others as they are. With bf16 weights, " +
+  "gradients and Adam’s states are all bf16; a T4, which has none, is given " +
+  "the speed of fp16. The page’s address holds the switches: copy it to share.";
 
 // ---- the widget ----------------------------------------------------------
 
@@ -331,7 +337,7 @@ function build({ id, get, set }) {
       const axis = `${width} ${state.model} ${state.card}`;
       last = { axis, shapes: move(drawn, last.axis === axis && last.shapes) };
       return {
-        title: `Will ${state.model} fit the ${state.card}?`,
+        title: `Will training ${state.model} fit the ${state.card}?`,
         sentence: sentence(state),
         height: plan.height,
         drawn,

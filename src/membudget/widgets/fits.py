@@ -69,7 +69,7 @@ class Fits(Widget):
 
     @property
     def slowdown(self) -> float:
-        """Card time of the step, as a multiple of that without savings."""
+        """GPU time of the step, as a multiple of the plain step's."""
         return slowdowns(self.model, self.card)[self.place]
 
     def sentence(self) -> str:

@@ -51,7 +51,11 @@ class Size(NamedTuple):
     cards: int
 
 
-SIZES = {"Llama 3 8B": Size(2048, 8, 4)}
+SIZES = {
+    "Llama 3.2 1B": Size(2048, 8, 4),
+    "Llama 3 8B": Size(2048, 8, 4),
+    "Llama 3 70B": Size(2048, 32, 16),
+}
 """The models of the widget, trained with Adam."""
 
 
@@ -88,7 +92,7 @@ def known() -> dict[str, list]:
 
 
 def slowdowns(model: str, card: str) -> list[float]:
-    """Card time of each of the :data:`STATES`, by the card's data sheet.
+    """GPU time of each of the :data:`STATES`, by the card's data sheet.
 
     That is seconds of a step × cards, as a multiple of the first state's,
     which needs a card with more memory.
