@@ -1,7 +1,7 @@
 """The exercises on planning."""
 
 from membudget.exercises.core import Exercise, given
-from membudget.exercises.observe import answer, several
+from membudget.exercises.observe import answer
 
 
 def fewest_cards(states, others, batch, budget):
@@ -50,52 +50,8 @@ check_fewest_cards = Exercise(
 )
 
 
-def fastest(plans, budget):
-    fitting = [plan for plan in plans if plan[0] <= budget]
-    if not fitting:
-        raise ValueError("nothing fits")
-    return min(fitting, key=lambda plan: (plan[1], plan[0]))
-
-
 PLANS = [(9, 10), (5, 14), (4, 17), (5, 12), (7, 12), (3, 20), (6, 12)]
 """Peaks and seconds: three are equally fast, and two have equal peaks."""
-
-SLOW = [(4, 16), (5, 25), (8, 13)]
-"""The second is the slowest, and the third the largest within 8."""
-
-check_fastest = Exercise(
-    fastest,
-    cases=[
-        given(plans=[(9, 10), *SLOW, (7, 12), (6, 12), (3, 20)], budget=8),
-        given(plans=PLANS, budget=5),
-        given(plans=PLANS, budget=100),
-        given(plans=PLANS, budget=2),
-    ],
-    observe=several("peak", "seconds"),
-    mistakes="""
-        [plan for plan in plans if plan[0] <= budget] => list(plans)
-            this plan does not fit: compare its peak, the first number, with
-            the budget.
-        <= budget => < budget
-            a peak of exactly the budget still fits: `<=`, not `<`.
-        (plan[1], plan[0]) => plan[0]
-            this is the smallest plan: among those that fit, the fastest is
-            asked.
-        (plan[1], plan[0]) => plan[1]
-        or (plan[1], plan[0]) => (plan[1], -plan[0])
-            of plans that are equally fast, take the one with the lower peak.
-        min(fitting => max(fitting
-            this is the slowest plan that fits.
-        (plan[1], plan[0]) => -plan[0]
-            this is the largest plan that fits. A larger plan is not always
-            faster: compare the seconds.
-        raise ValueError("nothing fits") => return min(plans)
-        or raise ValueError("nothing fits") => return 0, 0
-            where nothing fits, a ValueError must be raised; another answer
-            would go unnoticed.
-        """,
-    shown="This is all that the budget does in `planning.search`.",
-)
 
 
 def frontier(plans):
