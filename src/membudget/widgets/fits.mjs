@@ -14,6 +14,7 @@ import {
   line,
   number,
   numberList,
+  percent,
   svg,
   table,
   text,
@@ -79,13 +80,11 @@ export function costWords(ratio) {
   return `${change > 0 ? "+" : "−"}${Math.abs(change)} % GPU time`;
 }
 
-const percent = (ratio) => `${Math.round(100 * ratio)} %`;
-
 /* What the step takes, and why a saving may not be seen. */
 function stepWords({ time, now, peak }, { cut, forget }) {
   const words = [];
   if (time !== 1) {
-    words.push(` It takes ${percent(time)} of the plain step’s GPU time.`);
+    words.push(` It takes ${percent(time, 1)} of the plain step’s GPU time.`);
   }
   if ((cut || forget) && now.activations < 0.001 * peak) {
     words.push(" The peak is Adam’s update, when no activation is alive.");
@@ -265,7 +264,7 @@ function results(id, n) {
       ["peak on a card", "peak", n.peak, formatBytes(n.peak)],
       ["the card has", "budget", n.budget, formatBytes(n.budget)],
       ["combinations that fit", "fitting", n.fitting, `${n.fitting} of 16`],
-      ["GPU time of the plain step’s", "time", n.time, percent(n.time)],
+      ["GPU time of the plain step’s", "time", n.time, percent(n.time, 1)],
     ]),
   ];
 }
