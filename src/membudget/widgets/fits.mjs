@@ -293,7 +293,7 @@ function build({ id, get, set }) {
     const [label, chapter] = SWITCHES[key];
     const box = checkBox({ label, key, onChange: change(key) });
     const cost = html("span", { class: "mb-cost" });
-    const words = `chapter ${Number(chapter.slice(0, 2))}`;
+    const words = `ch. ${Number(chapter.slice(0, 2))}`;
     const href = `../chapters/${chapter}.html`;
     const where = inBook() ? html("a", { href }, words) : words;
     const told = html("small", {}, cost, " · ", where);
