@@ -2,6 +2,7 @@
 
 import pytest
 
+from membudget.ledger import PRESETS
 from membudget.widgets import Fits, fits_rows
 from tests.soak import SOAK
 
@@ -19,14 +20,23 @@ def test_the_first_picture_overflows_and_can_be_made_to_fit():
     )
 
 
+def share_of_blocks(network):
+    """Of the weights that multiply: all but the embedding and the head."""
+    words = network.vocabulary * network.width
+    embedding = 0 if network.tied else words
+    return 1 - words / (network.parameters - embedding)
+
+
 @pytest.mark.parametrize("model", fits_rows.SIZES)
 def test_every_saving_costs_or_saves_what_its_chapter_says(model):
-    """By the rows: recomputation takes time, and 16 bits none."""
+    """By the rows: the blocks' forward pass again is a third of their work,
+    and less of the time, which has more in it; 16 bits save time."""
     times = fits_rows.slowdowns(model, "A100 80 GB")
     by_state = dict(zip(fits_rows.STATES, times, strict=True))
     plain, *_ = by_state.values()
     assert plain == 1
-    assert 1.15 < by_state[False, True, False, False] < 1.4
+    again = by_state[False, True, False, False] - 1
+    assert 0.7 < again / (share_of_blocks(PRESETS[model]) / 3) < 1
     assert by_state[False, False, True, False] < 0.5
     assert 1 <= by_state[True, False, False, False] < 1.1
     assert by_state[False, False, False, True] > 1
