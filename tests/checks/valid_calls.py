@@ -527,7 +527,7 @@ ROWS = {
     ),
     "planning.memory": lambda: dict(job=JOB, plan=PLAN),
     "planning.search": lambda: dict(
-        job=JOB, budget=10**6, machine=MACHINE, locks={"recipe": "bf16"}
+        job=JOB, budget=10**6, machine=MACHINE, locks={}
     ),
     "planning.static": lambda: dict(job=JOB, plan=PLAN),
     "planning.step": lambda: dict(job=own_job(), plan=PLAN, batch=batch()),
