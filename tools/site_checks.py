@@ -21,10 +21,12 @@ MAX_WEIGHT = 300_000
 MAX_WIDGETS = 60_000
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
+FALLBACK = ".mb-fallback"
 OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
 GROUPED = re.compile(r"(?<![\w.,-])\d{1,3}(?: \d{3})+(?!\w)")
 CHINESE = re.compile("[\u3400-\u9fff]")
-TIMEOUT = 1000 * PATIENCE  # ms; only waited for when something is wrong
+TIMEOUT = 1000 * PATIENCE  # ms, for a page
+UNTIL_READY = TIMEOUT  # then for what it draws; only where something is wrong
 
 
 def soup(site, page):
@@ -120,6 +122,16 @@ def check_widgets(site, page):
     if weight <= MAX_WIDGETS:
         return []
     return [f"{page}: {weight} bytes of widgets (at most {MAX_WIDGETS})"]
+
+
+def check_words_of_widgets(site, page):
+    """A widget says in words what it shows, for who runs no JavaScript."""
+    widgets = soup(site, page).select("article .mb-widget")
+    return [
+        f"{page}: widget {number} says nothing"
+        for number, widget in enumerate(widgets)
+        if not any(p.get_text(strip=True) for p in widget.select(FALLBACK))
+    ]
 
 
 def check_head(site, page):
@@ -233,6 +245,7 @@ STATIC = (
     check_links,
     check_weight,
     check_widgets,
+    check_words_of_widgets,
     check_head,
     check_words,
     check_scripts,
@@ -372,7 +385,7 @@ def ready(page, script):
     from playwright.sync_api import TimeoutError as Late
 
     try:
-        page.wait_for_function(script, timeout=TIMEOUT)
+        page.wait_for_function(script, timeout=UNTIL_READY)
     except Late:
         return False
     return True
@@ -389,7 +402,7 @@ def check_without_javascript(page, address):
     return [
         f"widget {number} says nothing"
         for number, widget in enumerate(page.locator(".mb-widget").all())
-        if not widget.locator(".mb-fallback").first.is_visible()
+        if not widget.locator(FALLBACK).first.is_visible()
     ]
 
 
@@ -461,9 +474,13 @@ def check_dark(page, address):
 
     Args:
         page: a `visitor` with `color_scheme="dark"`.
-        address: where the page is.
+        address: where the page is; None: it is open.
     """
-    page.goto(address)
+    dark = "() => document.documentElement.dataset.theme === 'dark'"
+    if address:
+        page.goto(address)
+    if not ready(page, dark):
+        return ["does not get dark"]
     problems = [
         f"widget {number} stands on {color} in dark mode"
         for number, color in enumerate(page.evaluate(DARK))
@@ -473,7 +490,6 @@ def check_dark(page, address):
     ready(page, f"() => ({PAPER})() !== null")
     pale = page.evaluate(PAPER)
     page.emulate_media(media="screen")
-    dark = "() => document.documentElement.dataset.theme === 'dark'"
     if pale is None or not ready(page, dark):
         problems.append("is printed in the colours of the screen")
     return problems + [f"{html} is pale on paper" for html in pale or []]

@@ -23,7 +23,7 @@ def copy(site, tmp_path_factory):
 @pytest.fixture
 def short(monkeypatch):
     """What never comes is waited for as long as a busy machine needs."""
-    monkeypatch.setattr(checks, "TIMEOUT", 2_000)
+    monkeypatch.setattr(checks, "UNTIL_READY", 2_000)
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ def test_what_not_everybody_can_use(window, copy, page, planted, rule):
 
 def test_a_widget_without_words(window, copy, page):
     address = plant(copy, page, r'class="mb-fallback"', 'class="lost"')
+    assert checks.check_words_of_widgets(copy, page)
     assert checks.check_without_javascript(window("no javascript"), address)
 
 
