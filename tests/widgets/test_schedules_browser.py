@@ -232,7 +232,7 @@ def test_a_link_holds_the_solution(open_page):
 
 
 def test_a_player_wins_platinum_on_every_level(page):
-    for level in reversed(LEVELS):
+    for level in reversed(LEVELS if SOAK else LEVELS[::3]):
         play_through(page, level, platinum(level))
         agree(page, level, platinum(level))
         assert page.locator("circle.mb-platinum.mb-had").count() == 1
