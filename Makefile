@@ -10,11 +10,12 @@ PY := $(VENV)/bin/python
 ALONE := $(PY) tools/alone.py
 PIP := $(ALONE) $(PY) -m pip install --quiet --disable-pip-version-check
 SITE := _build/html
-ROOMS := $(addprefix tests/,checks measuring ledger accumulation checkpointing \
-  schedules precision sharding planning exercises)
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
 export OMP_NUM_THREADS := 1
+
+# Kernels and ranks are processes: the package is compiled once for all of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Under LC_ALL=C older Pythons cannot read the path of a clone in a Büro.
 ifneq (,$(filter C POSIX,$(LC_ALL)))
@@ -67,10 +68,10 @@ zoo: $(VENV)/test.stamp  ## run other people's models, and record what held
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
 
-soak: $(VENV)/test.stamp  ## notebooks as on other processors, kills, clean exits
+soak: $(VENV)/test.stamp book  ## other processors, kills, every case of a test
 	$(PY) tools/soak.py
 	$(PY) tools/zoo.py
-	SOAK=1 $(PY) -m pytest --numprocesses auto --dist loadscope $(ROOMS)
+	SOAK=1 $(PY) -m pytest --numprocesses auto --dist loadscope tests
 
 mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)
 	$(PY) tools/mutate.py $(FILE) -n $(N) --seed $(SEED) $(if $(AGAIN),--again)
