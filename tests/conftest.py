@@ -8,9 +8,18 @@ import project
 import pytest
 from hypothesis import settings
 
+from tests.soak import few_cases
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("timeless", deadline=None)
 settings.load_profile("timeless")
+
+
+def pytest_collection_modifyitems(config, items):
+    kept = few_cases(items)
+    dropped = set(items).difference(kept)
+    config.hook.pytest_deselected(items=[*dropped])
+    items[:] = kept
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -323,6 +323,7 @@ def fail(rig, failure, kind, message):
     return window
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("failure", "kind", "message", "scaled"), CASES)
 def test_after_an_error_it_never_happened(failure, kind, message, scaled):
     """Nor after two; in the first window the optimizer has no state yet."""

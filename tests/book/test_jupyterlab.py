@@ -15,8 +15,6 @@ import pytest
 from playwright.sync_api import TimeoutError, expect
 from project import PATIENCE, ROOT
 
-from tests.soak import SOAK
-
 SHOW = """\
 import json
 from pathlib import Path
@@ -139,7 +137,7 @@ def test_python_sees_a_slider_move(browser, lab, folder):
     assert float(value) in seen.values(), f"{value} not in {seen}"
 
 
-@pytest.mark.skipif(not SOAK, reason="takes long: nbval runs the cells")
+@pytest.mark.few(0)  # takes long: nbval runs the cells
 def test_the_slider_of_lab_2_runs_a_real_step(browser, lab, folder):
     """The lab's own cells, up to the widget: its sweep, then another split."""
     notebook = nbformat.read(ROOT / "labs/lab2_checkpointing.ipynb", 4)

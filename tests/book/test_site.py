@@ -102,9 +102,8 @@ def test_the_site_has_few_icons(site):
     assert not list(site.glob("_static/**/*fa-*"))
 
 
-if SOAK:
-
-    @pytest.mark.parametrize("page", pages())
-    def test_for_everybody_where_there_is_room(window, site, page):
-        address = (site / f"{page}.html").as_uri()
-        assert checks.check_access(window("desktop"), address) == []
+@pytest.mark.few(0)
+@pytest.mark.parametrize("page", pages())
+def test_for_everybody_where_there_is_room(window, site, page):
+    address = (site / f"{page}.html").as_uri()
+    assert checks.check_access(window("desktop"), address) == []

@@ -277,6 +277,7 @@ FLAT = [[[0, 1, 2, 3, 4]], [[0, 1], [2, 3, 4]], [0, [1], 2, [3], 4]]
 PLACES = [DEEP, *FLAT] if SOAK else [DEEP]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("segments", PLACES, ids=str)
 @pytest.mark.parametrize("twice", [False, True])

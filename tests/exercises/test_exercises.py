@@ -20,7 +20,6 @@ from membudget import exercises
 from membudget.exercises.compare import numbers
 from membudget.exercises.core import CORRECT, NOT_ATTEMPTED, NOT_RIGHT
 from membudget.exercises.mistakes import mistakes, source
-from tests.soak import SOAK
 
 from .pages import asked, on_its_page, page_of, shown
 
@@ -85,6 +84,7 @@ def test_every_mistake_gets_its_hint(name):
         assert outcome.text.startswith(hint)
 
 
+@pytest.mark.few(16)
 @each_exercise
 def test_every_pair_of_mistakes_is_a_function(name):
     assert all(callable(mistake) for _, mistake in EXERCISES[name].known())
@@ -234,16 +234,10 @@ def refuses(check, function, words, capsys):
     assert_same_state(before)
 
 
+@pytest.mark.few(20)
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (kind, name)
-        for i, kind in enumerate(HOSTILE)
-        for j, name in enumerate(OBSERVED.values())
-        if SOAK or (i + j) % 3 == 0
-    ],
-)
+@each_observer
+@pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_function(name, kind, capsys):
     function, words = HOSTILE[kind]
     if name == OBSERVED["schedule"] and kind == "generator":
@@ -251,6 +245,7 @@ def test_hostile_function(name, kind, capsys):
     refuses(CHECKERS[name], function, words, capsys)
 
 
+@pytest.mark.few(13)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "name", ["weights", "average_gradients", "own_ledger"]
@@ -268,12 +263,14 @@ EMPTY = {
 }
 
 
+@pytest.mark.few(16)
 @each_observer
 @pytest.mark.parametrize("empty", EMPTY)
 def test_empty_function(name, empty):
     assert CHECKERS[name].judge(EMPTY[empty]).state == NOT_ATTEMPTED
 
 
+@pytest.mark.few(7)
 @each_observer
 def test_the_callers_state_is_kept_and_does_not_matter(name):
     check = EXERCISES[name]

@@ -33,6 +33,7 @@ def short():
         yield patch
 
 
+@pytest.mark.few(0)
 def test_unequal_shares_tell_the_mean_of_means():
     def plain(model, samples):
         checkers.average_gradients(model)
@@ -202,6 +203,7 @@ def test_a_collective_on_one_rank(short):
     assert "Still there: rank 1 in line 4 of your function" in text
 
 
+@pytest.mark.few(0)
 def test_both_ranks_wait(short, monkeypatch):
     def average_gradients(model):
         dist.recv(torch.empty(1), 1 - dist.get_rank())
@@ -253,6 +255,7 @@ def test_one_rank_dies():
     assert outcome.state == CORRECT
 
 
+@pytest.mark.few(0)
 def test_a_message_that_nobody_took_does_not_reach_the_next_function():
     def average_gradients(model):
         if dist.get_rank() == 0:

@@ -282,6 +282,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_is_no_ledger(kind, capsys):

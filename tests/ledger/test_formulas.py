@@ -59,6 +59,7 @@ def test_the_rows_add_up_to_the_closed_form():
         assert found == walk([paper]).saved
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("shape", "sizes", "itemsize"), part_of(GRID, RNG, 30)
 )
@@ -73,6 +74,7 @@ def test_the_tracker_finds_the_closed_form(shape, sizes, itemsize):
     assert found == tracker.split(backward - 1)["activations"]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("shape", "sizes", "itemsize"), part_of(GRID, RNG, 30)
 )

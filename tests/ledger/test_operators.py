@@ -43,6 +43,7 @@ def of_x(run, write, shape, weights, trained, itemsize=4, cast=None):
 # Matrix products ---------------------------------------------------------
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("shape", "outputs"), [((1, 1), 1), ((3, 8), 7), ((2, 3, 4, 6), 1)]
 )
@@ -69,6 +70,7 @@ def test_linear(shape, outputs, s, cast, bias, trained):
         assert saved == 2 * count(shape) + 2 * trained * count(weights[0])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("s", SIZES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
@@ -111,6 +113,7 @@ OF_EACH_NUMBER = {
 }
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(("shape", "s"), GRID)
 @pytest.mark.parametrize("name", OF_EACH_NUMBER)
 def test_operators_of_each_number(name, shape, s):
@@ -293,6 +296,7 @@ def test_cross_entropy_under_autocast():
     assert saved == 2 * 30 * 8 + 2 * 10 * 8 + 4 * 30 * 10 + 4
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("s", SIZES)
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_the_small_step_is_really_run_again():
     assert truth["split"] == tracker.split()
 
 
+@pytest.mark.few(0)  # takes long; so does a published run
 def test_a_large_step_is_dry_run_again():
     row = ROWS["Llama 3.2 1B, 1 × 2048, bf16"]
     truth = row["truths"]["course"]
@@ -314,6 +315,7 @@ def test_the_published_runs():
         assert (found["plain"] is None) is not run["training"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -91,6 +91,7 @@ EACH_PAIR = [
 ]
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize(
     ("net", "precision", "run", "step"),
     [*EACH_PAIR, *part_of(GRID, RNG, 40)],
@@ -141,6 +142,7 @@ def test_the_first_stages_of_a_chain_are_a_schedule():
         assert (found.start, found.peak) == (step.start, step.peak)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "by CUDA's lists"])
 def test_other_batches(net, precision):
@@ -160,6 +162,7 @@ MASTER = product(
 )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("recipe", "optimizer", "micro", "foreach", "family", "chunks"),
     part_of(MASTER, RNG, 16),
@@ -190,6 +193,7 @@ CHUNKED = product(
 )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("family", "tied", "precision", "chunks", "micro", "blocks"),
     part_of(CHUNKED, RNG, 12),

@@ -67,6 +67,7 @@ def test_the_rule_of_thumb_is_the_account_but_for_counters(recipe, optimizer):
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("recipe", ["fp32", "autocast", "bf16"])
 @pytest.mark.parametrize("tied", [False, True])
@@ -153,6 +154,7 @@ def test_the_workspace_by_hand():
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("sizes", [[7], [1, 5, 100, 100, 3]])

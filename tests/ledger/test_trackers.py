@@ -38,6 +38,7 @@ def step_of(name, optimizer):
     return model, stepper, (x, y), step
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("optimizer", [None, "sgd", "momentum", "adam"])
 def test_pytorchs_tracker_finds_what_was_predicted(name, optimizer):

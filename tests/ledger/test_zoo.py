@@ -11,6 +11,7 @@ RECORD = room.zoo()
 ROWS = {row["name"]: row for row in RECORD["rows"]}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", zoo.CUT)
 def test_a_model_is_as_recorded(name):
     row = zoo.measure(name)

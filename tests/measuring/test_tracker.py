@@ -415,6 +415,7 @@ def by_name(setting):
     return setting.__name__
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("setting", SETTINGS, ids=by_name)
 def test_the_same_bytes_as_pytorchs_tracker(setting):
     name = "torch.distributed._tools.mem_tracker"
@@ -443,6 +444,7 @@ def test_the_same_bytes_as_pytorchs_tracker(setting):
     assert end["optimizer"] == found.get("Optstate", 0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("setting", SETTINGS, ids=by_name)
 def test_the_same_bytes_as_the_profiler(setting):
     existing, passes = begun(setting)

@@ -19,8 +19,6 @@ import setup_cell
 import site_checks
 from project import ROOT, notebooks
 
-from tests.soak import SOAK
-
 RUN = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
@@ -123,7 +121,7 @@ def test_a_downloaded_page_installs_what_the_site_carries(
     assert came_along(colab, tmp_path)
 
 
-@pytest.mark.skipif(not SOAK, reason="takes long: where no site is known")
+@pytest.mark.few(0)  # takes long: where no site is known
 def test_a_downloaded_page_installs_the_repository(colab, clone, tmp_path):
     path = notebooks()[0]
     upto = second_code_cell(nbformat.read(path, as_version=4)) + 1

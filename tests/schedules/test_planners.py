@@ -14,7 +14,6 @@ from membudget import checkpointing as ck
 from membudget.experiments.workload import peak_bytes
 from membudget.models import Block
 from membudget.schedules import every_first, frontier
-from tests.soak import SOAK
 
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 PRODUCTS = "aten::mm", "aten::addmm", "aten::bmm"
@@ -95,24 +94,23 @@ def compiled(net, x, budget):
         return profiled(torch.compile(net, backend=backend), x)
 
 
-if SOAK:  # page 5a compiles the same
-
-    @pytest.mark.filterwarnings("ignore")
-    def test_a_budget_of_kept_bytes_is_none_of_the_peak():
-        net, x = blocks(3)
-        plain, work = profiled(net, x)
-        points = frontier(ck.profile(net, x=x))
-        peaks = {}
-        for budget in (0.9, 0.5, 0.1, 0):
-            theirs, flops = compiled(net, x, budget)
-            segments = best(points, flops - work)
-            ours, _ = profiled(ck.Checkpointed(net, segments=segments), x)
-            peaks[budget] = ours, theirs
-            assert (ours < theirs) == (budget < 0.9)
-            assert (flops == work) == (budget == 0.9)
-        assert peaks[0][1] > plain > peaks[0.1][1]
-        # Operators are a finer choice than blocks, for us as well.
-        keep = [*ck.MATMULS, *ck.ATTENTION]
-        lean = ck.Checkpointed(net, segments=[[0], [1], [2]], keep=keep)
-        assert profiled(lean, x)[0] < peaks[0.9][1]
-        assert measure(lean, x)[1] == measure(net, x)[1]
+@pytest.mark.few(0)  # page 5a compiles the same
+@pytest.mark.filterwarnings("ignore")
+def test_a_budget_of_kept_bytes_is_none_of_the_peak():
+    net, x = blocks(3)
+    plain, work = profiled(net, x)
+    points = frontier(ck.profile(net, x=x))
+    peaks = {}
+    for budget in (0.9, 0.5, 0.1, 0):
+        theirs, flops = compiled(net, x, budget)
+        segments = best(points, flops - work)
+        ours, _ = profiled(ck.Checkpointed(net, segments=segments), x)
+        peaks[budget] = ours, theirs
+        assert (ours < theirs) == (budget < 0.9)
+        assert (flops == work) == (budget == 0.9)
+    assert peaks[0][1] > plain > peaks[0.1][1]
+    # Operators are a finer choice than blocks, for us as well.
+    keep = [*ck.MATMULS, *ck.ATTENTION]
+    lean = ck.Checkpointed(net, segments=[[0], [1], [2]], keep=keep)
+    assert profiled(lean, x)[0] < peaks[0.9][1]
+    assert measure(lean, x)[1] == measure(net, x)[1]

@@ -129,6 +129,7 @@ def test_the_interface_in_one_process(single):
     assert single.other == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [(2, ()), (4, ("--stage", 2)), (2, ("--accumulate", 3))],
@@ -186,11 +187,13 @@ def test_the_ranks_share_the_batch_of_a_step(monkeypatch):
     assert not torch.equal(whole, drawn(1, 0, 1))
 
 
+@pytest.mark.few(0)
 def test_the_stage_and_recomputation_change_no_bit(pools, pair):
     assert on(pools[2], "--stage", 2).digests == pair.digests
     assert on(pools[2], "--recompute").digests == pair.digests
 
 
+@pytest.mark.few(0)
 def test_uneven_shards(single):
     with Ranks(3, backend="gloo") as pool:
         run = on(pool, "--steps", 2)
@@ -201,6 +204,7 @@ def test_uneven_shards(single):
     assert len({tuple(sizes(line)) for line in run.ranks}) == 2
 
 
+@pytest.mark.few(0)
 def test_mixed_precision_learns_nearly_the_same(pools, single):
     run = on(pools[2], "--mixed")
     assert not close(run.losses, single.losses)
@@ -248,6 +252,7 @@ def test_a_checkpoint_is_written_every_so_often_and_at_the_end(tmp_path):
     assert names == ["step-00000003", "step-00000004"]
 
 
+@pytest.mark.few(0)
 def test_a_rank_dies_and_all_start_again(pools, pair, tmp_path):
     folder = ("--checkpoint-dir", tmp_path, "--save-every", 1)
     with pytest.raises(RankError, match=r"rank 1 died of .*SIGKILL"):

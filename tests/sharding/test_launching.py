@@ -551,6 +551,7 @@ print(*pool.processes)
 """
 
 
+@pytest.mark.few(0)
 def test_a_script_that_ends_without_close(tmp_path):
     """Whatever was made before: at the end Python waits for processes."""
     script, mark = tmp_path / "script.py", f"SHARDING_TEST_{os.getpid()}"

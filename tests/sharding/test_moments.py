@@ -103,6 +103,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("ranks", "widths", "stage", "policy", "sync", "waiting", "bias", "own"),
     CHOSEN + random.Random(7).sample(GRID, examples(12)),

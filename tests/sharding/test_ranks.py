@@ -48,6 +48,7 @@ def units(name):
     return units_of(model, CASES[name].blocks(model))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", CASES)
 def test_states_and_traffic_are_the_formulas(found, name):
     case, ranks = CASES[name], len(found)
@@ -66,6 +67,7 @@ def test_states_and_traffic_are_the_formulas(found, name):
         assert cases[name].finite
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", CASES)
 def test_the_ranks_have_the_model_together(found, name):
     """Padding aside; and each at least its padding more."""

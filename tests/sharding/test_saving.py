@@ -277,6 +277,7 @@ def small_step(model, optimizer):
     optimizer.zero_grad()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 import widget_pages as pages
 from kind import agree, set_to, shows
-from kinds import every_kind
+from kinds import KINDS, every_kind
 
 from membudget.widgets import bundle
 from tests.soak import SOAK
 
-pytestmark = every_kind
+pytestmark = [every_kind, pytest.mark.few(4)]
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def steps(kind, widget, states):
         yield list(kind.controls(widget).items())
 
 
+@pytest.mark.few(len(KINDS))
 def test_first_picture(show, kind, widget):
     page = show(widget)
     agree(kind, page, widget)

@@ -4,7 +4,6 @@ import pytest
 
 from membudget.ledger import PRESETS
 from membudget.widgets import Fits, fits_rows
-from tests.soak import SOAK
 
 
 def test_the_first_picture_overflows_and_can_be_made_to_fit():
@@ -42,10 +41,9 @@ def test_every_saving_costs_or_saves_what_its_chapter_says(model):
     assert by_state[False, False, False, True] > 1
 
 
-if SOAK:
-
-    @pytest.mark.parametrize("model", fits_rows.SIZES)
-    def test_the_file_is_what_planning_says(model):
-        """``python -m membudget.widgets.fits_rows`` writes it."""
-        rows = [fits_rows.row(model, *state) for state in fits_rows.STATES]
-        assert rows == fits_rows.known()[model]
+@pytest.mark.few(0)
+@pytest.mark.parametrize("model", fits_rows.SIZES)
+def test_the_file_is_what_planning_says(model):
+    """``python -m membudget.widgets.fits_rows`` writes it."""
+    rows = [fits_rows.row(model, *state) for state in fits_rows.STATES]
+    assert rows == fits_rows.known()[model]

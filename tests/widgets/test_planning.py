@@ -8,7 +8,6 @@ from membudget.cards import CARDS
 from membudget.planning import Job
 from membudget.widgets import Planning
 from membudget.widgets import planning_rows as rows
-from tests.soak import SOAK
 
 
 def test_defaults():
@@ -48,7 +47,7 @@ def test_rows_that_another_beats_are_left_out():
     assert rows._upper(lines) == {0, 2, 4}
 
 
-@pytest.mark.skipif(not SOAK, reason="takes minutes")
+@pytest.mark.few(0)  # takes minutes
 @pytest.mark.parametrize("name", list(rows.SHOWN))
 def test_the_file_is_what_the_rows_say(name):
     """``python -m membudget.widgets.planning_rows`` writes it."""

@@ -45,6 +45,7 @@ def spot(page, share, y=280):
 # What it shows -------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("width", [1000, 390])
 @pytest.mark.parametrize("step", STEPS)
 def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
