@@ -40,7 +40,7 @@ reductions = st.sampled_from(["mean", "sum"])
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@settings(max_examples=examples(8))
+@settings(max_examples=examples(4))
 @given(seeds, sizes_of, factors, reductions)
 @example(0, [24, 24, 16], None, "mean")
 @example(0, [1], None, "sum")
@@ -74,7 +74,7 @@ def test_the_gradient_of_the_whole_batch(
     assert report.clipped is False
 
 
-@settings(max_examples=examples(8))
+@settings(max_examples=examples(4))
 @given(seeds, st.lists(st.integers(0, 9), min_size=1, max_size=12), st.data())
 def test_by_tokens(seed, lengths, drawn):
     """Padded sequences, weighed by the tokens that are not padding."""
@@ -215,7 +215,7 @@ def to_the_bit(n, sizes, loss_fn=squared_error, dtype=torch.float32):
     return all(torch.equal(a, b) for a, b in zip(gradient, whole, strict=True))
 
 
-@settings(max_examples=examples(8))
+@settings(max_examples=examples(4))
 @given(st.sampled_from([1, 2, 16, 64]), st.data())
 def test_dyadic_numbers_are_equal_to_the_last_bit(n, drawn):
     sizes, left = [], n

@@ -116,7 +116,7 @@ def test_a_button_that_is_not_there(copy, page):
     assert sum("no button leads to" in text for text in missing) == 3
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("planted", "problem"),
     [

@@ -270,7 +270,7 @@ def test_empty_function(name, empty):
     assert CHECKERS[name].judge(EMPTY[empty]).state == NOT_ATTEMPTED
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @each_observer
 def test_the_callers_state_is_kept_and_does_not_matter(name):
     check = EXERCISES[name]

@@ -60,6 +60,7 @@ def sweep(*runs, device=CPU, experiment=segments_mlp, shape=CHAIN):
     return next(steps)["peak"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("experiment", "model", "shape"),
     [(segments_mlp, "chain", CHAIN), (segments_gpt, "gpt", GPT)],
@@ -236,6 +237,7 @@ def test_recoveries_leave_nothing_behind():
     assert [s["phase"] for s in samples] == [None, "recomputation"]
 
 
+@pytest.mark.few(0)
 def test_recoveries_that_need_none_and_that_fail():
     given = {**TIGHT, "budget": 10**9, "ways": ["CatchOutOfMemory"]}
     prediction, sample = recoveries(CPU, **given, warm_up=0, repeats=2)
@@ -380,6 +382,7 @@ def test_a_gpu_has_room_for_the_sweeps(experiment, size):
         assert [batch, 0] in runs  # to compare with
 
 
+@pytest.mark.few(0)
 @pytest.mark.parametrize("size", ["t4", "large"] if SOAK else ["t4"])
 def test_a_gpu_recovers_a_hundred_times(size):
     given = recoveries.sizes[size]
@@ -486,6 +489,7 @@ def test_a_gpu_searches_from_the_allocators_prediction(
     ]
 
 
+@pytest.mark.few(0)
 def test_recoveries_on_a_gpu(step_on_gpu, monkeypatch):
     watched = []
 

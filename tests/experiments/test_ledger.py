@@ -60,6 +60,7 @@ def test_the_ledger_is_right_to_the_byte(name, monkeypatch):
     assert len({row["ledger"] for row in rows}) == len(METHODS)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "method"),
     [("mlp", "16-bit"), ("convnet", "combined"), ("llama", "autocast")],

@@ -6,10 +6,8 @@ from experiments_helpers import ran
 
 from membudget.cards import CARDS
 from membudget.experiments import planning
-from membudget.experiments.sizes import KINDS_OF_MODELS as KINDS
 from membudget.ledger import Transformer, predict
 from membudget.planning import Job, Plan, WorkCounter, work
-from tests.soak import SOAK
 
 CPU = torch.device("cpu")
 SHAPE = dict(vocabulary=32, width=16, depth=2, heads=2, family="llama")
@@ -38,18 +36,13 @@ def test_the_work_of_each_plan_is_predicted_and_timed(monkeypatch):
     assert [sample["seconds"] for sample in samples] == [[1.0, 1.0]] * 2
 
 
+@pytest.mark.few(0)
 def test_no_question_about_the_batch_runs_out_of_memory(monkeypatch):
     """The answer is the largest; accelerate fails its way down."""
     memory = pytest.importorskip("accelerate.utils.memory")
     pytest.importorskip("transformers")
     monkeypatch.setattr(memory, "clear_device_cache", lambda **_: None)
     given = planning.batch_questions.sizes["tiny"]
-    if not SOAK:
-        given = given | {
-            "batch": 20,
-            "questions": [[kind, 2] for kind in KINDS],
-            "repeats": 1,
-        }
     rows, samples = ran(planning.batch_questions, CPU, **given)
     for row, found in zip(rows, samples, strict=True):
         assert found["out_of_memory"] == 0

@@ -93,6 +93,7 @@ def test_our_column_is_predicted_again_to_the_byte(row):
     assert found["moment"] == [again.at_peak.row, again.at_peak.phase]
 
 
+@pytest.mark.few(0)
 def test_the_small_step_is_really_run_again():
     row = ROWS["small GPT, 8 × 256, fp32"]
     truth = row["truths"]["course"]

@@ -688,6 +688,7 @@ def wrong(model, x, y):
     raise KeyError("nothing here")
 
 
+@pytest.mark.few(0)
 def test_nothing_fits():
     """Which is not said where nothing is known."""
     made = attempt(100, loss=loss, changes={"wrong": wrong})

@@ -83,6 +83,7 @@ def simulated(job, plan):
     ).peak
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("checkpointed", [0, 2])
 @pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
 def test_the_residual_of_shards(stage, checkpointed):

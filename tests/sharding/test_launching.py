@@ -574,6 +574,7 @@ def test_a_script_that_ends_without_close(tmp_path):
     assert left == []
 
 
+@pytest.mark.few(0)
 def test_a_parent_that_is_killed():
     """A rank that has ranks: one computes, the other one is in a collective.
 

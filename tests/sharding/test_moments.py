@@ -103,7 +103,7 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("ranks", "widths", "stage", "policy", "sync", "waiting", "bias", "own"),
     CHOSEN + random.Random(7).sample(GRID, examples(12)),
@@ -160,6 +160,7 @@ class Words(nn.Module):
 NO_TOKENS = torch.empty(0, dtype=torch.int64)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("stage", "policy", "a_block"),
     [

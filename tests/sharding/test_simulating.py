@@ -87,6 +87,7 @@ def of_the_peer(apply, ranks, rank):
     return {getattr(k, "value", k): size for k, size in at_peak.items()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [

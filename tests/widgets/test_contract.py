@@ -10,7 +10,7 @@ from kinds import KINDS, every_kind
 from membudget.widgets import bundle
 from tests.soak import SOAK
 
-pytestmark = [every_kind, pytest.mark.few(4)]
+pytestmark = [every_kind, pytest.mark.few(3)]
 
 
 @pytest.fixture
