@@ -55,9 +55,9 @@ def site():
     return project.SITE
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
-    """A headless Chromium or Chrome, one for each test module."""
+    """A headless Chromium or Chrome, for all tests: it takes long to start."""
     if browsers.find() is None:
         pytest.fail("No Chromium or Chrome: run `python tools/browser.py`.")
     with browsers.launch() as browser:

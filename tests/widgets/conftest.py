@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import widget_pages
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def windows(browser):
     """Windows that no test has in use, by their settings.
 

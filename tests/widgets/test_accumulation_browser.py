@@ -44,6 +44,7 @@ def test_two_lessons_on_the_first_picture(page):
     assert wrong.count() == 0
 
 
+@pytest.mark.few(0)
 def test_steps_under_a_budget_that_stands_still(page):
     before = budget(page)[0]
     steps = control(page, "steps")
@@ -107,6 +108,7 @@ def test_a_size_is_chosen_where_its_time_is(page):
     agree(page, micro_batch=256, global_batch=1024, **MEANS)
 
 
+@pytest.mark.few(0)
 def test_a_cut_is_dragged_with_a_finger(show):
     page = show(Accumulation(), width=390, has_touch=True)
     x, y, _ = places(page, 0)
@@ -120,6 +122,7 @@ def test_a_cut_is_dragged_with_a_finger(show):
     agree(page, micro_batch=size, global_batch=512)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bad", ["0", "2.5", "", "99999"])
 def test_a_bad_global_batch_is_refused_in_words(page, bad):
     unfold(page)
@@ -135,6 +138,7 @@ def test_a_bad_global_batch_is_refused_in_words(page, bad):
     assert page.locator(".mb-wrong").inner_text() == ""
 
 
+@pytest.mark.few(0)
 def test_a_model_whose_time_was_not_measured(show):
     lines = [PeakLine(2100, 7)]
     own = Footprint(1000, 1000, 0, lines, lines)

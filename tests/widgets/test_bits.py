@@ -82,6 +82,7 @@ def test_a_bit_that_would_make_nan_cannot_be_flipped(show):
     assert last.is_disabled()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
 def test_the_number_is_dragged(show, touch):
     page = show(Bits(1.0), width=760, has_touch=touch)
@@ -112,6 +113,7 @@ def test_the_arrow_keys_double_and_halve(page):
     agree(page, 0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("typed", ["<b>", "", "1e-400"])
 def test_a_text_that_is_no_number(page, typed):
     """The last number stays until there is another."""

@@ -49,6 +49,7 @@ def test_what_is_too_much_stands_out(page):
     assert at(page, ".mb-card")[0] == edge  # the axis stays
 
 
+@pytest.mark.few(0)
 def test_a_card_that_only_emulates_bf16(page):
     unfold(page)
     control(page, "recipe").select_option("bf16")
@@ -75,6 +76,7 @@ def test_a_ghost_is_the_peak_before(page):
     assert ghost.count() == 0  # the same peak
 
 
+@pytest.mark.few(0)
 def test_foreach_is_a_gpus_way(page):
     unfold(page)
     box = control(page, "foreach")
@@ -112,6 +114,7 @@ def test_the_filling_can_be_dragged_by_mouse(page):
     assert page.locator(".mb-ghost").count() == 1
 
 
+@pytest.mark.few(0)
 def test_the_filling_can_be_dragged_by_touch(show):
     page = show(Ledger(), has_touch=True, width=390)
     page.set_viewport_size({"width": 390, "height": 500})  # it scrolls
@@ -157,6 +160,7 @@ def test_what_is_smallest_stands_first(page):
     assert first("recipe")[0] == "fp32: everything in fp32"
 
 
+@pytest.mark.few(0)
 def test_every_stop_of_the_tokens(page):
     """With each model; GPT-2's end at its positions."""
     unfold(page)

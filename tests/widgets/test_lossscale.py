@@ -147,6 +147,7 @@ FINGER = """([dx, dy]) => {
 """A finger goes sideways; or down, and the browser scrolls."""
 
 
+@pytest.mark.few(0)
 def test_a_finger_drags_sideways(page):
     each = (page.get_by_role("img").bounding_box()["width"] - 42) / 64
     page.evaluate(FINGER, [5 * each, 0])
@@ -157,6 +158,7 @@ def test_a_finger_drags_sideways(page):
     assert page.get_by_role("img").evaluate(action) == "pan-y"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("given", cases.GRADIENTS[:3])
 def test_the_largest_scale_without_overflow(show, given):
     page = show(kind_lossscale.make(given))

@@ -130,6 +130,7 @@ def test_it_is_shown_while_it_is_dragged(page):
     assert not control(page, "undo").is_disabled()
 
 
+@pytest.mark.few(0)
 def test_a_finger_draws_and_taps(show):
     page = show(Schedules(9), has_touch=True, width=390)
     touch = page.context.new_cdp_session(page)
@@ -192,6 +193,7 @@ def test_the_step_is_played(show):
     assert page.locator(".mb-later").count() == 0
 
 
+@pytest.mark.few(0)
 def test_the_strip_does_not_move(show):
     font = ":root { --pst-font-family-base: 'DejaVu Sans'; }"
     page = show(Schedules(BOSS, ONE_LEVEL), width=806, style=font)

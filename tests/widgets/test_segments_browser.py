@@ -154,6 +154,7 @@ def test_the_step_is_played(show):
     agree(page)
 
 
+@pytest.mark.few(0)
 def test_the_same_by_keyboard(page):
     unfold(page)
     control(page, "cuts").fill("5, 9 12-14")
@@ -169,6 +170,7 @@ def test_the_same_by_keyboard(page):
     assert "1 of 56: layer 1 runs, its tape is not kept" in texts(page)
 
 
+@pytest.mark.few(0)
 def test_it_plays_until_the_end(page):
     drag(page, STEP, 0.95)
     control(page, "play").click()
@@ -194,6 +196,7 @@ def test_measured_points_stand_where_they_were_measured(show):
     assert page.get_by_text("Points were measured.").is_visible()
 
 
+@pytest.mark.few(0)
 def test_measured_points_belong_to_their_setting(show):
     state = {"measured": {4: 8.25}}
     page = show(Segments(**state))

@@ -123,6 +123,7 @@ def test_a_step_is_played_by_hand(page):
     ]
 
 
+@pytest.mark.few(0)
 def test_a_step_is_played_by_keyboard(page):
     unfold(page)
     moment = control(page, "moment")
@@ -135,6 +136,7 @@ def test_a_step_is_played_by_keyboard(page):
         assert head(page) == moment.get_attribute("aria-valuetext") == where
 
 
+@pytest.mark.few(0)
 def test_it_plays(page):
     control(page, "play").click()
     page.wait_for_function(
@@ -160,6 +162,7 @@ def test_the_step_can_be_dragged(page):
     assert head(page) == "Between two steps"
 
 
+@pytest.mark.few(0)
 def test_a_finger_drags_sideways(show):
     page = show(Sharding(**FITS), has_touch=True, width=390)
     left, wide, y = track(page)

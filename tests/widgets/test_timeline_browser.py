@@ -111,6 +111,7 @@ def test_the_ghost_is_the_step_chosen_before(page):
     assert "Play draws the curve" in texts(page)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", list(cases.odd_steps()))
 def test_odd_steps(show, name):
     page = show(Timeline(cases.odd_steps(), step=name), width=390)
@@ -158,6 +159,7 @@ def test_the_picture_can_be_dragged(page):
     agree(page, moment=-1)
 
 
+@pytest.mark.few(0)
 def test_a_finger_moves_it_sideways_alone(show):
     """A swipe up or down scrolls the page."""
     page = show(Timeline(), width=390, has_touch=True)
@@ -199,6 +201,7 @@ def test_play_goes_through_the_step(show):
     )
 
 
+@pytest.mark.few(0)
 def test_each_phase_is_said_while_it_plays(page):
     control(page, "forward_end").click()
     control(page, "play").click()
