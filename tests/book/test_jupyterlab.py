@@ -125,6 +125,7 @@ def opened(browser, lab, folder, *sources):
         yield page, page.locator(".jp-Notebook .jp-CodeCell .cm-content")
 
 
+@pytest.mark.few(0)
 def test_python_sees_a_slider_move(browser, lab, folder):
     with opened(browser, lab, folder, SHOW, TELL) as (page, editors):
         slider = page.locator(".jp-OutputArea input[type=range]").first
