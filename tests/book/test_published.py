@@ -49,20 +49,17 @@ def relative(path):
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.few(0)
 def test_every_button_leads_to_the_repository(published):
     assert set(pages()) < set(checks.all_pages(published))
     for page in checks.all_pages(published):
         assert checks.check_addresses(published, page, URL, True) == []
 
 
-@pytest.mark.few(0)
 def test_links_inside_of_the_site_are_whole(published):
     for page in pages():
         assert checks.check_links(published, page) == []
 
 
-@pytest.mark.few(0)
 def test_how_to_run_it_says_where_it_is(published):
     text = checks.soup(published, "book/start").article.get_text()
     assert f"git clone {URL}\ncd a-fork\n" in text
@@ -78,7 +75,6 @@ def test_without_an_address_nothing_is_said_of_it(site):
         assert words not in text
 
 
-@pytest.mark.few(0)
 def test_pages_and_downloads_have_the_cell_that_installs(published):
     wheel = f"{SITE}/{address.wheel()}"
     for path in notebooks():
@@ -88,7 +84,6 @@ def test_pages_and_downloads_have_the_cell_that_installs(published):
         check_filled(text, path, wheel)
 
 
-@pytest.mark.few(0)
 def test_the_site_carries_the_wheel(published, tmp_path):
     """The same bytes again, whatever a new file may be allowed."""
     before = os.umask(0o077)
@@ -101,7 +96,6 @@ def test_the_site_carries_the_wheel(published, tmp_path):
     assert (tmp_path / name).read_bytes() == (published / name).read_bytes()
 
 
-@pytest.mark.few(0)
 def test_mathjax_comes_with_its_licence(published):
     licence = published / "_static/mathjax/LICENSE.txt"
     assert "Apache License" in licence.read_text("utf-8")

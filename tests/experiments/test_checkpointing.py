@@ -489,7 +489,6 @@ def test_a_gpu_searches_from_the_allocators_prediction(
     ]
 
 
-@pytest.mark.few(0)
 def test_recoveries_on_a_gpu(step_on_gpu, monkeypatch):
     watched = []
 
