@@ -30,7 +30,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from membudget.accumulation import Accumulator
+from membudget.accumulation import Accumulator, recovering_step
 
 WORLD = 2
 # The samples of each rank, by micro-batch. Numbers may differ under DDP;
@@ -369,6 +369,133 @@ def fsdp_gradients_left_over_in_one_shard():
     assert no_gradients(model)
 
 
+# Out of memory -----------------------------------------------------------
+
+
+def unlucky(rank, *calls, error=torch.OutOfMemoryError):
+    """A loss that fails on one rank, in these of its micro-batches."""
+    seen = []
+
+    def loss(model, x, y):
+        seen.append(len(x))
+        value = F.cross_entropy(model(x), y)
+        if dist.get_rank() == rank and len(seen) in calls:
+            raise error("another process took it")
+        return value
+
+    return loss
+
+
+def recovering(accumulator, loss, x, y, first=21):
+    """A step, rank 0 with the first samples; the movement, what it took."""
+    before = weights(accumulator.model)
+    mine = slice(first) if dist.get_rank() == 0 else slice(first, None)
+    own = x[mine], y[mine]
+    done = recovering_step(accumulator, loss, *own, micro_batch=8)
+    after = weights(accumulator.model)
+    return [p - q for p, q in zip(after, before, strict=True)], done
+
+
+def both_ranks_recover():
+    """From an error of one; then their size is the same."""
+    x, y = samples(34)
+    single = classifier()
+    expected = whole_gradient(single, x, y)
+    for rank, calls, took in (
+        (1, (2,), 1),
+        (0, (3, 4), 2),
+        (1, (1, 2, 3), 3),
+        (0, (), 0),
+    ):
+        for scale in (0, 2.0**10):
+            model = DistributedDataParallel(classifier())
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            scaler = torch.amp.GradScaler("cpu", scale) if scale else None
+            accumulator = Accumulator(model, optimizer, scaler=scaler)
+            moved, done = recovering(accumulator, unlucky(rank, *calls), x, y)
+            moved = [-m for m in moved]
+            assert relative(moved, expected) <= 1e-12, (rank, calls)
+            assert (done.failures, done.micro_batch) == (took, 8 >> took)
+            assert done.report.count == 34
+            nothing_is_left_of(model)
+
+
+def nothing_is_left_of(model):
+    """One plain backward pass of the wrapped model synchronises again."""
+    model.zero_grad()
+    x, y = samples(4, seed=dist.get_rank())
+    F.cross_entropy(model(x), y).backward()
+    found = flat(gradients(model))
+    other = found.clone()
+    dist.all_reduce(other)
+    assert torch.equal(other, 2 * found)
+
+
+def a_parameter_without_a_gradient_on_one_rank():
+    x, y = samples(34)
+    model = DistributedDataParallel(classifier())
+    extra = model.module[0].bias
+
+    def loss(model, x, y):
+        if dist.get_rank() == 1:
+            return sum(p.sum() for p in model.parameters() if p is not extra)
+        return F.cross_entropy(model(x), y)
+
+    moved, _ = recovering(Accumulator(model, sgd(model, 1.0)), loss, x, y)
+    both = flat(moved).clone()
+    dist.all_reduce(both)
+    assert torch.equal(both, 2 * flat(moved))
+
+
+def buffers_are_rank_0s():
+    """As DistributedDataParallel has them, though no forward pass sends them:
+    they are there before a rank may fail."""
+    torch.manual_seed(dist.get_rank())
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
+    model = DistributedDataParallel(nn.Sequential(*layers).double())
+    norm, (x, y) = model.module[1], samples(32)
+    accumulator = Accumulator(model, sgd(model))
+    recovering(accumulator, unlucky(1, 1), x, y, first=20)
+    begun = []
+
+    def loss(model, x, y):
+        begun.append(norm.running_mean.clone())
+        return F.cross_entropy(model(x), y)
+
+    recovering(accumulator, loss, x, y, first=20)
+    means = [torch.empty_like(begun[0]) for _ in range(WORLD)]
+    dist.all_gather(means, begun[0])
+    assert torch.equal(*means)
+    micro_batches = {0: 20 // 4 + 3, 1: 20 // 4 + 2}  # 4s, then 8s
+    assert norm.num_batches_tracked == micro_batches[dist.get_rank()]
+
+
+def errors_that_no_smaller_size_mends():
+    x, y = samples(34)
+    for loss, error, of_others in (
+        (
+            unlucky(1, *range(1, 99)),
+            (torch.OutOfMemoryError, "one sample does not fit"),
+            (torch.OutOfMemoryError, "one sample does not fit"),
+        ),
+        (
+            unlucky(1, 2, error=KeyError),
+            (KeyError, "another process took it"),
+            (RuntimeError, "another rank met an error: look there"),
+        ),
+    ):
+        model = DistributedDataParallel(classifier())
+        kind, message = error if dist.get_rank() == 1 else of_others
+        try:
+            recovering(Accumulator(model, sgd(model)), loss, x, y)
+        except kind as raised:
+            assert message in str(raised)
+        else:
+            raise AssertionError("there was no error")
+        assert no_gradients(model)
+        nothing_is_left_of(model)
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -377,6 +504,10 @@ CHECKS = {
         fsdp_error_with_mixed_precision,
         ddp_restores_buffers_and_random_numbers,
         fsdp_gradients_left_over_in_one_shard,
+        both_ranks_recover,
+        a_parameter_without_a_gradient_on_one_rank,
+        buffers_are_rank_0s,
+        errors_that_no_smaller_size_mends,
     )
 }
 for kind in WRAP:

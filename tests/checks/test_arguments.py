@@ -33,7 +33,7 @@ SECONDS = 2
 PACKAGE = str(Path(membudget.__file__).parent)
 
 MADE_BY_THE_PACKAGE = {
-    "accumulation": "Footprint GradientNoise PeakLine Report Window",
+    "accumulation": "Footprint GradientNoise PeakLine Recovered Report Window",
     "checkpointing": "Action ImpossibleAction Moment Run Segments Stages",
     "ledger": (
         "Account Optimizer PaperMoment PeakLine Prediction Recipe States"

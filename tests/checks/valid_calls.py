@@ -180,6 +180,21 @@ ROWS = {
     "accumulation.Accumulator.window": lambda: dict(
         self=accumulation.Accumulator(model(), optimizer()), total=2
     ),
+    "accumulation.Controller": lambda: dict(
+        micro_batch=2,
+        budget=9,
+        most=3,
+        least=1,
+        target=0.7,
+        tolerance=0.1,
+        shrink=0.8,
+        grow=1.2,
+    ),
+    "accumulation.Controller.__call__": lambda: dict(
+        self=accumulation.Controller(2, budget=9, most=3),
+        peak=2,
+        micro_batch=2,
+    ),
     "accumulation.Footprint.peak": lambda: dict(
         self=footprint(), micro_batch=2, steps=2
     ),
@@ -210,6 +225,13 @@ ROWS = {
         total=[torch.ones(2)], gradients=[torch.ones(2)]
     ),
     "accumulation.partition": lambda: dict(total=5, micro_batch=2),
+    "accumulation.recovering_step": lambda: dict(
+        accumulator=accumulation.Accumulator(of := model(), optimizer(of)),
+        loss=loss,
+        batch=batch(),
+        micro_batch=1,
+        count=lambda x, y: len(x),
+    ),
     "accumulation.sum_gradients": lambda: dict(
         losses=[(weight := torch.ones(2, requires_grad=True)).sum()],
         parameters=[weight],

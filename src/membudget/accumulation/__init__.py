@@ -1,6 +1,7 @@
 """Accumulation: the batch's gradient without the batch's activations."""
 
 from membudget.accumulation.accumulator import Accumulator, Report, Window
+from membudget.accumulation.controller import Controller
 from membudget.accumulation.noise import GradientNoise, gradient_noise
 from membudget.accumulation.partition import (
     IGNORE,
@@ -16,6 +17,7 @@ from membudget.accumulation.plan import (
     Plan,
     footprint,
 )
+from membudget.accumulation.recovery import Recovered, recovering_step
 from membudget.accumulation.strategies import (
     in_place,
     memory_aware,
@@ -28,10 +30,12 @@ __all__ = [
     "IGNORE",
     "NORMALISATIONS",
     "Accumulator",
+    "Controller",
     "Footprint",
     "GradientNoise",
     "PeakLine",
     "Plan",
+    "Recovered",
     "Report",
     "Window",
     "footprint",
@@ -43,6 +47,7 @@ __all__ = [
     "partition",
     "peak_at",
     "peak_lines",
+    "recovering_step",
     "sum_gradients",
     "token_counts",
     "weights",

@@ -1,9 +1,11 @@
 """What is used of FSDP2 and DDP beyond their public interface."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,6 +75,29 @@ def forget_iteration(model: nn.Module) -> None:
                 parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
+
+
+@contextmanager
+def unsynchronised(
+    model: nn.Module, group: "dist.ProcessGroup | None"
+) -> Iterator[None]:
+    """No rank waits for another one in here; DDP's buffers begin as rank 0's.
+
+    DDP itself would send them in the first forward pass, which a rank that
+    runs out of memory may not reach.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        yield
+        return
+    if model.broadcast_buffers:
+        for buffer in model.module.buffers():
+            dist.broadcast(buffer, group=group, group_src=0)
+    model.require_forward_param_sync = False
+    try:
+        with model.no_sync():
+            yield
+    finally:
+        model.require_forward_param_sync = True
 
 
 def _reset(root: object) -> None:

@@ -291,6 +291,25 @@ class Window:
                 gradient.mul_(before / self._unit)
 
     @_undone_on_error
+    def _reduce(self) -> None:
+        """Average the ranks' gradients, where no backward pass did it."""
+        owner, group = self.owner, self.owner.process_group
+        self._synchronised = True
+        self._use_unit(self._unit)
+        trained = [p for p in owner.parameters() if p.requires_grad]
+        made = [p.grad is not None for p in trained]
+        somewhere = torch.tensor(made, device=trained[0].device).int()
+        dist.all_reduce(somewhere, dist.ReduceOp.MAX, group=group)
+        ranks = dist.get_world_size(group)
+        for parameter, used in zip(trained, somewhere.tolist(), strict=True):
+            if not used:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad.div_(ranks)
+
+    @_undone_on_error
     def finish(self) -> float:
         """Turn the sum into the window's gradient; return its norm.
 

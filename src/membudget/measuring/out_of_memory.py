@@ -293,13 +293,13 @@ class CatchOutOfMemory:
 
     def __exit__(self, kind, error, trace) -> bool:
         self.tracker.__exit__(kind, error, trace)
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             return False
         failure = self.tracker.failure_of(error)
         asked, exact = failure.asked, True
         if asked is None:
             asked, exact = _asked(str(error))
-        _forget(error)
+        forget(error)
         del trace
         notes = [*self._restore(failure), *self._left_over()]
         if self.device.type == "cuda":
@@ -497,7 +497,7 @@ class _Watch(PeakTracker):
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except RuntimeError as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 self._failure = self._now(str(error))
             raise
 
@@ -597,7 +597,8 @@ _CUDA = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether CUDA, a tracker's budget or the CPU had no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and bool(_CPU.search(str(error)))
     )
@@ -613,7 +614,7 @@ def _asked(message: str) -> tuple[int | None, bool]:
     return None, False
 
 
-def _forget(error: BaseException) -> None:
+def forget(error: BaseException) -> None:
     """Let go of what the functions that ended with it had in variables."""
     traceback.clear_frames(error.__traceback__)
     # A frame that was cleared still holds its function, with its closure.
