@@ -23,8 +23,8 @@ class Controller:
         least: the smallest.
         target: share of the budget that is aimed at.
         tolerance: how far from it a peak may be.
-        shrink: factor above; rounded down, and at least one sample less.
-        grow: factor below; rounded down, and at least one sample more.
+        shrink: factor above, rounded down.
+        grow: factor below, rounded down, but at least one sample more.
 
     Attributes:
         micro_batch: samples of the next step's micro-batches.
@@ -84,7 +84,7 @@ class Controller:
         if micro_batch is not None:
             size = self._size(micro_batch)
         if off > self.tolerance + ROUNDING:
-            size = min(int(size * self.shrink), size - 1)
+            size = int(size * self.shrink)
         elif off < -self.tolerance - ROUNDING:
             size = max(int(size * self.grow), size + 1)
         self.micro_batch = min(max(size, self.least), self.most)

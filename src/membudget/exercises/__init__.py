@@ -16,6 +16,7 @@ SUBJECTS = (
     "ledger",
     "own_ledger",
     "accumulation",
+    "reacting",
     "checkpointing",
     "schedules",
     "precision",
