@@ -7,6 +7,7 @@ has the samples of all ranks.
 from contextlib import suppress
 from functools import partial
 from math import nan
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from membudget.accumulation import Accumulator, recovering_step
+from membudget.accumulation import Accumulator, Window, recovering_step
 
 WORLD = 2
 # The samples of each rank, by micro-batch. Numbers may differ under DDP;
@@ -378,10 +379,9 @@ def unlucky(rank, *calls, error=torch.OutOfMemoryError):
 
     def loss(model, x, y):
         seen.append(len(x))
-        value = F.cross_entropy(model(x), y)
         if dist.get_rank() == rank and len(seen) in calls:
             raise error("another process took it")
-        return value
+        return F.cross_entropy(model(x), y)
 
     return loss
 
@@ -401,21 +401,24 @@ def both_ranks_recover():
     x, y = samples(34)
     single = classifier()
     expected = whole_gradient(single, x, y)
-    for rank, calls, took in (
-        (1, (2,), 1),
-        (0, (3, 4), 2),
-        (1, (1, 2, 3), 3),
-        (0, (), 0),
+    for rank, calls, took, first in (
+        (1, (2,), 1, 21),
+        (0, (3, 4), 2, 21),
+        (1, (1, 2, 3), 3, 21),
+        (0, (), 0, 31),  # the other's micro-batch has 3 samples
     ):
         for scale in (0, 2.0**10):
             model = DistributedDataParallel(classifier())
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             scaler = torch.amp.GradScaler("cpu", scale) if scale else None
             accumulator = Accumulator(model, optimizer, scaler=scaler)
-            moved, done = recovering(accumulator, unlucky(rank, *calls), x, y)
+            loss = unlucky(rank, *calls)
+            moved, done = recovering(accumulator, loss, x, y, first)
             moved = [-m for m in moved]
             assert relative(moved, expected) <= 1e-12, (rank, calls)
-            assert (done.failures, done.micro_batch) == (took, 8 >> took)
+            assert done.failures == took
+            own = first if dist.get_rank() == 0 else 34 - first
+            assert done.micro_batch == min(8 >> took, own)
             assert done.report.count == 34
             nothing_is_left_of(model)
 
@@ -468,6 +471,25 @@ def buffers_are_rank_0s():
     assert torch.equal(*means)
     micro_batches = {0: 20 // 4 + 3, 1: 20 // 4 + 2}  # 4s, then 8s
     assert norm.num_batches_tracked == micro_batches[dist.get_rank()]
+    model(x[:4])  # and DDP sends them again
+    dist.all_gather(means, norm.running_mean)
+    assert torch.equal(*means)
+
+
+def too_late_to_begin_again():
+    """Once they have agreed, a rank that repeats would be alone."""
+    x, y = samples(34)
+    model = DistributedDataParallel(classifier())
+    short = torch.OutOfMemoryError("another process took it")
+    with mock.patch.object(Window, "finish", side_effect=short) as finish:
+        try:
+            recovering(Accumulator(model, sgd(model)), unlucky(0), x, y)
+        except RuntimeError as raised:
+            assert str(raised).startswith("every micro-batch fitted, and")
+        else:
+            raise AssertionError("there was no error")
+    assert finish.call_count == 1
+    assert no_gradients(model)
 
 
 def errors_that_no_smaller_size_mends():
@@ -507,6 +529,7 @@ CHECKS = {
         both_ranks_recover,
         a_parameter_without_a_gradient_on_one_rank,
         buffers_are_rank_0s,
+        too_late_to_begin_again,
         errors_that_no_smaller_size_mends,
     )
 }

@@ -156,7 +156,8 @@ class Window:
     no copy where it is parameters with ``requires_grad=False``.
     (The exception is an error inside the optimizer's own ``step``, which may
     have updated some parameters.) If only some of the ranks meet an error,
-    the others wait for them: end the job then.
+    the others wait for them: end the job then, or use
+    :func:`recovering_step`.
     """
 
     def __init__(self, owner: Accumulator, total: float | None) -> None:
