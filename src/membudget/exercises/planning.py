@@ -3,7 +3,6 @@
 from membudget.exercises.core import Exercise, given
 from membudget.exercises.observe import answer
 
-
 PLANS = [(9, 10), (5, 14), (4, 17), (5, 12), (7, 12), (3, 20), (6, 12)]
 """Peaks and seconds: three are equally fast, and two have equal peaks."""
 
