@@ -109,8 +109,8 @@ check_predict_peak = Exercise(
             after its gradients are there.
         return depth * layer + peak => return (depth + 1) * activation
             these are the activations and the gradient on its way back alone,
-            as in section 1.3. Here the parameters, the input and the
-            parameters' gradients count as well.
+            as in section 1.3 of chapter 1. Here the parameters, the input and
+            the parameters' gradients count as well.
         + peak => + 2 * depth * activation
         or + peak => + (2 * depth + 1) * activation
         or (k + 2) => (2 * k + 1)
@@ -506,59 +506,5 @@ check_collect_above = Exercise(
         "It freed the tensors that only a reference cycle kept, 600 bytes of "
         "1000, and none of the 900 bytes of tensors that a list still holds: "
         "no collector can, until the last reference goes."
-    ),
-)
-
-# Rounding
-
-
-def allocated(sizes):
-    return sum((size + 511) // 512 * 512 for size in sizes)
-
-
-check_allocated = Exercise(
-    allocated,
-    cases=[
-        given(sizes=[200, 200, 512, 513, 2400, 4096, 5000, 0]),
-        given(sizes=[4, 4, 4, 4]),
-        given(sizes=[1024, 512]),
-    ],
-    observe=answer,
-    mistakes="""
-        sum((size + 511) // 512 * 512 for size in sizes) => \
-        (sum(sizes) + 511) // 512 * 512
-            the sum is rounded, and so a block is shared between tensors:
-            every tensor is rounded by itself.
-        (size + 511) // 512 * 512 => size
-            these are the bytes that are asked for: round each of them up to a
-            multiple of 512.
-        (size + 511) => size
-            the sizes are rounded down: 200 bytes take a whole block of 512.
-        (size + 511) // 512 => round(size / 512)
-            the sizes are rounded to the nearest multiple, and must be rounded
-            up.
-        511 => 512
-        or 511 => 512
-        in sizes => in sizes if size
-            an exact multiple of 512 is rounded to the next one: it fits as it
-            is.
-        (size + 511) // 512 * 512 => size + 512
-            512 bytes are added to each size: round up instead.
-        // 512 * 512 => // 512
-            these are numbers of blocks: each has 512 bytes.
-        (size + 511) // 512 * 512 => 512
-        or (size + 511) // 512 * 512 => 512 * bool(size)
-            every tensor takes one block of 512 here, even a large one: round
-            up to a multiple.
-        (size + 511) // 512 * 512 => -size % 512
-            this is what rounding adds: what is allocated in all is asked.
-        (size + 511) => (max(size, 1) + 511)
-            a tensor of 0 bytes takes nothing.
-        sum( => list(
-            this is a list of all blocks: return their sum.
-        """,
-    shown=(
-        "Four tensors of one number each take 2048 bytes: many small tensors "
-        "cost more than they hold."
     ),
 )
