@@ -12,7 +12,7 @@ from torch import nn
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, table, training, words
+from membudget.exercises.observe import answer, table, training
 from membudget.measuring import CATEGORIES, Allocation, Operator, trace_step
 
 # A leak in a loop
@@ -297,80 +297,6 @@ check_alive_at_peak = Exercise(
     shown=(
         "One moment, with everything that is alive then: the categories' own "
         "peaks come at others."
-    ),
-)
-
-# A monitor
-
-
-def statuses(readings, budget, window):
-    result = []
-    for end in range(1, len(readings) + 1):
-        peak = max(readings[max(end - window, 0) : end])
-        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
-        result.append(
-            "critical" if critical else "warning" if warning else "normal"
-        )
-    return result
-
-
-check_statuses = Exercise(
-    statuses,
-    cases=[
-        given(
-            readings=[800, 950, 700, 500, 300, 200, 100, 850],
-            budget=1000,
-            window=3,
-        ),
-        given(readings=[100, 225, 200, 199, 0, 260], budget=250, window=2),
-        given(readings=[95, 85, 10], budget=100, window=1),
-        given(readings=[50, 92, 10], budget=100, window=5),
-    ],
-    observe=words(["normal", "warning", "critical"]),
-    mistakes="""
-        max(end - window, 0) => end - 1
-            only the present reading is judged: take the largest of the last
-            `window`.
-        peak = max( => import statistics; peak = statistics.mean(
-            the mean of the window is judged, in which a short peak goes
-            under: take the largest.
-        peak = max( => peak = min(
-        or peak = max( => peak = sum(
-            the smallest or the sum of the window is judged: take the largest.
-        end - window, => end - window - 1,
-            the window is one reading too long: the present one is among the
-            last `window`.
-        end - window, => end - window + 1,
-            the window is one reading too short: it holds `window` readings
-            with the present one.
-        max(end - window, 0) => 0
-            the window does not slide: readings before the last `window` are
-            still judged.
-        range(1, len(readings) + 1) => range(len(readings))
-        : end]) => : end], default=0)
-            the window ends before the present reading: that one is judged as
-            well.
-        peak = max( => peak = end >= window and max(
-            the window is not full at first, and the readings that are there
-            are ignored: judge by those.
-        range(1, len => range(window, len
-            the first readings are too few for a whole window and get no
-            status: judge by those that are there.
-        peak >= 0.9 => peak > 0.9
-        or peak >= 0.8 => peak > 0.8
-            exactly 80 % is a warning and exactly 90 % is critical: `>=`, not
-            `>`.
-        "critical" if critical else =>
-            nothing is ever critical: ask for 90 % before 80 %, which is
-            reached whenever 90 % is.
-        "warning" if warning else =>
-            there is never a warning: it begins at 80 % of the budget.
-        0.9 => 0.8
-            this is critical from 80 % on: up to 90 % it is a warning.
-        """,
-    shown=(
-        "A peak counts for a whole window, so a monitor that is looked at "
-        "between two steps does not miss it."
     ),
 )
 
