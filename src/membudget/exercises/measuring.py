@@ -12,7 +12,7 @@ from torch import nn
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, table, training, words
+from membudget.exercises.observe import answer, table, training
 from membudget.measuring import CATEGORIES, Allocation, Operator, trace_step
 
 # A leak in a loop
@@ -109,8 +109,8 @@ check_predict_peak = Exercise(
             after its gradients are there.
         return depth * layer + peak => return (depth + 1) * activation
             these are the activations and the gradient on its way back alone,
-            as in section 1.3. Here the parameters, the input and the
-            parameters' gradients count as well.
+            as in section 1.3 of chapter 1. Here the parameters, the input and
+            the parameters' gradients count as well.
         + peak => + 2 * depth * activation
         or + peak => + (2 * depth + 1) * activation
         or (k + 2) => (2 * k + 1)
@@ -300,80 +300,6 @@ check_alive_at_peak = Exercise(
     ),
 )
 
-# A monitor
-
-
-def statuses(readings, budget, window):
-    result = []
-    for end in range(1, len(readings) + 1):
-        peak = max(readings[max(end - window, 0) : end])
-        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
-        result.append(
-            "critical" if critical else "warning" if warning else "normal"
-        )
-    return result
-
-
-check_statuses = Exercise(
-    statuses,
-    cases=[
-        given(
-            readings=[800, 950, 700, 500, 300, 200, 100, 850],
-            budget=1000,
-            window=3,
-        ),
-        given(readings=[100, 225, 200, 199, 0, 260], budget=250, window=2),
-        given(readings=[95, 85, 10], budget=100, window=1),
-        given(readings=[50, 92, 10], budget=100, window=5),
-    ],
-    observe=words(["normal", "warning", "critical"]),
-    mistakes="""
-        max(end - window, 0) => end - 1
-            only the present reading is judged: take the largest of the last
-            `window`.
-        peak = max( => import statistics; peak = statistics.mean(
-            the mean of the window is judged, in which a short peak goes
-            under: take the largest.
-        peak = max( => peak = min(
-        or peak = max( => peak = sum(
-            the smallest or the sum of the window is judged: take the largest.
-        end - window, => end - window - 1,
-            the window is one reading too long: the present one is among the
-            last `window`.
-        end - window, => end - window + 1,
-            the window is one reading too short: it holds `window` readings
-            with the present one.
-        max(end - window, 0) => 0
-            the window does not slide: readings before the last `window` are
-            still judged.
-        range(1, len(readings) + 1) => range(len(readings))
-        : end]) => : end], default=0)
-            the window ends before the present reading: that one is judged as
-            well.
-        peak = max( => peak = end >= window and max(
-            the window is not full at first, and the readings that are there
-            are ignored: judge by those.
-        range(1, len => range(window, len
-            the first readings are too few for a whole window and get no
-            status: judge by those that are there.
-        peak >= 0.9 => peak > 0.9
-        or peak >= 0.8 => peak > 0.8
-            exactly 80 % is a warning and exactly 90 % is critical: `>=`, not
-            `>`.
-        "critical" if critical else =>
-            nothing is ever critical: ask for 90 % before 80 %, which is
-            reached whenever 90 % is.
-        "warning" if warning else =>
-            there is never a warning: it begins at 80 % of the budget.
-        0.9 => 0.8
-            this is critical from 80 % on: up to 90 % it is a warning.
-        """,
-    shown=(
-        "A peak counts for a whole window, so a monitor that is looked at "
-        "between two steps does not miss it."
-    ),
-)
-
 # A collector
 
 
@@ -506,59 +432,5 @@ check_collect_above = Exercise(
         "It freed the tensors that only a reference cycle kept, 600 bytes of "
         "1000, and none of the 900 bytes of tensors that a list still holds: "
         "no collector can, until the last reference goes."
-    ),
-)
-
-# Rounding
-
-
-def allocated(sizes):
-    return sum((size + 511) // 512 * 512 for size in sizes)
-
-
-check_allocated = Exercise(
-    allocated,
-    cases=[
-        given(sizes=[200, 200, 512, 513, 2400, 4096, 5000, 0]),
-        given(sizes=[4, 4, 4, 4]),
-        given(sizes=[1024, 512]),
-    ],
-    observe=answer,
-    mistakes="""
-        sum((size + 511) // 512 * 512 for size in sizes) => \
-        (sum(sizes) + 511) // 512 * 512
-            the sum is rounded, and so a block is shared between tensors:
-            every tensor is rounded by itself.
-        (size + 511) // 512 * 512 => size
-            these are the bytes that are asked for: round each of them up to a
-            multiple of 512.
-        (size + 511) => size
-            the sizes are rounded down: 200 bytes take a whole block of 512.
-        (size + 511) // 512 => round(size / 512)
-            the sizes are rounded to the nearest multiple, and must be rounded
-            up.
-        511 => 512
-        or 511 => 512
-        in sizes => in sizes if size
-            an exact multiple of 512 is rounded to the next one: it fits as it
-            is.
-        (size + 511) // 512 * 512 => size + 512
-            512 bytes are added to each size: round up instead.
-        // 512 * 512 => // 512
-            these are numbers of blocks: each has 512 bytes.
-        (size + 511) // 512 * 512 => 512
-        or (size + 511) // 512 * 512 => 512 * bool(size)
-            every tensor takes one block of 512 here, even a large one: round
-            up to a multiple.
-        (size + 511) // 512 * 512 => -size % 512
-            this is what rounding adds: what is allocated in all is asked.
-        (size + 511) => (max(size, 1) + 511)
-            a tensor of 0 bytes takes nothing.
-        sum( => list(
-            this is a list of all blocks: return their sum.
-        """,
-    shown=(
-        "Four tensors of one number each take 2048 bytes: many small tensors "
-        "cost more than they hold."
     ),
 )
