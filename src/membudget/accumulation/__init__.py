@@ -7,7 +7,6 @@ from membudget.accumulation.partition import (
     NORMALISATIONS,
     mean_of_means_error,
     partition,
-    token_counts,
     weights,
     windows,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "peak_at",
     "peak_lines",
     "sum_gradients",
-    "token_counts",
     "weights",
     "windows",
 ]
