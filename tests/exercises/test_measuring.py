@@ -38,16 +38,6 @@ def test_peak_formula_is_exact(batch, width, depth):
     assert formula + 8 == step.peak  # the loss and its gradient
 
 
-@pytest.mark.parametrize("batch", [1, 16, 256])
-def test_alive_at_peak_is_the_split(batch):
-    model = network(16, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    x = torch.ones(batch, 16)
-    step = trace_step(model, summed, x, optimizer=optimizer)
-    alive = exercises.check_alive_at_peak.solution(step.allocations)
-    assert alive == {c: size for c, size in step.split().items() if size}
-
-
 def test_collector_is_judged_without_other_garbage():
     check = exercises.check_collect_above
     layer = nn.Linear(2, 2)
@@ -118,16 +108,6 @@ WRONG = {
         return depth * layer + peak => return 2**16
             the answer is 65536; 272256 is right
         """,
-    "alive_at_peak": """
-        return split => return sum(split.values())
-            returns an int: a dictionary is needed
-        split[a.category] => split[a.operator.name]
-            the keys may be "parameters", "gradients", "optimizer"
-        split.get(a.category, 0) + a.bytes => [a]
-            returns a list that is not made of numbers
-        split.get(a.category, 0) + a.bytes => a.bytes
-            the number of bytes of activations is 200; 500 is right
-        """,
     "collect_above": """
         before < => before >
             nothing was collected
@@ -181,11 +161,6 @@ def numbers_at_the_end(model, optimizer, batches):
     return torch.stack(losses).tolist()
 
 
-def with_zeros(allocations):
-    split = dict.fromkeys(["activations", "temporaries"], 0)
-    return split | exercises.check_alive_at_peak.solution(allocations)
-
-
 def again_and_again(used, budget, threshold):
     before = used()
     if before / budget >= threshold:
@@ -199,7 +174,6 @@ def again_and_again(used, budget, threshold):
     [
         ("train", kept_outputs),
         ("train", numbers_at_the_end),
-        ("alive_at_peak", with_zeros),
         ("collect_above", again_and_again),
     ],
 )

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, table, training
-from membudget.measuring import CATEGORIES, Allocation, Operator, trace_step
+from membudget.exercises.observe import answer, training
 
 # A leak in a loop
 
@@ -171,133 +169,6 @@ check_predict_peak = Exercise(
         "activations or the gradients decide where the peak is."
     ),
     tolerance=0.01,
-)
-
-# What is alive at the peak
-
-
-def alive_at_peak(allocations):
-    def total(moment):
-        return sum(a.bytes for a in allocations if a.alive(moment))
-
-    moments = sorted({a.birth for a in allocations})
-    peak = max(moments, key=total)  # the first, if there are several
-    split = {}
-    for a in allocations:
-        if a.alive(peak):
-            split[a.category] = split.get(a.category, 0) + a.bytes
-    return split
-
-
-def _allocations(*rows: tuple[int, int, int | None, str]) -> Case:
-    def make() -> tuple:
-        made = Operator("aten.made", "", "forward")
-        return (
-            [
-                Allocation(size, birth, category, made, death)
-                for size, birth, death, category in rows
-            ],
-        )
-
-    told = "; ".join(
-        f"{category} {size} ({birth}, {death})"
-        for size, birth, death, category in rows
-    )
-    return Case(f"category, bytes and (birth, death): {told}", make)
-
-
-def _step() -> tuple:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
-        x = torch.empty(16, 8)
-    optimizer = torch.optim.Adam(model.parameters())
-    tracker = trace_step(
-        model, lambda model, x: model(x).sum(), x, optimizer=optimizer
-    )
-    return (tracker.allocations,)
-
-
-check_alive_at_peak = Exercise(
-    alive_at_peak,
-    cases=[
-        _allocations(
-            (400, -1, None, "parameters"),
-            (100, -1, None, "inputs"),
-            (300, 0, 5, "activations"),
-            (200, 1, 4, "activations"),
-            (250, 2, 3, "temporaries"),
-            (350, 3, None, "gradients"),
-            (150, 4, 6, "temporaries"),
-            (200, 5, None, "gradients"),
-            (70, 6, None, "optimizer"),
-        ),
-        _allocations(
-            (100, -1, 3, "parameters"),
-            (200, 0, 1, "activations"),
-            (50, 1, None, "gradients"),
-            (150, 2, None, "temporaries"),
-        ),
-        _allocations(
-            (500, -1, 0, "inputs"),
-            (50, -1, None, "parameters"),
-            (300, 0, 2, "activations"),
-            (100, 1, None, "gradients"),
-        ),
-        Case("a step of a small model with Adam", _step),
-    ],
-    observe=table("number of bytes of {}", CATEGORIES),
-    mistakes="""
-        a.alive(peak) => True
-            everything that was ever made is counted. Alive is what has `birth
-            <= moment` and (`death is None` or `moment < death`).
-        a.alive(moment) => a.alive(moment) or a.death == moment
-        a.alive(peak) => a.alive(peak) or a.death == peak
-            a tensor is still counted at the moment of its death, and then it
-            is gone: it is alive if `birth <= moment` and (`death is None` or
-            `moment < death`).
-        a.alive(moment) => a.alive(moment) and a.death is not None
-        a.alive(peak) => a.alive(peak) and a.death is not None
-            what is alive at the end (`death is None`) is left out, and it is
-            alive at the peak as well, if it was born by then.
-        a.alive(moment) => a.alive(moment) and a.birth > -1
-        a.alive(peak) => a.alive(peak) and a.birth > -1
-            what was there from the start is missing: a birth of -1 lies
-            before the first operator, and `birth <= moment` holds.
-        a.alive(moment) => a.alive(moment) and a.birth < moment
-        a.alive(peak) => a.alive(peak) and a.birth < peak
-            this is the moment before: a tensor is alive from the moment
-            `birth` on.
-        a.alive(peak) => a.death is None
-            this is what is alive at the end (`death is None`), not at the
-            peak.
-        peak = max(moments, key=total) => peak = -1
-            this is the moment before the first operator (-1), not the peak.
-        max(moments => max(moments[::-1]
-            two moments have the most bytes alive, and the first of them is
-            asked.
-        max(moments => max(moments[1:]
-            the moments before the first operator are left out: what is alive
-            at -1 can be the peak.
-        + a.bytes => + 1
-            these are numbers of tensors: add up their `bytes`.
-        a.alive(peak) => a.alive(peak + 1)
-        or a.alive(peak) => a.alive(peak - 1)
-            this is one moment late or early: what is alive *at* the peak is
-            asked.
-        split = {} => return { \
-            kind: max( \
-                sum(a.bytes for a in allocations \
-                    if a.alive(moment) and a.category == kind) \
-                for moment in moments) \
-            for kind in {a.category for a in allocations}}
-            this is the peak of each category by itself; they come at
-            different moments, and one moment is asked: the one with the most
-            bytes in all.
-        """,
-    shown=(
-        "One moment, with everything that is alive then: the categories' own "
-        "peaks come at others."
-    ),
 )
 
 # A collector
