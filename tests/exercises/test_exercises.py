@@ -248,7 +248,7 @@ def test_hostile_function(name, kind, capsys):
 @pytest.mark.few(13)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "name", ["weights", "average_gradients", "own_ledger"]
+    "name", ["selection_weights", "average_gradients", "own_ledger"]
 )
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_what_no_observer_sees(name, kind, capsys):
