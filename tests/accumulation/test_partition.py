@@ -12,11 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget.accumulation import (
-    IGNORE,
     NORMALISATIONS,
     mean_of_means_error,
     partition,
-    token_counts,
     weights,
     windows,
 )
@@ -158,24 +156,6 @@ def test_the_law_against_a_monte_carlo_in_pure_noise():
     assert tolerance < 0.04
     law = mean_of_means_error(counts)
     assert measured.item() == pytest.approx(law, rel=tolerance)
-
-
-# token_counts ------------------------------------------------------------
-
-
-@settings(max_examples=examples(7))
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=20),
-    st.integers(1, 7),
-)
-def test_tokens_that_are_not_padding(lengths, micro_batch):
-    labels = torch.full((len(lengths), 9), IGNORE)
-    for row, length in zip(labels, lengths, strict=True):
-        row[:length] = torch.arange(length)  # label 0 is not padding
-    parts = partition(len(lengths), micro_batch)
-    counts = token_counts(labels, parts)
-    assert counts == [sum(lengths[part]) for part in parts]
-    assert all(type(n) is int for n in counts)
 
 
 # windows -----------------------------------------------------------------

@@ -237,9 +237,6 @@ ROWS = {
         parameters=[weight],
         add=accumulation.new_sum,
     ),
-    "accumulation.token_counts": lambda: dict(
-        labels=torch.ones(2, 3), micro_batches=[slice(0, 2)]
-    ),
     "accumulation.weights": lambda: dict(counts=[1, 2]),
     "accumulation.windows": lambda: dict(micro_batches=[1, 2, 3], steps=2),
     # checkpointing

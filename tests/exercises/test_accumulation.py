@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from membudget import accumulation, exercises
-from membudget.accumulation import token_counts, windows
+from membudget.accumulation import windows
 from membudget.exercises.core import CORRECT
 
 
@@ -25,33 +25,11 @@ def whole_window(model, micro_batches):
     mean_loss(model, *micro_batches).backward()
 
 
-def whole_step(model, optimizer, micro_batches, max_norm):
-    mean_loss(model, *micro_batches).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def whole_amp_step(model, optimizer, scaler, micro_batches, max_norm):
-    with torch.autocast("cpu", torch.float16):
-        loss = mean_loss(model, *micro_batches)
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
 def whole_epoch(model, optimizer, loader, steps):
     for window in windows(loader, steps):
         mean_loss(model, *window).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def of_the_tokens(labels, micro_batches):
-    return accumulation.weights(token_counts(labels, micro_batches))
 
 
 def scan(peak, budget, global_batch):
@@ -62,12 +40,8 @@ def scan(peak, budget, global_batch):
 
 
 RIGHT = {
-    "weights": accumulation.weights,
-    "token_weights": of_the_tokens,
     "accumulate": whole_batch,
     "padded_gradient": whole_window,
-    "clipped_step": whole_step,
-    "amp_step": whole_amp_step,
     "train_epoch": whole_epoch,
     "mean_of_means_error": accumulation.mean_of_means_error,
     "largest_micro_batch": scan,
@@ -92,6 +66,14 @@ def test_solution_does_what_the_whole_batch_does(name):
 def test_a_whole_batch_is_too_large():
     outcome = exercises.check_accumulate.judge(whole_batch)
     assert "10 samples ran through the model at once" in outcome.text
+
+
+def test_what_is_drawn_counts_as_the_window_does():
+    counts, probabilities, draws = [6, 3, 1], [0.5, 0.2, 0.3], 4
+    args = counts, probabilities, draws
+    found = torch.tensor(exercises.check_selection_weights.solution(*args))
+    expected = draws * torch.tensor(probabilities) * found
+    torch.testing.assert_close(expected, torch.tensor([0.6, 0.3, 0.1]))
 
 
 def test_noise_scale_of_exact_squares():
@@ -121,25 +103,18 @@ def autograd(model, x, y, micro_batch):
             p.grad = grad if p.grad is None else p.grad + grad
 
 
-def zeros(model, optimizer, scaler, micro_batches, max_norm):
-    args = model, optimizer, scaler, micro_batches, max_norm
-    exercises.check_amp_step.solution(*args)
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-
-
-def array(counts):
-    return np.array(counts) / np.sum(counts)
+def array(counts, probabilities, draws):
+    shares = np.array(counts) / np.sum(counts)
+    return shares / (draws * np.array(probabilities))
 
 
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
         ("accumulate", autograd),
-        ("amp_step", zeros),
-        ("weights", array),
-        ("weights", lambda counts: tuple(array(counts).tolist())),
-        ("weights", lambda counts: torch.tensor(array(counts))),
+        ("selection_weights", array),
+        ("selection_weights", lambda *args: tuple(array(*args).tolist())),
+        ("selection_weights", lambda *args: torch.tensor(array(*args))),
     ],
 )
 def test_other_right_answers(name, answer):

@@ -248,7 +248,7 @@ def test_hostile_function(name, kind, capsys):
 @pytest.mark.few(13)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "name", ["weights", "average_gradients", "own_ledger"]
+    "name", ["selection_weights", "average_gradients", "own_ledger"]
 )
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_what_no_observer_sees(name, kind, capsys):
@@ -327,7 +327,8 @@ def assert_same_state(before):
 
 def test_hint_for_values():
     def text(result):
-        return exercises.check_weights.judge(lambda counts: result).text
+        check = exercises.check_selection_weights
+        return check.judge(lambda counts, probabilities, draws: result).text
 
     assert "returns a str that is not made of numbers" in text("0.5")
     assert "holds NaN or infinity" in text([float("nan")] * 3)
@@ -336,12 +337,14 @@ def test_hint_for_values():
 
 
 def test_hint_for_random_numbers():
-    def random_weights(counts):
+    check = exercises.check_selection_weights
+
+    def random_weights(counts, probabilities, draws):
         torch.manual_seed(0)
         torch.rand(1)
-        return exercises.check_weights.solution(counts)
+        return check.solution(counts, probabilities, draws)
 
-    outcome = exercises.check_weights.judge(random_weights)
+    outcome = check.judge(random_weights)
     assert "draws random numbers" in outcome.text
 
 
@@ -363,15 +366,15 @@ def test_missing_operator_is_no_stub():
     assert "NotImplementedError in line 2 of your function" in outcome.text
 
 
-@pytest.mark.parametrize("name", ["weights", "own_ledger"])
+@pytest.mark.parametrize("name", ["selection_weights", "own_ledger"])
 def test_interrupt_is_not_swallowed(name):
     with pytest.raises(KeyboardInterrupt):
         CHECKERS[name](raises(KeyboardInterrupt()))
 
 
 def test_a_hint_can_be_kept_back(capsys):
-    check = exercises.check_weights
-    check(lambda counts: counts, hint=False)
+    check = exercises.check_selection_weights
+    check(lambda counts, probabilities, draws: counts, hint=False)
     assert capsys.readouterr().out == (
         f"{NOT_RIGHT} take `hint=False` away for a hint.\n"
     )

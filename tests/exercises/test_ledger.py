@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from membudget import exercises, ledger, models
+from membudget import exercises, ledger
 from membudget.exercises.core import CORRECT
 from membudget.measuring import SavedBytes
 
@@ -44,11 +44,6 @@ def states_after_a_step(shapes, trained):
         sum(p.grad.nbytes for p in learning),
         sum(t.nbytes for t in kept),
     )
-
-
-def built_llama(*sizes):
-    with torch.device("meta"):
-        return sum(p.numel() for p in models.Llama(*sizes).parameters())
 
 
 class GatedBlock(nn.Module):
@@ -89,7 +84,6 @@ def saved_by_block(batch, tokens, width, heads, hidden):
 
 MEASURED = {
     "model_states": states_after_a_step,
-    "llama_parameters": built_llama,
     "gated_block": saved_by_block,
 }
 
@@ -158,16 +152,6 @@ def test_estimate_is_near_and_in_the_losses_backward(case):
 
 
 # The figures in the sentences after "Correct."
-
-
-def test_words_about_llama():
-    grouped, square = (
-        solution("llama_parameters")(128_256, 4096, 32, 32, kv_heads, 14_336)
-        for kv_heads in (8, 32)
-    )
-    shown = exercises.check_llama_parameters.shown
-    assert f" {grouped} " in shown
-    assert f" {square - grouped}." in shown
 
 
 def gpt2_peak(batch):

@@ -6,6 +6,8 @@ with ``SOAK=1`` in the environment.
 
 import random
 import re
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise, product
 
 import pytest
@@ -15,11 +17,13 @@ from hypothesis import strategies as st
 from ledger_helpers import (
     RUNS,
     STEPS,
+    autocast,
     classify,
     master_step,
     next_token,
     same,
     transformers,
+    within,
 )
 from torch import nn
 
@@ -123,11 +127,32 @@ def test_attention_that_a_checkpoint_keeps(family, recipe):
     assert kept.saved - again.saved == 2 * numbers
     for plain, message in (
         (Transformer(fused=False), "use fused=True, or no kept_attention"),
-        (NETS["mlp"](), "leave loss_chunks and kept_attention out"),
+        (NETS["mlp"](), "leave loss_chunks, kept_attention and fused_norms"),
     ):
         tokens = [12] if isinstance(plain, Transformer) else []
         with pytest.raises(ValueError, match=message):
             predict(plain, 4, *tokens, kept_attention=True)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "autocast"])
+def test_a_norm_of_one_operator(recipe):
+    """A CPU's LayerNorm without bias: one number more for each token."""
+    shape = Transformer(900, 16, 2, 4, family="llama")  # all norms at the peak
+    model = shape.build("cpu")
+    x, y = (torch.zeros(3, 12, dtype=torch.long) for _ in range(2))
+    for part in (model, *model.blocks):
+        for name, module in part.named_children():
+            if isinstance(module, nn.RMSNorm):
+                setattr(part, name, nn.LayerNorm(16, bias=False))
+    context = partial(autocast, None) if recipe == "autocast" else nullcontext
+    step = trace_step(model, within(context, next_token), x, y)
+    found = predict(
+        shape, 3, 12, recipe=recipe, optimizer=None, fused_norms=True
+    )
+    means = 5 * 3 * 12 * 4
+    assert (found.start, found.peak + means) == (step.start, step.peak)
+    with pytest.raises(ValueError, match="fused_norms out for a Chain"):
+        predict(NETS["mlp"](), 4, fused_norms=True)
 
 
 def test_the_first_stages_of_a_chain_are_a_schedule():

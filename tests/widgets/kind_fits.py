@@ -54,12 +54,12 @@ def printed(widget):
 
 
 def said(widget):
-    words = [
-        f"needs {format_bytes(widget.peak)} on a card",
-        f"The {widget.card} has {format_bytes(widget.budget)}.",
-    ]
+    peak, card = format_bytes(widget.peak), format_bytes(widget.budget)
     count = fitting(widget)
-    return [*words, f"{count} of 16" if count else "No combination fits"]
+    return [
+        f"needs {peak} on a card of {card}.",
+        f"{count} of 16" if count else "No combination fits",
+    ]
 
 
 ALL = [dict(zip(SWITCHES, state, strict=True)) for state in STATES]
@@ -86,7 +86,7 @@ KIND = Kind(
     rest=None,
     spoken={},
     columns=("at the peak", "now", "plain"),
-    parts=6,
+    parts=5,
     moves=[({}, ALL)],
 )
 

@@ -8,7 +8,6 @@ from membudget.accumulation.partition import (
     NORMALISATIONS,
     mean_of_means_error,
     partition,
-    token_counts,
     weights,
     windows,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "peak_lines",
     "recovering_step",
     "sum_gradients",
-    "token_counts",
     "weights",
     "windows",
 ]

@@ -5,11 +5,7 @@ from itertools import islice
 from math import sqrt
 from typing import TypeVar
 
-import torch
-
 from membudget.checks import (
-    instance,
-    iterable,
     listed,
     number,
     one_of,
@@ -129,30 +125,6 @@ def mean_of_means_error(counts: Sequence[float]) -> float:
     return sqrt(
         total * sum((1 / len(counts) - n / total) ** 2 / n for n in counts)
     )
-
-
-def token_counts(
-    labels: torch.Tensor, micro_batches: Iterable[slice]
-) -> list[int]:
-    """Count the tokens of each micro-batch that are not padding.
-
-    Args:
-        labels: integer labels, samples first; padding is :data:`IGNORE`.
-        micro_batches: slices along the first dimension.
-
-    Raises:
-        TypeError: labels that are no tensor, or slices of another kind.
-    """
-    instance(labels, torch.Tensor, "labels", "a tensor")
-    if not labels.ndim:
-        raise ValueError(
-            "labels is a single number: use a tensor with the samples along "
-            "its first dimension"
-        )
-    micro_batches = list(iterable(micro_batches, "micro_batches", "slices"))
-    for part in micro_batches:
-        instance(part, slice, "a micro-batch", "a slice, as of partition")
-    return [int((labels[part] != IGNORE).sum()) for part in micro_batches]
 
 
 def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:

@@ -1,120 +1,65 @@
-"""The exercises on accumulation, of the chapter and of the lab."""
+"""The exercises on accumulation, of its pages and of the lab."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 
 from membudget import accumulation
 from membudget.accumulation import IGNORE
 from membudget.exercises import loops
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.loops import CLIP
 from membudget.exercises.observe import answer, gradient, search, update
 
-# Weights
+# Weights of what was drawn
 
 
-def weights(counts):
+def selection_weights(counts, probabilities, draws):
     total = sum(counts)
-    return [count / total for count in counts]
+    return [
+        n / total / (draws * p)
+        for n, p in zip(counts, probabilities, strict=True)
+    ]
 
 
-MEAN_OF_MEANS = (
-    "every micro-batch weighs 1/K. That is right only if all have the same "
-    "count; the mean over n of all N weighs n/N."
-)
-
-check_weights = Exercise(
-    weights,
+check_selection_weights = Exercise(
+    selection_weights,
     cases=[
-        given(counts=[6, 3, 1]),
-        given(counts=[4, 4, 2, 5, 1]),
-        given(counts=[7]),
+        given(counts=[6, 3, 1], probabilities=[0.5, 0.2, 0.3], draws=2),
+        given(counts=[4] * 4, probabilities=[0.1, 0.2, 0.3, 0.4], draws=3),
+        given(counts=[5, 2], probabilities=[0.25, 0.75], draws=1),
     ],
     observe=answer,
-    mistakes=f"""
-        count / total => 1 / len(counts)
-            {MEAN_OF_MEANS}
-        count / total => count
-            these are the counts themselves: divide by their sum N, so that
-            the weights add up to 1.
-        count / total => 1
-            every micro-batch weighs 1, so the sum is several times too large:
-            divide by the sum N of the counts.
-        count / total => 1 / count
-        or count / total => 1 / count / len(counts)
-            the weight falls with the count n. The mean loss is already
-            divided by n: multiply by n, then divide by N.
-        count / total => count / len(counts)
-        or count / total => count / max(counts)
-            the counts are divided by their number, or by the largest one;
-            divide by their sum N, so that the weights add up to 1.
-        count / total => count / total / len(counts)
-            the shares n/N are divided by the number of micro-batches once
-            more: the weights must add up to 1.
-        [count / total for count in counts] => [1 / total] * total
-            this is one weight for each sample; return one for each
-            micro-batch.
+    mistakes="""
+        / (draws * p) => / draws
+            a micro-batch that is drawn more often counts more often: divide
+            by its probability.
+        n / total / (draws * p) => n / total
+            these are the shares n/N: divide by how often each is expected to
+            be drawn.
+        n / total => 1 / len(counts)
+            every micro-batch has the share 1/K here; its share of the window
+            is n/N.
+        n / total => 1 / total
+            this is the share of one sample; the micro-batch's mean stands for
+            all n of them.
+        n / total => 1
+            the expected sum is that of all mean gradients: weigh each by its
+            share n/N.
+        n / total => n
+            the counts are not divided by their sum N.
+        (draws * p) => p
+            this is right for a single draw: there are `draws` of them.
+        / (draws * p) => * p / draws
+        or / (draws * p) => * p * draws
+            the probability is multiplied: what is drawn more often then
+            counts even more. Divide by it.
         """,
     shown=(
-        "With the weights n/N the micro-batch means add up to the mean over "
-        "the window, whatever the sizes."
+        "Drawn draws·p times on average, each micro-batch counts n/N in "
+        "expectation, whatever the probabilities."
     ),
 )
 
-
-def token_weights(labels, micro_batches):
-    counts = [(labels[part] != -100).sum() for part in micro_batches]
-    return [float(count / sum(counts)) for count in counts]
-
-
-def _cut(lengths: list[int], *cuts: int) -> Case:
-    """Labels of sentences, padded to the longest, and where to cut them."""
-
-    def make() -> tuple:
-        labels = torch.arange(len(lengths) * max(lengths)) % 7
-        labels = _pad(labels.view(len(lengths), -1), lengths)
-        return labels, list(map(slice, cuts, cuts[1:]))
-
-    return Case(f"sentences of {lengths} tokens, cut at {list(cuts)}", make)
-
-
-def _pad(labels: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    place = torch.arange(labels.shape[1])
-    return labels.where(place < torch.tensor(lengths)[:, None], IGNORE)
-
-
-check_token_weights = Exercise(
-    token_weights,
-    cases=[_cut([8, 7, 2, 1, 5], 0, 2, 4, 5), _cut([3, 1, 4], 0, 1, 3)],
-    observe=answer,
-    mistakes=f"""
-        (labels[part] != -100).sum() => len(labels[part])
-            these are the shares of the samples, or of all tokens with the
-            padding: only labels other than -100 count.
-        count / sum(counts) => 1 / len(counts)
-            {MEAN_OF_MEANS}
-        count / sum(counts) => count
-            these are the counts themselves: divide by their sum, so that the
-            weights add up to 1.
-        sum(counts) => labels.numel()
-            the counts are divided by all tokens, padding included; divide by
-            the number of non-padding tokens.
-        .sum() => .float().mean()
-        count / sum(counts) => count
-            this is the share of non-padding tokens within each micro-batch;
-            divide by those of the whole window.
-        != -100 => == -100
-            this weighs the padding: count the labels that are *not* -100.
-        != -100 => > 0
-            label 0 is a token like any other: only -100 is padding.
-        """,
-    shown=(
-        "Weighted by non-padding tokens, every token counts alike, wherever "
-        "the micro-batches are cut."
-    ),
-)
 
 # The gradient of a window
 
@@ -162,6 +107,11 @@ def padded_gradient(model, micro_batches):
         logits = model(tokens).flatten(0, 1)
         loss = F.cross_entropy(logits, labels.flatten(), reduction="sum")
         (loss / total).backward()
+
+
+def _pad(labels: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    place = torch.arange(labels.shape[1])
+    return labels.where(place < torch.tensor(lengths)[:, None], IGNORE)
 
 
 def _sentences(*groups: list[int]) -> Case:
@@ -218,110 +168,6 @@ check_padded_gradient = Exercise(
         "The gradient is that of the mean over all non-padding tokens of the "
         "window, however they are grouped."
     ),
-)
-
-# The optimizer step of a window
-
-
-def clipped_step(model, optimizer, micro_batches, max_norm):
-    total = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        loss = F.cross_entropy(model(x), y)
-        (loss * len(x) / total).backward()
-    clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-check_clipped_step = Exercise(
-    clipped_step,
-    cases=[
-        loops.step_case("max_norm", 1000, 4, 4, 2),
-        loops.step_case("max_norm", 0.1, 4, 4, 2),
-        loops.step_case("max_norm", 0.5, 1, 5),
-    ],
-    observe=update(lambda model, optimizer, window, _: loops.largest(window)),
-    mistakes=f"""
-        .backward() => .backward(); {CLIP}; optimizer.step(); model.zero_grad()
-        or .backward() => .backward(); {CLIP}; optimizer.step()
-        {CLIP} => return optimizer.zero_grad()
-            {loops.STEP_EACH}
-        .backward() => .backward(); {CLIP}
-        {CLIP} =>
-        or .backward() => .backward(); {CLIP}
-            {loops.CLIP_EACH}
-        {CLIP} =>
-            {loops.NO_CLIP}
-        {loops.CLIPPING}
-        {loops.WEIGHTS}
-        """,
-    shown=(
-        "The step is that of the whole batch: clipped once, when the sum was "
-        "complete."
-    ),
-)
-
-
-def amp_step(model, optimizer, scaler, micro_batches, max_norm):
-    total = sum(len(x) for x, _ in micro_batches)
-    for x, y in micro_batches:
-        with torch.autocast("cpu", torch.float16):
-            loss = F.cross_entropy(model(x), y) * len(x) / total
-        scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def _scaled(max_norm: float, init_scale: float) -> Case:
-    """In fp32, with a scaler that doubles its scale after every step."""
-    case = loops.step_case("max_norm", max_norm, 4, 4, 2)
-
-    def make() -> tuple:
-        model, optimizer, window, _ = case.make()
-        model.float()
-        scaler = torch.amp.GradScaler("cpu", init_scale, growth_interval=1)
-        window = [(x.float(), y) for x, y in window]
-        return model, optimizer, scaler, window, max_norm
-
-    return Case(f"{case.told}, loss scale {init_scale:.0f}", make)
-
-
-UNSCALED = f"scaler.unscale_(optimizer); {CLIP}"
-STEP = "scaler.step(optimizer); scaler.update()"
-
-check_amp_step = Exercise(
-    amp_step,
-    cases=[_scaled(1000, 2**10), _scaled(0.1, 2**10), _scaled(0.5, 2**40)],
-    observe=update(lambda model, o, s, window, _: loops.largest(window)),
-    mistakes=f"""
-        .backward() => .backward(); {UNSCALED}; {STEP}; model.zero_grad()
-        scaler.unscale_(optimizer) => return
-        or .backward() => .backward(); {UNSCALED}; {STEP}
-        scaler.unscale_(optimizer) => return optimizer.zero_grad()
-            {loops.STEP_EACH}
-        .backward() => .backward(); {CLIP}
-        {CLIP} =>
-        or .backward() => .backward(); {CLIP}
-            {loops.CLIP_EACH}
-        {loops.AMP}
-        .backward() => .backward(); scaler.unscale_(optimizer)
-        scaler.unscale_(optimizer) =>
-            `unscale_` runs after every micro-batch, and later gradients are
-            added to it still scaled: unscale once, after the last one.
-        .backward() => .backward(); scaler.update()
-            `scaler.update()` runs before the scaler has seen a gradient:
-            `scaler.unscale_` and `scaler.step`, then one update, after the
-            last micro-batch.
-        {loops.WEIGHTS}
-        """,
-    shown=(
-        "Unscaled once, clipped once, stepped once, like the whole batch; "
-        "and not stepped at all where a gradient overflowed."
-    ),
-    tolerance=1e-2,
 )
 
 # An epoch

@@ -51,15 +51,9 @@ def weighing(count: str, total: str, number: str) -> str:
         """
 
 
-WEIGHTS = weighing("len(x)", "total", "len(micro_batches)")
-
 STEP_EACH = (
     "the optimizer steps after every micro-batch: step once, after the last "
     "one of the window."
-)
-CLIP_EACH = (
-    "the gradient is clipped after every micro-batch, while its sum is not "
-    "complete: clip once, after the last one."
 )
 NO_CLIP = (
     "the step is taken with the unclipped gradient: `clip_grad_norm_` comes "

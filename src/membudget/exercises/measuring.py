@@ -7,13 +7,11 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, table, training, words
-from membudget.measuring import CATEGORIES, Allocation, Operator, trace_step
+from membudget.exercises.observe import answer, training
 
 # A leak in a loop
 
@@ -109,8 +107,8 @@ check_predict_peak = Exercise(
             after its gradients are there.
         return depth * layer + peak => return (depth + 1) * activation
             these are the activations and the gradient on its way back alone,
-            as in section 1.3. Here the parameters, the input and the
-            parameters' gradients count as well.
+            as in section 1.3 of chapter 1. Here the parameters, the input and
+            the parameters' gradients count as well.
         + peak => + 2 * depth * activation
         or + peak => + (2 * depth + 1) * activation
         or (k + 2) => (2 * k + 1)
@@ -171,207 +169,6 @@ check_predict_peak = Exercise(
         "activations or the gradients decide where the peak is."
     ),
     tolerance=0.01,
-)
-
-# What is alive at the peak
-
-
-def alive_at_peak(allocations):
-    def total(moment):
-        return sum(a.bytes for a in allocations if a.alive(moment))
-
-    moments = sorted({a.birth for a in allocations})
-    peak = max(moments, key=total)  # the first, if there are several
-    split = {}
-    for a in allocations:
-        if a.alive(peak):
-            split[a.category] = split.get(a.category, 0) + a.bytes
-    return split
-
-
-def _allocations(*rows: tuple[int, int, int | None, str]) -> Case:
-    def make() -> tuple:
-        made = Operator("aten.made", "", "forward")
-        return (
-            [
-                Allocation(size, birth, category, made, death)
-                for size, birth, death, category in rows
-            ],
-        )
-
-    told = "; ".join(
-        f"{category} {size} ({birth}, {death})"
-        for size, birth, death, category in rows
-    )
-    return Case(f"category, bytes and (birth, death): {told}", make)
-
-
-def _step() -> tuple:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
-        x = torch.empty(16, 8)
-    optimizer = torch.optim.Adam(model.parameters())
-    tracker = trace_step(
-        model, lambda model, x: model(x).sum(), x, optimizer=optimizer
-    )
-    return (tracker.allocations,)
-
-
-check_alive_at_peak = Exercise(
-    alive_at_peak,
-    cases=[
-        _allocations(
-            (400, -1, None, "parameters"),
-            (100, -1, None, "inputs"),
-            (300, 0, 5, "activations"),
-            (200, 1, 4, "activations"),
-            (250, 2, 3, "temporaries"),
-            (350, 3, None, "gradients"),
-            (150, 4, 6, "temporaries"),
-            (200, 5, None, "gradients"),
-            (70, 6, None, "optimizer"),
-        ),
-        _allocations(
-            (100, -1, 3, "parameters"),
-            (200, 0, 1, "activations"),
-            (50, 1, None, "gradients"),
-            (150, 2, None, "temporaries"),
-        ),
-        _allocations(
-            (500, -1, 0, "inputs"),
-            (50, -1, None, "parameters"),
-            (300, 0, 2, "activations"),
-            (100, 1, None, "gradients"),
-        ),
-        Case("a step of a small model with Adam", _step),
-    ],
-    observe=table("number of bytes of {}", CATEGORIES),
-    mistakes="""
-        a.alive(peak) => True
-            everything that was ever made is counted. Alive is what has `birth
-            <= moment` and (`death is None` or `moment < death`).
-        a.alive(moment) => a.alive(moment) or a.death == moment
-        a.alive(peak) => a.alive(peak) or a.death == peak
-            a tensor is still counted at the moment of its death, and then it
-            is gone: it is alive if `birth <= moment` and (`death is None` or
-            `moment < death`).
-        a.alive(moment) => a.alive(moment) and a.death is not None
-        a.alive(peak) => a.alive(peak) and a.death is not None
-            what is alive at the end (`death is None`) is left out, and it is
-            alive at the peak as well, if it was born by then.
-        a.alive(moment) => a.alive(moment) and a.birth > -1
-        a.alive(peak) => a.alive(peak) and a.birth > -1
-            what was there from the start is missing: a birth of -1 lies
-            before the first operator, and `birth <= moment` holds.
-        a.alive(moment) => a.alive(moment) and a.birth < moment
-        a.alive(peak) => a.alive(peak) and a.birth < peak
-            this is the moment before: a tensor is alive from the moment
-            `birth` on.
-        a.alive(peak) => a.death is None
-            this is what is alive at the end (`death is None`), not at the
-            peak.
-        peak = max(moments, key=total) => peak = -1
-            this is the moment before the first operator (-1), not the peak.
-        max(moments => max(moments[::-1]
-            two moments have the most bytes alive, and the first of them is
-            asked.
-        max(moments => max(moments[1:]
-            the moments before the first operator are left out: what is alive
-            at -1 can be the peak.
-        + a.bytes => + 1
-            these are numbers of tensors: add up their `bytes`.
-        a.alive(peak) => a.alive(peak + 1)
-        or a.alive(peak) => a.alive(peak - 1)
-            this is one moment late or early: what is alive *at* the peak is
-            asked.
-        split = {} => return { \
-            kind: max( \
-                sum(a.bytes for a in allocations \
-                    if a.alive(moment) and a.category == kind) \
-                for moment in moments) \
-            for kind in {a.category for a in allocations}}
-            this is the peak of each category by itself; they come at
-            different moments, and one moment is asked: the one with the most
-            bytes in all.
-        """,
-    shown=(
-        "One moment, with everything that is alive then: the categories' own "
-        "peaks come at others."
-    ),
-)
-
-# A monitor
-
-
-def statuses(readings, budget, window):
-    result = []
-    for end in range(1, len(readings) + 1):
-        peak = max(readings[max(end - window, 0) : end])
-        critical, warning = peak >= 0.9 * budget, peak >= 0.8 * budget
-        result.append(
-            "critical" if critical else "warning" if warning else "normal"
-        )
-    return result
-
-
-check_statuses = Exercise(
-    statuses,
-    cases=[
-        given(
-            readings=[800, 950, 700, 500, 300, 200, 100, 850],
-            budget=1000,
-            window=3,
-        ),
-        given(readings=[100, 225, 200, 199, 0, 260], budget=250, window=2),
-        given(readings=[95, 85, 10], budget=100, window=1),
-        given(readings=[50, 92, 10], budget=100, window=5),
-    ],
-    observe=words(["normal", "warning", "critical"]),
-    mistakes="""
-        max(end - window, 0) => end - 1
-            only the present reading is judged: take the largest of the last
-            `window`.
-        peak = max( => import statistics; peak = statistics.mean(
-            the mean of the window is judged, in which a short peak goes
-            under: take the largest.
-        peak = max( => peak = min(
-        or peak = max( => peak = sum(
-            the smallest or the sum of the window is judged: take the largest.
-        end - window, => end - window - 1,
-            the window is one reading too long: the present one is among the
-            last `window`.
-        end - window, => end - window + 1,
-            the window is one reading too short: it holds `window` readings
-            with the present one.
-        max(end - window, 0) => 0
-            the window does not slide: readings before the last `window` are
-            still judged.
-        range(1, len(readings) + 1) => range(len(readings))
-        : end]) => : end], default=0)
-            the window ends before the present reading: that one is judged as
-            well.
-        peak = max( => peak = end >= window and max(
-            the window is not full at first, and the readings that are there
-            are ignored: judge by those.
-        range(1, len => range(window, len
-            the first readings are too few for a whole window and get no
-            status: judge by those that are there.
-        peak >= 0.9 => peak > 0.9
-        or peak >= 0.8 => peak > 0.8
-            exactly 80 % is a warning and exactly 90 % is critical: `>=`, not
-            `>`.
-        "critical" if critical else =>
-            nothing is ever critical: ask for 90 % before 80 %, which is
-            reached whenever 90 % is.
-        "warning" if warning else =>
-            there is never a warning: it begins at 80 % of the budget.
-        0.9 => 0.8
-            this is critical from 80 % on: up to 90 % it is a warning.
-        """,
-    shown=(
-        "A peak counts for a whole window, so a monitor that is looked at "
-        "between two steps does not miss it."
-    ),
 )
 
 # A collector
@@ -506,59 +303,5 @@ check_collect_above = Exercise(
         "It freed the tensors that only a reference cycle kept, 600 bytes of "
         "1000, and none of the 900 bytes of tensors that a list still holds: "
         "no collector can, until the last reference goes."
-    ),
-)
-
-# Rounding
-
-
-def allocated(sizes):
-    return sum((size + 511) // 512 * 512 for size in sizes)
-
-
-check_allocated = Exercise(
-    allocated,
-    cases=[
-        given(sizes=[200, 200, 512, 513, 2400, 4096, 5000, 0]),
-        given(sizes=[4, 4, 4, 4]),
-        given(sizes=[1024, 512]),
-    ],
-    observe=answer,
-    mistakes="""
-        sum((size + 511) // 512 * 512 for size in sizes) => \
-        (sum(sizes) + 511) // 512 * 512
-            the sum is rounded, and so a block is shared between tensors:
-            every tensor is rounded by itself.
-        (size + 511) // 512 * 512 => size
-            these are the bytes that are asked for: round each of them up to a
-            multiple of 512.
-        (size + 511) => size
-            the sizes are rounded down: 200 bytes take a whole block of 512.
-        (size + 511) // 512 => round(size / 512)
-            the sizes are rounded to the nearest multiple, and must be rounded
-            up.
-        511 => 512
-        or 511 => 512
-        in sizes => in sizes if size
-            an exact multiple of 512 is rounded to the next one: it fits as it
-            is.
-        (size + 511) // 512 * 512 => size + 512
-            512 bytes are added to each size: round up instead.
-        // 512 * 512 => // 512
-            these are numbers of blocks: each has 512 bytes.
-        (size + 511) // 512 * 512 => 512
-        or (size + 511) // 512 * 512 => 512 * bool(size)
-            every tensor takes one block of 512 here, even a large one: round
-            up to a multiple.
-        (size + 511) // 512 * 512 => -size % 512
-            this is what rounding adds: what is allocated in all is asked.
-        (size + 511) => (max(size, 1) + 511)
-            a tensor of 0 bytes takes nothing.
-        sum( => list(
-            this is a list of all blocks: return their sum.
-        """,
-    shown=(
-        "Four tensors of one number each take 2048 bytes: many small tensors "
-        "cost more than they hold."
     ),
 )

@@ -165,6 +165,7 @@ class Transformer:
         checkpointed: bool | int | Sequence[int] = False,
         loss_chunks: int | None = None,
         kept_attention: bool = False,
+        fused_norms: bool = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -182,6 +183,8 @@ class Transformer:
                 plain loss.
             kept_attention: whether checkpointed blocks keep attention's
                 results (:data:`membudget.checkpointing.ATTENTION`).
+            fused_norms: whether RMSNorm is one operator, as on a GPU.
+                (LayerNorm always is.)
 
         Raises:
             TypeError: an argument of a wrong kind.
@@ -194,6 +197,7 @@ class Transformer:
                 "attention is to be kept, and here it is several operators: "
                 "use fused=True, or no kept_attention"
             )
+        flag(fused_norms, "fused_norms")
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
         if loss_chunks is not None:
@@ -209,6 +213,7 @@ class Transformer:
             _chosen(checkpointed, self.depth, "block"),
             loss_chunks,
             kept_attention,
+            fused_norms,
         ).paper
 
 
@@ -229,10 +234,19 @@ class _Written:
     """A transformer's step on paper."""
 
     def __init__(
-        self, shape, batch, tokens, itemsize, paper, checkpointed, chunks, kept
+        self,
+        shape,
+        batch,
+        tokens,
+        itemsize,
+        paper,
+        checkpointed,
+        chunks,
+        kept,
+        fused_norms,
     ) -> None:
         self.shape, self.batch, self.tokens = shape, batch, tokens
-        self.kept = kept
+        self.kept, self.fused_norms = kept, fused_norms
         self.itemsize = itemsize
         self.paper = paper
         self.numbers = batch * tokens * shape.width
@@ -269,7 +283,10 @@ class _Written:
     def norm(self, x: PaperTensor, *watches: PaperTensor) -> PaperTensor:
         width = self.shape.width
         if self.shape.family == "llama":
-            return op.rms_norm(self.paper, x, self.weight(width), watches)
+            weight = self.weight(width)
+            if self.fused_norms:
+                return op.fused_rms_norm(self.paper, x, weight)
+            return op.rms_norm(self.paper, x, weight, watches)
         return op.layer_norm(
             self.paper, x, self.weight(width), self.weight(width)
         )

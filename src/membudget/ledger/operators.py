@@ -236,7 +236,7 @@ def rms_norm(
     """``F.rms_norm``, which a CPU runs as a chain of small operators.
 
     It saves its input and the normalised input, both in fp32, and 1/rms of
-    each token. On a GPU it is one operator that saves its input and 1/rms.
+    each token. On a GPU it is one operator: :func:`fused_rms_norm`.
     """
     whole = cast(paper, x, 4)
     tokens = x.elements // weight.elements
@@ -290,6 +290,26 @@ def rms_norm(
         watches=watches,
     )
     return cast(paper, out, x.itemsize, watches)
+
+
+def fused_rms_norm(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> PaperTensor:
+    """``F.rms_norm`` as one operator, ``aten::_fused_rms_norm`` on a GPU.
+
+    It saves its input, and 1/rms of each token in 4 bytes (PyTorch's
+    ``derivatives.yaml``). CUDA's autocast runs it in fp32.
+    """
+    given = _fp32(paper, x)
+    return _row(
+        paper,
+        "rms_norm",
+        _new(given),
+        {"x": given, "w": weight},
+        saves=(given,),
+        extra=4 * (x.elements // weight.elements),
+        watches=(x,),
+    )
 
 
 def split(

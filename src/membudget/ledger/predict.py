@@ -25,6 +25,7 @@ def predict(
     checkpointed: bool | int | Sequence[int] = False,
     loss_chunks: int | None = None,
     kept_attention: bool = False,
+    fused_norms: bool = False,
     foreach: bool = False,
     buffers: int | None = None,
     keep_gradients: bool = False,
@@ -54,8 +55,10 @@ def predict(
             the plain loss.
         kept_attention: whether a transformer's checkpointed blocks keep
             attention's results (:data:`membudget.checkpointing.ATTENTION`).
-        foreach: whether the optimizer works on all parameters at once, which
+        fused_norms: whether a transformer's RMSNorm is one operator, which
             is PyTorch's way on a GPU.
+        foreach: whether the optimizer works on all parameters at once, which
+            is PyTorch's way on a GPU, too.
         buffers: bytes of buffers, counted as parameters; by default those
             of the network.
         keep_gradients: the gradients stay from step to step, as after
@@ -67,7 +70,7 @@ def predict(
         ValueError: an unknown recipe or optimizer, other lists, a size that
             is not a positive whole number, blocks that do not exist or are
             named twice, attention to be kept that is not fused, or a chain
-            whose loss is to be cut or whose attention is to be kept.
+            with an option that is a transformer's.
     """
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
@@ -82,13 +85,18 @@ def predict(
             "sequence for a Transformer, and none for a Chain"
         )
     how = {"checkpointed": checkpointed}
+    flag(fused_norms, "fused_norms")
     if wanted:
-        how |= {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
-    elif loss_chunks is not None or kept_attention is not False:
+        how |= {
+            "loss_chunks": loss_chunks,
+            "kept_attention": kept_attention,
+            "fused_norms": fused_norms,
+        }
+    elif loss_chunks is not None or kept_attention is not False or fused_norms:
         raise ValueError(
-            "only a Transformer's loss is cut into chunks, and only its "
-            "attention is kept: leave loss_chunks and kept_attention out for "
-            "a Chain"
+            "only a Transformer's loss is cut into chunks, its attention kept "
+            "and its norms fused: leave loss_chunks, kept_attention and "
+            "fused_norms out for a Chain"
         )
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:

@@ -30,12 +30,16 @@ const PARTS = [
   "temporaries",
 ];
 
-/* The switches, in the order of the rows: words, and where they are taught. */
+/* The tokens are too few to be seen. */
+const SEEN = PARTS.filter((part) => part !== "inputs");
+
+/* The switches, in the order of the rows: words, what they do, and where they
+   are taught. */
 const SWITCHES = {
-  cut: ["Split the batch", "03_accumulation"],
-  forget: ["Forget activations", "04_checkpointing"],
-  half: ["Use bf16", "06_precision"],
-  share: ["Share over cards", "07_sharding"],
+  cut: ["Split the batch", "one sequence at a time", "03_accumulation"],
+  forget: ["Forget activations", "keep each block’s input", "04_checkpointing"],
+  half: ["Use bf16", "weights, gradients, Adam", "06_precision"],
+  share: ["Share over cards", "weights, Adam and batch", "07_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
 
@@ -64,6 +68,7 @@ export function describe(state) {
     fitting: all.filter((size) => size <= budget).length,
     least: Math.min(...all),
     time: times[card][at],
+    unsplit: all[place({ ...state, cut: false })],
     costs: Object.fromEntries(
       KEYS.map((key) => [
         key,
@@ -80,32 +85,27 @@ export function costWords(ratio) {
   return `${change > 0 ? "+" : "−"}${Math.abs(change)} % GPU time`;
 }
 
-/* What the step takes, and why a saving may not be seen. */
-function stepWords({ time, now, peak }, { cut, forget }) {
-  const words = [];
-  if (time !== 1) {
-    words.push(` It takes ${percent(time, 1)} of the plain step’s GPU time.`);
-  }
+/* Why a saving may not be seen. */
+function stepWords({ now, peak, unsplit }, { cut, forget }) {
   if ((cut || forget) && now.activations < 0.001 * peak) {
-    words.push(" The peak is Adam’s update, when no activation is alive.");
+    return " The peak is Adam’s update, when no activation is alive.";
   }
-  return words.join("");
+  if (cut && peak > unsplit) {
+    return " Here splitting adds memory: gradients wait for the next part.";
+  }
+  return "";
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
-  const { tables, model, card } = state;
-  const { tokens, batch } = tables.models[model];
+  const { tokens, batch } = state.tables.models[state.model];
   const n = describe(state);
   const told =
-    `${model}, trained with Adam on ${batch} × ${grouped(tokens)} tokens, ` +
-    `needs ${formatBytes(n.peak)} on a card. The ${card} has ` +
-    `${formatBytes(n.budget)}.`;
-  if (!n.fitting) {
-    const least = formatBytes(n.least);
-    return `${told} No combination fits: the least needs ${least}.`;
-  }
-  return `${told}${stepWords(n, state)} ${n.fitting} of 16 combinations fit.`;
+    `A step of ${batch} × ${grouped(tokens)} tokens with Adam needs ` +
+    `${formatBytes(n.peak)} on a card of ${formatBytes(n.budget)}.`;
+  const least = `No combination fits: the least needs ${formatBytes(n.least)}.`;
+  const count = `${n.fitting} of 16 combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
+  return `${told}${stepWords(n, state)} ${n.fitting ? count : least}`;
 }
 
 const verdict = ({ over, peak, budget }) =>
@@ -180,7 +180,6 @@ function* drawCard(id, { plot, edge }) {
 
 function* drawFill(id, { parts }, n) {
   for (const { part, x, width } of parts) {
-    if (!width) continue;
     const shape = { x, y: CARD + 3, width, height: TALL - 6 };
     yield* filled(id, part, "rect", shape);
   }
@@ -202,14 +201,16 @@ function drawBreak({ plot }) {
 function draw(id, state, n, plan) {
   const { plot, ticks, parts, beyond } = plan;
   const broken = n.over ? " mb-broken" : " mb-fine";
-  const needs = `${state.model}: ${formatBytes(n.peak)}`;
+  const takes = `GPU time: ${percent(n.time, 1)} of the plain step’s`;
   const named = parts.filter(
     ({ part, x, width }) =>
       x >= plan.edge && LETTER * part.length + 12 < width,
   );
   return [
     text(plot.left, 24, verdict(n), { class: `mb-verdict${broken}` }),
-    ...(plan.width < 480 ? [] : [text(plot.right, 24, needs, END)]),
+    ...(plan.width < 480 || n.time === 1
+      ? []
+      : [text(plot.right, 24, takes, END)]),
     ...drawFill(id, plan, n),
     ...(n.over ? drawSpill(id, plan) : []),
     ...named.map(({ part, x, width }) =>
@@ -269,14 +270,19 @@ function results(id, n) {
   ];
 }
 
-const NOTE =
-  "The plain step runs in fp32 with Adam, all sequences at once, on one card. " +
-  "The frame is the memory that a step can use; the fill is what is alive at " +
-  "the worst moment, by a CPU’s kernels; with several cards at most so much. " +
-  "GPU time is seconds × cards, by the card’s data sheet, not measured. Beside " +
-  "a switch stands what it adds, the others as they are. With bf16 weights, " +
-  "gradients and Adam’s states are all bf16; a T4, which has none, is given " +
-  "the speed of fp16. The page’s address holds the switches: copy it to share.";
+const NOTES = [
+  "The plain step runs in fp32 with Adam, all sequences at once, on one card.",
+  "The frame is the memory that a step can use. The fill is what is alive at " +
+    "the worst moment, by a CPU’s kernels; with several cards it is a bound. " +
+    "Where that moment comes before the first gradient, none is drawn.",
+  "GPU time is seconds × cards, by the card’s data sheet, not measured; fp32 " +
+    "without TF32, which is PyTorch’s default. Beside a switch stands what it " +
+    "changes now, the others as they are.",
+  "With bf16 weights, gradients and Adam’s states are all bf16. That can hurt " +
+    "training: chapter 6 says when. A T4, which has no bf16, is given the " +
+    "speed of fp16.",
+  "The page’s address holds the switches: copy it to share.",
+];
 
 // ---- the widget ----------------------------------------------------------
 
@@ -290,13 +296,14 @@ function build({ id, get, set }) {
   const { tables } = get();
   const change = (key) => (value) => set({ [key]: value });
   const switches = KEYS.map((key) => {
-    const [label, chapter] = SWITCHES[key];
+    const [label, does, chapter] = SWITCHES[key];
     const box = checkBox({ label, key, onChange: change(key) });
+    box.root.append(html("small", { class: "mb-does" }, does));
     const cost = html("span", { class: "mb-cost" });
     const words = `ch. ${Number(chapter.slice(0, 2))}`;
     const href = `../chapters/${chapter}.html`;
     const where = inBook() ? html("a", { href }, words) : words;
-    const told = html("small", {}, cost, " · ", where);
+    const told = html("small", { class: "mb-price" }, cost, " · ", where);
     return {
       ...box,
       root: html("div", { class: "mb-switch" }, box.root, told),
@@ -320,9 +327,9 @@ function build({ id, get, set }) {
   let last = {};
   return {
     controls: switches,
-    legend: legend(id, Object.fromEntries(PARTS.map((part) => [part, part]))),
+    legend: legend(id, Object.fromEntries(SEEN.map((part) => [part, part]))),
     more: [model, card],
-    note: html("p", {}, NOTE),
+    note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
     draw(state, width) {
       const n = describe(state);
       const plan = layout(state, width);
