@@ -390,6 +390,26 @@ def moments(
     return replace(now, blocks=blocks)
 
 
+def interval(solved: int, episodes: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % for a success rate (Wilson 1927).
+
+    Args:
+        solved: episodes with success.
+        episodes: independent ones.
+
+    Raises:
+        TypeError: a number that is not whole.
+        ValueError: no episodes, or more solved than there are.
+    """
+    episodes = whole(episodes, "episodes", 1, MOST)
+    share, z = whole(solved, "solved", 0, episodes) / episodes, 1.96
+    middle = share + z**2 / (2 * episodes)
+    spread = share * (1 - share) / episodes + (z / (2 * episodes)) ** 2
+    low, high = (middle + sign * z * spread**0.5 for sign in (-1, 1))
+    scale = 1 + z**2 / episodes
+    return max(0.0, low / scale), min(1.0, high / scale)
+
+
 _PALETTE = (_TABLE, _BOWL, _INSIDE, _GRIPPER, *_PAINT)
 _INSTRUCTIONS = torch.stack(
     [

@@ -569,6 +569,7 @@ ROWS = {
         lambda: {"of": TABLE},
     ),
     "tabletop.instruction": lambda: dict(words=TABLE.words[0]),
+    "tabletop.interval": lambda: dict(solved=3, episodes=4),
     "tabletop.rollout": lambda: dict(start=TABLE, plan=nothing),
     "tabletop.step": lambda: dict(of=TABLE, actions=nothing(TABLE)[:, 0]),
     "tabletop.tokens": lambda: dict(text="red block left bowl"),

@@ -204,6 +204,16 @@ def test_a_solved_scene_stays_as_it_is(start):
     assert len(seen) == HORIZON + 1 and seen[-1].solved.all()
 
 
+@pytest.mark.parametrize(
+    ("solved", "episodes", "low", "high"),
+    [(0, 10, 0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1)],
+)
+def test_the_interval_of_a_success_rate(solved, episodes, low, high):
+    """As in Newcombe 1998, method 3."""
+    found = tabletop.interval(solved, episodes)
+    assert found == pytest.approx((low, high), abs=1e-4)
+
+
 def test_a_policy_looks_again_after_so_many_actions(start):
     looks = []
 
