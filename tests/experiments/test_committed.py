@@ -3,7 +3,7 @@
 import pytest
 from experiments_helpers import WITHIN_OPERATORS
 
-from membudget import experiments
+from membudget import experiments, tabletop
 from membudget.experiments.ledger import summary
 from membudget.experiments.precision import scenarios
 from membudget.experiments.sharding import CALLS, residuals
@@ -90,3 +90,24 @@ def test_residuals_add_up():
     for record in experiments.load("sharded_ranks"):
         for row in residuals(record):
             assert sum(row.parts.values()) == row.residual
+
+
+def test_a_policy_acts_as_well_under_the_limit():
+    """It solves four of five new scenes, and the nearest neighbour's three
+    times over; the intervals with and without the limit overlap."""
+    for record in experiments.load("vla_policy", device="cpu"):
+        values, given = record["prediction"]["values"], record["parameters"]
+        found = {sample["run"]: sample for sample in record["samples"]}
+        for row in values["rows"]:
+            assert found[row["run"]]["peak"] == row["peak"]
+        whole, under = found["whole"], found["accumulated"]
+        assert under["peak"] <= values["limit"] < whole["peak"] / 4
+        for kind in ("new", "unseen"):
+            (low, high), (least, most) = (
+                tabletop.interval(run[kind], given["episodes"])
+                for run in (whole, under)
+            )
+            assert max(low, least) <= min(high, most)
+        for run in (whole, under):
+            assert run["new"] >= 0.8 * given["episodes"]
+            assert run["new"] >= 3 * found["nearest neighbour"]["new"]

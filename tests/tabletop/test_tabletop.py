@@ -67,7 +67,7 @@ def test_things_do_not_overlap_and_the_left_bowl_is_on_the_left(start):
     assert things.min() >= 0 and things.max() < SIDE
     away = (things[:, :, None] - things[:, None]).abs().amax(3)
     away += SIDE * torch.eye(things.shape[1], dtype=torch.int64)
-    assert away.min() > 9  # a bowl's 6 pixels, and a block's 2
+    assert away.min() > 9  # a bowl's 6 pixels, and a block's 3
     assert (start.bowls[:, 0, 0] < SIDE / 2).all()
     assert (start.bowls[:, 1, 0] > SIDE / 2).all()
 
