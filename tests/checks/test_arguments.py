@@ -49,6 +49,7 @@ MADE_BY_THE_PACKAGE = {
         "CheckpointError DeadlineError Finished Held Loaded Moments "
         "RankError Simulation Traffic ZeroStage"
     ),
+    "tabletop": "Scenes",
     "widgets": "Whole Widget format_bytes",
 }
 """Results, errors and types: nobody else calls them."""

@@ -7,7 +7,7 @@ from project import ROOT
 
 SOURCE = ROOT / "src/membudget"
 FLOORS = [
-    "cards checks data internals models stepping stories",
+    "cards checks data internals models policy stepping stories tabletop",
     "measuring",
     "ledger",
     "accumulation checkpointing precision sharding",

@@ -19,9 +19,11 @@ from membudget import (
     measuring,
     models,
     planning,
+    policy,
     precision,
     schedules,
     sharding,
+    tabletop,
     widgets,
 )
 
@@ -29,6 +31,8 @@ ROOMS = (
     measuring,
     models,
     data,
+    tabletop,
+    policy,
     ledger,
     accumulation,
     checkpointing,
@@ -145,6 +149,14 @@ def entered(manager):
         return None
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def nothing(scenes) -> torch.Tensor:
+    return torch.zeros(len(scenes), 1, 3, dtype=torch.int64)
+
+
 OF = model()
 GPT = dict(vocabulary=8, width=4, depth=1, heads=2)
 PAPER = ledger.Transformer(**GPT, context=8)
@@ -153,6 +165,9 @@ PLAN = planning.Plan(1)
 MACHINE = planning.Machine(1e12, 1e11, 1e-5, 1e10, "made up")
 RUN = checkpointing.simulate(2, [0, 1])
 SCALE = precision.DynamicScale()
+TABLE = tabletop.scenes(2, seeded())
+EXAMPLES = tabletop.examples(2, seeded())
+POLICY = policy.Policy(4, 1, 2, 32)
 FP16 = precision.FORMATS["fp16"]
 STAGES = {
     name: 1 for name in ("output", "inner", "gradients", "gradient", "time")
@@ -429,6 +444,19 @@ ROWS = {
         work=planning.Work(1, 2, 3, 4), machine=planning.Machine.of_card("T4")
     ),
     "planning.work": lambda: dict(job=job(), plan=planning.Plan(1)),
+    # policy
+    "policy.Policy": lambda: dict(width=4, depth=1, heads=2, patch=32),
+    "policy.Policy.forward": lambda: dict(
+        self=POLICY,
+        pictures=EXAMPLES[0],
+        words=EXAMPLES[1],
+        senses=EXAMPLES[2],
+    ),
+    "policy.errors": lambda: dict(
+        plans=EXAMPLES[3], actions=EXAMPLES[3], real=EXAMPLES[4]
+    ),
+    "policy.loss": lambda: dict(policy=POLICY, batch=EXAMPLES),
+    "policy.planner": lambda: dict(policy=POLICY),
     # precision
     "precision.DynamicScale": lambda: dict(start=4.0, interval=2),
     "precision.DynamicScale.scales": lambda: dict(
@@ -550,6 +578,20 @@ ROWS = {
     ),
     "planning.static": lambda: dict(job=JOB, plan=PLAN),
     "planning.step": lambda: dict(job=own_job(), plan=PLAN, batch=batch()),
+    # tabletop
+    **dict.fromkeys(
+        [f"tabletop.{name}" for name in ("examples", "moments", "scenes")],
+        lambda: dict(count=2, generator=seeded()),
+    ),
+    **dict.fromkeys(
+        [f"tabletop.{name}" for name in ("expert", "render", "senses")],
+        lambda: {"of": TABLE},
+    ),
+    "tabletop.instruction": lambda: dict(words=TABLE.words[0]),
+    "tabletop.interval": lambda: dict(solved=3, episodes=4),
+    "tabletop.rollout": lambda: dict(start=TABLE, plan=nothing),
+    "tabletop.step": lambda: dict(of=TABLE, actions=nothing(TABLE)[:, 0]),
+    "tabletop.tokens": lambda: dict(text="red block left bowl"),
     # widgets
     "widgets.Accumulation": lambda: dict(
         footprint=footprint(),

@@ -3,7 +3,7 @@
 import pytest
 from experiments_helpers import WITHIN_OPERATORS
 
-from membudget import experiments
+from membudget import experiments, tabletop
 from membudget.experiments.ledger import summary
 from membudget.experiments.precision import scenarios
 from membudget.experiments.sharding import CALLS, residuals
@@ -90,3 +90,22 @@ def test_residuals_add_up():
     for record in experiments.load("sharded_ranks"):
         for row in residuals(record):
             assert sum(row.parts.values()) == row.residual
+
+
+def test_a_policy_acts_as_well_under_the_limit():
+    """It solves four of five scenes, and on new ones three times as many as
+    the nearest neighbour; there the two intervals overlap."""
+    for record in experiments.load("vla_policy", device="cpu"):
+        values, given = record["prediction"]["values"], record["parameters"]
+        found = {sample["run"]: sample for sample in record["samples"]}
+        runs = whole, under = found["whole"], found["accumulated"]
+        for row, run in zip(values["rows"], runs, strict=False):
+            # the accumulator reads a count and a norm
+            assert 0 <= run["peak"] - row["peak"] <= WITHIN_OPERATORS
+        assert under["peak"] <= values["limit"] < whole["peak"] / 4
+        episodes = given["episodes"]
+        intervals = [tabletop.interval(run["new"], episodes) for run in runs]
+        assert max(low for low, _ in intervals) <= min(h for _, h in intervals)
+        for run in runs:
+            assert min(run["new"], run["unseen"]) >= 0.8 * episodes
+            assert run["new"] >= 3 * found["nearest neighbour"]["new"]

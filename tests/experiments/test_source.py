@@ -22,7 +22,7 @@ def test_the_catalogue_agrees_with_the_modules():
                 declared[name] = path.stem, value
     found = records.catalogue()
     assert list(found) == sorted(declared)
-    assert len(found) == 17
+    assert len(found) == 18
     for name, experiment in found.items():
         subject, function = declared[name]
         assert experiment.subject == subject

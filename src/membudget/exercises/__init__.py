@@ -23,6 +23,7 @@ SUBJECTS = (
     "amp_loops",
     "planning",
     "planned_loops",
+    "policy",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

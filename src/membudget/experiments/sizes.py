@@ -289,6 +289,46 @@ BATCH_QUESTIONS = dict(
 )
 
 
+# A vision-language-action policy -------------------------------------------
+
+_POLICIES = dict(
+    runs=["whole", "accumulated", "random", "nearest neighbour"],
+    episodes=200,
+    replayed=8,
+    warm_up=0,
+    repeats=1,
+)
+VLA_POLICY = dict(
+    tiny=dict(
+        shape=dict(width=64, depth=3, heads=4, patch=16),
+        batch=64,
+        limit=8 * 2**20,
+        steps=6000,
+        rate=2e-3,
+        neighbours=4096,
+        **_POLICIES,
+    ),
+    t4=dict(
+        shape=dict(width=128, depth=4, heads=4, patch=8),
+        batch=256,
+        limit=96 * 2**20,
+        steps=6000,
+        rate=1e-3,
+        neighbours=16384,
+        **_POLICIES,
+    ),
+    large=dict(
+        shape=dict(width=384, depth=6, heads=6, patch=8),
+        batch=1024,
+        limit=2**30,
+        steps=3000,
+        rate=5e-4,
+        neighbours=16384,
+        **_POLICIES,
+    ),
+)
+
+
 # Ledger --------------------------------------------------------------------
 
 _METHODS = (
