@@ -27,7 +27,7 @@ def test_the_runs_differ_in_bytes_and_not_in_what_they_learn():
         warm_up=0,
         repeats=1,
     )
-    whole, accumulated, luck, *others = samples
+    whole, accumulated, *others = samples
     assert rows[1]["peak"] <= 600_000 < rows[0]["peak"]
     assert 1 <= rows[1]["micro_batch"] < rows[0]["micro_batch"] == 8
     for row, sample in zip(rows, samples, strict=True):
@@ -39,8 +39,6 @@ def test_the_runs_differ_in_bytes_and_not_in_what_they_learn():
         atol=0,
     )
     assert whole["losses"][-1] < whole["losses"][0]
-    assert luck["losses"][0] != whole["losses"][0]
-    assert luck["peak"] == whole["peak"]
     for sample in others:
         assert sample["peak"] is sample["losses"] is None
 

@@ -292,13 +292,7 @@ BATCH_QUESTIONS = dict(
 # A vision-language-action policy -------------------------------------------
 
 _POLICIES = dict(
-    runs=[
-        "whole",
-        "accumulated",
-        "other weights",
-        "random",
-        "nearest neighbour",
-    ],
+    runs=["whole", "accumulated", "random", "nearest neighbour"],
     episodes=200,
     replayed=8,
     warm_up=0,
