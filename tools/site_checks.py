@@ -103,7 +103,8 @@ def page_weight(site, page):
     """Bytes of the page, its images and the book's own files."""
     here = site / f"{page}.html"
     weight = here.stat().st_size
-    for image in soup(site, page).select("article img[src]"):
+    # a picture in a "data:" address is in the page already
+    for image in soup(site, page).select('article img:not([src^="data:"])'):
         path = here.parent / unquote(urlsplit(image["src"]).path)
         weight += path.stat().st_size if path.is_file() else 0
     own = [site / "_static" / name for name in OWN_FILES]
