@@ -462,9 +462,6 @@ ROWS = {
     "precision.DynamicScale.scales": lambda: dict(
         self=SCALE, overflows=[True, False]
     ),
-    "precision.DynamicScale.settle": lambda: dict(
-        self=SCALE, limit=8.0, steps=3
-    ),
     "precision.Format": lambda: dict(
         name="fp16",
         exponent_bits=5,

@@ -1,4 +1,4 @@
-"""Lab 3's five loops: what the broken ones cost, and other answers."""
+"""Four AMP loops: what the broken ones cost, and other answers."""
 
 from functools import partial
 
@@ -200,10 +200,6 @@ def uncached(model, optimizer, x, y):
     optimizer.zero_grad()
 
 
-def index(losses):
-    return losses.index(min(losses))
-
-
 def disabled(model, optimizer, scaler, x, y, dtype):
     if dtype == torch.bfloat16:
         scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -229,7 +225,6 @@ def by_the_package(model, optimizer, scaler, x, y, dtype):
         ("two_losses", of_one_scale),
         ("backward_outside", around_the_model),
         ("backward_outside", uncached),
-        ("best_epoch", index),
         ("train_step", disabled),
         ("train_step", by_the_package),
     ],

@@ -253,21 +253,6 @@ def test_the_defaults_are_pytorchs():
     assert rule.interval == scaler.get_growth_interval() == 2000
 
 
-@pytest.mark.parametrize(
-    ("start", "limit"), [(1.0, 1024.0), (65536.0, 100.0), (1.0, 0.3)]
-)
-def test_a_run_that_overflows_above_a_limit(start, limit):
-    rule = DynamicScale(start, interval=3)
-    found = rule.settle(limit, 80)
-    overflows = [scale > limit for scale in found[:-1]]
-    assert found == rule.scales(overflows) == driven(rule, overflows)
-    for steps in range(1, 80):
-        assert rule.settle(limit, steps) == found[: steps + 1]
-    assert len(found) == 81
-    top = 2.0 ** math.floor(math.log2(limit))
-    assert set(found[-8:]) == {top, 2 * top}  # it tries again and again
-
-
 def test_rules_that_cannot_be():
     message = "start in fp32 is 0.0: use a finite number above 0"
     with pytest.raises(ValueError, match=says(message)):

@@ -1,4 +1,4 @@
-"""The exercises on precision of the lab: five broken AMP loops to repair."""
+"""Broken AMP loops to repair: one of the chapter, three of the lab."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise
-from membudget.exercises.observe import amp_update, answer
+from membudget.exercises.observe import amp_update
 from membudget.models import mlp
 
 NO_SCALE = (
@@ -266,54 +266,6 @@ check_backward_outside = Exercise(
         "copy that no gradient needs is alive in the backward pass."
     ),
     tolerance=1e-5,
-)
-
-# Losses compared in fp16
-
-
-def best_epoch(losses):
-    return int(torch.stack(losses).argmin())
-
-
-def _epochs(*losses: float) -> Case:
-    return Case(
-        f"losses {list(losses)}", lambda: (list(map(torch.tensor, losses)),)
-    )
-
-
-LAST = "len(losses) - 1 - int(torch.stack(losses).{}().flip(0).argmin())"
-
-check_best_epoch = Exercise(
-    best_epoch,
-    cases=[
-        _epochs(2.34, 2.303, 2.3013, 2.3016, 2.3011, 2.3019, 2.3012, 2.3022),
-        _epochs(95000.0, 81000.0, 70000.0, 72000.0),
-        _epochs(4e-8, 2e-8, 1e-8, 3e-8),
-        _epochs(0.5),
-    ],
-    observe=answer,
-    mistakes=f"""
-        .argmin() => .half().argmin()
-        or int(torch.stack(losses).argmin()) => {LAST.format("half")}
-            the losses are compared in fp16: from 2 to 4 its numbers are
-            0.00195 apart, and from 65 520 on all are infinite. Compare them
-            as they are, in fp32.
-        .argmin() => .bfloat16().argmin()
-        or int(torch.stack(losses).argmin()) => {LAST.format("bfloat16")}
-            the losses are compared in bf16, which has three fraction bits
-            fewer than fp16: from 2 to 4 its numbers are 0.0156 apart. Compare
-            them as they are, in fp32.
-        argmin => argmax
-            this is the epoch with the largest loss.
-        .argmin()) => .argmin()) + 1
-            this is the epoch after the best one: count from 0.
-        int(torch.stack(losses).argmin()) => torch.stack(losses).min()
-            this is the loss itself: the index of its epoch is asked.
-        """,
-    shown=(
-        "A loss is a single number: to keep it in fp32 costs nothing, and "
-        "the digits that tell two epochs apart are still there."
-    ),
 )
 
 # A scaler under bf16

@@ -18,8 +18,6 @@ from membudget.precision.formats import FORMATS, format_of
 
 fp32 = FORMATS["fp32"].round
 
-MOST_STEPS = 10**6
-
 
 @dataclass(frozen=True)
 class Lost:
@@ -164,46 +162,12 @@ class DynamicScale:
         for overflow in overflows:
             scale, clean = scales[-1], 0 if overflow else clean + 1
             if overflow:
-                scale = self._fallen(scale)
+                scale = fp32(scale * self.backoff)
             elif clean == self.interval:
-                scale, clean = self._grown(scale), 0
+                grown = fp32(scale * self.growth)
+                scale, clean = grown if math.isfinite(grown) else scale, 0
             scales.append(scale)
         return scales
-
-    def settle(self, limit: float, steps: int) -> list[float]:
-        """The scales of a run that overflows at every scale above a limit.
-
-        Args:
-            limit: the largest scale without an overflow.
-            steps: how many, a million at most; the scale of the step to come
-                is last.
-
-        Raises:
-            TypeError: a limit that is no number, or steps that are not
-                whole.
-            ValueError: a limit that is NaN, or too few or too many steps.
-        """
-        number(limit, "limit", infinite=True)
-        steps, scales = (
-            whole(steps, "steps", 1, MOST_STEPS),
-            [fp32(self.start)],
-        )
-        while len(scales) <= steps:
-            scale, left = scales[-1], steps + 1 - len(scales)
-            if scale > limit:
-                scales.append(self._fallen(scale))
-            else:  # as many clean steps as the scale takes to grow
-                scales += [scale] * min(self.interval - 1, left)
-                if left >= self.interval:
-                    scales.append(self._grown(scale))
-        return scales
-
-    def _fallen(self, scale: float) -> float:
-        return fp32(scale * self.backoff)
-
-    def _grown(self, scale: float) -> float:
-        grown = fp32(scale * self.growth)
-        return grown if math.isfinite(grown) else scale
 
 
 class ScaleTrace:
