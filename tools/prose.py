@@ -20,11 +20,7 @@ WIDGET = "the widget shows it"
 EXAMPLE = "a number of an example"
 GIVEN = {
     "01_measuring": {BESIDE: "0.03", WIDGET: "8.07"},
-    "02_ledger": {
-        BESIDE: "1.5",
-        WIDGET: "949, 779",
-        "the page with the 19 runs": "0.33",
-    },
+    "02_ledger": {BESIDE: "1.5"},
     "04_checkpointing": {BESIDE: "15.1", WIDGET: "24.6", EXAMPLE: "0.4"},
     "05_schedules": {BESIDE: "15.1"},
     "06_precision": {BESIDE: "1.0078, 2 001, 0.05, 0.00195, 65 535"},

@@ -1,7 +1,6 @@
 """The exercises on the ledger: bytes predicted before they are measured."""
 
 from functools import cache
-from math import prod
 
 from membudget import ledger
 from membudget.exercises.core import Case, Exercise, given
@@ -12,84 +11,6 @@ EXACT = 1e-12
 """Relative tolerance of bytes: none."""
 
 NUMBERS = "these are numbers, not bytes: in fp32 each takes 4."
-
-# Parameters, gradients, optimizer states
-
-
-def model_states(shapes, trained):
-    sizes = [prod(shape) for shape in shapes]
-    learns = [n for n, on in zip(sizes, trained, strict=True) if on]
-    optimizer = 8 * sum(learns) + 4 * len(learns)  # and the counters
-    return 4 * sum(sizes), 4 * sum(learns), optimizer
-
-
-check_model_states = Exercise(
-    model_states,
-    cases=[
-        given(
-            shapes=[(50, 16), (64, 16), (64,), (64,)],
-            trained=[False, True, True, True],
-        ),
-        given(shapes=[(3, 5, 7), (5,)], trained=[True, True]),
-        given(
-            shapes=[(16, 3, 3, 3), (16,), (16,), (40, 16), ()],
-            trained=[True, True, False, True, True],
-        ),
-    ],
-    observe=several(
-        "size of the parameters",
-        "size of the gradients",
-        "size of the optimizer states",
-    ),
-    mistakes=f"""
-        if on =>
-        + 4 * len(learns) =>
-            this is the rule of 16 bytes for every parameter. Frozen
-            parameters need 4 of them, and Adam counts its steps besides.
-        if on =>
-        or 4 * sum(learns), => 4 * sum(sizes),
-        or 8 * sum(learns) => 8 * sum(sizes)
-        or 8 * sum(learns) + 4 * len(learns) => 8 * sum(sizes) + 4 * len(sizes)
-            a frozen parameter is there, but it has neither a gradient nor
-            optimizer states.
-        + 4 * len(learns) =>
-            Adam's counters are missing: it counts the steps of each trained
-            tensor, in 4 bytes.
-        4 * len(learns) => 4
-            Adam has not one counter for the whole model, but one of 4 bytes
-            for each trained tensor.
-        len(learns) => len(sizes)
-            a frozen tensor has no counter: AdamW keeps nothing for it.
-        4 * len(learns) => 8 * len(learns)
-            a counter is one fp32 number for each trained tensor: 4 bytes, not
-            8.
-        4 * sum(sizes) => 4 * sum(learns)
-            frozen parameters are parameters too: the forward pass needs them.
-        8 * sum(learns) => 4 * sum(learns)
-            Adam keeps two numbers for each trained parameter, the means of
-            the gradient and of its square: 8 bytes.
-        8 * sum(learns) => 12 * sum(learns)
-            12 bytes for Adam are those of a recipe with an fp32 copy. Here
-            the parameters are fp32 already: 8.
-        8 * sum(learns) => 16 * sum(learns)
-            16 bytes are parameter, gradient and states together: the
-            optimizer's share is 8.
-        4 * sum(learns), => 8 * sum(learns),
-            a gradient is one fp32 number for each trained parameter: 4 bytes,
-            not 8.
-        8 * sum(learns) + 4 * => 2 * sum(learns) +
-        4 * sum(sizes), 4 * sum(learns), => sum(sizes), sum(learns),
-            {NUMBERS}
-        prod( => sum(
-            a tensor holds the product of its dimensions, not their sum.
-        """,
-    shown=(
-        "That is what the real AdamW has after its first step, to the byte: "
-        "16 bytes for a trained parameter, 4 for a frozen one, and 4 for "
-        "each trained tensor."
-    ),
-    tolerance=EXACT,
-)
 
 # What a chain saves
 
