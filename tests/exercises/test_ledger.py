@@ -64,10 +64,10 @@ def saved_by_block(batch, tokens, width, heads, hidden):
     return saved_in(GatedBlock(width, heads, hidden), x=x)
 
 
-def test_solution_is_what_is_measured():
+def test_gated_block_is_what_is_measured():
     for case in exercises.check_gated_block.cases:
-        found = solution("gated_block")(*case.make())
-        assert found == saved_by_block(*case.make())
+        call = case.make()
+        assert solution("gated_block")(*call) == saved_by_block(*call)
 
 
 LAYERS = {
