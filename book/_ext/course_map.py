@@ -154,18 +154,22 @@ class MapDirective(SphinxDirective):
 
     def group(self, chapter, *rest):
         """A chapter's card."""
-        under = "".join(f"<li>{self.page(page)}</li>" for page in rest)
+        under = "".join(
+            f"<li>{self.page(page, chapter)}</li>" for page in rest
+        )
         under = f"<ul>{under}</ul>" if under else ""
         return f"<li>{self.page(chapter)}{under}</li>"
 
-    def page(self, page):
-        """A link, the time, what the page gives and needs."""
+    def page(self, page, under=None):
+        """A link, the time, what the page gives and needs besides the
+        chapter that it hangs under."""
         needs, gives = self.pages[page]
+        needs = [self.find(k) for k in needs if self.find(k) != under]
         time = duration(minutes(page)) if minutes(page) else ""
         time = f' <span class="mb-time">{time}</span>' if time else ""
         need = ", ".join(
-            f'<a href="{self.uri(self.find(k))}">{label(self.find(k))}</a>'
-            for k in needs
+            f'<a href="{self.uri(other)}">{label(other)}</a>'
+            for other in needs
         )
         need = f" Needs {need}." if need else ""
         return (

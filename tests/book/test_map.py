@@ -86,13 +86,16 @@ def test_the_figures_of_an_answer_stand_on_its_page(question, answer, page):
     assert absent == []
 
 
-def test_the_map_knows_what_was_opened(window, site):
-    page = window("desktop")
-    page.goto((site / "chapters/01_measuring.html").as_uri())
-    page.goto((site / "book/map.html").as_uri())
-    chapter = page.locator("[data-page='chapters/01_measuring']")
-    assert chapter.locator(".mb-opened").is_visible()
-    page.get_by_role("button", name="Forget").click()
-    assert page.locator(".mb-opened").count() == 0
-    page.reload()
-    assert page.locator(".mb-opened").count() == 0
+def test_the_map_knows_what_was_opened(browser, site):
+    """In a window of its own: `visitor` finds nothing stored."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto((site / "chapters/01_measuring.html").as_uri())
+        page.goto((site / "book/map.html").as_uri())
+        chapter = page.locator("[data-page='chapters/01_measuring']")
+        assert chapter.locator(".mb-opened").is_visible()
+        assert page.locator(".mb-opened").count() == 1
+        page.get_by_role("button", name="Forget").click()
+        assert page.locator(".mb-opened").count() == 0
+        page.reload()
+        assert page.locator(".mb-opened").count() == 0
