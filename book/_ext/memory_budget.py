@@ -6,6 +6,8 @@
   that widget's module and style inline, once, and the script that hosts them;
 * the directive ``mb-widget``, which shows a notebook's widget on another page;
 * the directive ``mb-cards``, which shows pages as cards;
+* the directive ``mb-map``, the course as a picture (`course_map.py`), and the
+  role ``mb-see``, which leads to a section by its heading (`see.py`);
 * the directive ``mb-records``, the list of all measurement records;
 * the directive ``mb-clone``, the commands that fetch the course;
 * buttons and set-up cells that know where the course is published, if anyone
@@ -34,9 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import address  # noqa: E402
+import course_map  # noqa: E402
 import figures  # noqa: E402
 import icons  # noqa: E402
 import publish  # noqa: E402
+import see  # noqa: E402
 import setup_cell  # noqa: E402
 import words  # noqa: E402
 
@@ -437,11 +441,14 @@ def setup(app):
         app.add_config_value(f"memory_budget_{name}", "", "env")
     app.add_directive("mb-cards", CardsDirective)
     app.add_directive("mb-clone", CloneDirective)
+    app.add_directive("mb-map", course_map.MapDirective)
+    app.add_role("mb-see", see.See())
     app.add_directive("mb-widget", WidgetDirective)
     app.add_directive("mb-records", RecordsDirective)
     app.connect("config-inited", use_addresses)
     app.connect("builder-inited", add_colab, priority=600)
     app.connect("source-read", fill_set_up_cell)
+    app.connect("doctree-resolved", see.resolve)
     app.connect("doctree-resolved", link_terms)
     app.connect("doctree-resolved", words.hold_numbers)
     app.connect("doctree-resolved", figures.note_sizes)

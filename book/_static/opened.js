@@ -1,0 +1,58 @@
+// Which pages this browser has opened. The list stays in the browser, and the
+// map has a button to forget it.
+(() => {
+  const KEY = "mb-opened";
+  const read = () => {
+    try {
+      const kept = JSON.parse(localStorage.getItem(KEY));
+      return new Set(Array.isArray(kept) ? kept : []);
+    } catch {
+      return new Set();
+    }
+  };
+  const opened = read();
+  const page = /(chapters|labs)\/\w+(?=\.html$)/.exec(location.pathname)?.[0];
+  if (page && !opened.has(page)) {
+    opened.add(page);
+    try {
+      localStorage.setItem(KEY, JSON.stringify([...opened]));
+    } catch {
+      // A browser that keeps nothing: the map shows no marks.
+    }
+  }
+  const line = document.querySelector(".mb-forget");
+  if (!line) return;
+  const pages = [...document.querySelectorAll(".mb-map [data-page]")].filter(
+    (item) => /^(chapters|labs)\//.test(item.dataset.page),
+  );
+  const show = (opened) => {
+    for (const item of pages) {
+      item.querySelector(".mb-opened")?.remove();
+      if (!opened.has(item.dataset.page)) continue;
+      const mark = document.createElement("span");
+      mark.className = "mb-opened";
+      mark.textContent = "✓ opened";
+      item.querySelector(".mb-to").after(" ", mark);
+    }
+    const count = pages.filter((i) => opened.has(i.dataset.page)).length;
+    line.firstChild.textContent =
+      `You have opened ${count} of ${pages.length} pages. ` +
+      "Only this browser knows. ";
+    button.disabled = !count;
+  };
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Forget";
+  button.addEventListener("click", () => {
+    try {
+      localStorage.removeItem(KEY);
+    } catch {
+      // Nothing was kept.
+    }
+    show(new Set());
+  });
+  line.append("", button);
+  line.prepend(document.createTextNode(""));
+  line.hidden = false;
+  show(opened);
+})();
