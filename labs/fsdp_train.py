@@ -55,6 +55,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.data import text
 from membudget.models import GPT
+from membudget.precision import support
 from membudget.sharding import (
     CheckpointError,
     held_states,
@@ -63,6 +64,10 @@ from membudget.sharding import (
     save_checkpoint,
 )
 
+SLOW = (
+    "--mixed computes in bf16, for which this GPU has no units: it is slower "
+    "and may need more memory. Leave it out, and use --recompute"
+)
 RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # torchrun's --max-restarts
 
 SIZES = {  # the model, and the sequences of a batch over all ranks
@@ -224,6 +229,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
     if args.offload and not gpu:
         parser.error("--offload needs a GPU for each rank")
+    if args.mixed and gpu and support("bf16", args.device) != "native":
+        note(args, SLOW)
     return args
 
 

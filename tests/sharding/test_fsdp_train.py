@@ -374,6 +374,17 @@ def test_fewer_gpus_than_ranks(monkeypatch, capsys):
             assert capsys.readouterr().err == ("" if rank else said)
 
 
+def test_bf16_without_units(monkeypatch, capsys):
+    stand_in(monkeypatch, RANK=0, LOCAL_RANK=0, WORLD_SIZE=1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for how, warns in ("native", False), ("emulated", True):
+        monkeypatch.setattr(fsdp_train, "support", lambda *_, how=how: how)
+        for options in [], ["--mixed"]:
+            fsdp_train.options(options)
+            said = capsys.readouterr().err
+            assert ("no units" in said) == (warns and bool(options))
+
+
 def test_options_that_depend_on_the_ranks(monkeypatch, capsys):
     stand_in(monkeypatch, RANK=0, WORLD_SIZE=5)
     with pytest.raises(SystemExit):
