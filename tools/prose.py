@@ -37,7 +37,7 @@ GIVEN = {
         "chapter 6": "5.53, 65 504",
         EXAMPLE: "2.3016, 2.3011, 95 000",
     },
-    "lab4_fsdp": {BESIDE: "2 304, 694, 630, 14.5"},
+    "lab4_fsdp": {BESIDE: "14.5"},
 }
 
 SPACE = "[\\u00a0\\u202f ]"  # no-break, narrow no-break, plain
