@@ -22,6 +22,9 @@ Rank 0 prints a JSON line for each step, with ``step`` and ``loss``. At the
 end every rank prints one, with its ``rank``, ``parameter_bytes``,
 ``gradient_bytes`` and ``optimizer_bytes``, on a GPU the ``peak_bytes`` of the
 steps, and a ``digest`` of the whole model's weights, the same on all ranks.
+With ``--mixed fp16`` a loss scale keeps small gradients from becoming zero;
+each step's line then has it, too, as ``scale``. It is not in the checkpoints:
+a run that resumes finds it again within some steps.
 """
 
 import argparse
@@ -55,7 +58,6 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.data import text
 from membudget.models import GPT
-from membudget.precision import support
 from membudget.sharding import (
     CheckpointError,
     held_states,
@@ -64,10 +66,6 @@ from membudget.sharding import (
     save_checkpoint,
 )
 
-SLOW = (
-    "--mixed computes in bf16, for which this GPU has no units: it is slower "
-    "and may need more memory. Leave it out, and use --recompute"
-)
 RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # torchrun's --max-restarts
 
 SIZES = {  # the model, and the sequences of a batch over all ranks
@@ -75,6 +73,9 @@ SIZES = {  # the model, and the sequences of a batch over all ranks
     "t4": ({"context": 512, "width": 768, "depth": 12, "heads": 12}, 24),
     "large": ({"context": 1024, "width": 2048, "depth": 24, "heads": 16}, 48),
 }
+
+
+SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Parser(argparse.ArgumentParser):
@@ -141,7 +142,11 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="drop the blocks' activations and compute them again",
     )
-    add("--mixed", action="store_true", help="gather and compute in bf16")
+    add(
+        "--mixed",
+        choices=SHORT,
+        help="gather and compute in 16 bits; fp16 with a loss scale",
+    )
     add(
         "--offload",
         action="store_true",
@@ -229,9 +234,18 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
     if args.offload and not gpu:
         parser.error("--offload needs a GPU for each rank")
-    if args.mixed and gpu and support("bf16", args.device) != "native":
-        note(args, SLOW)
+    if gpu and args.mixed == "bf16" and not native_bf16():
+        note(
+            args,
+            "this GPU has no units for bf16 and emulates it, slowly and with "
+            "more memory for attention: use --mixed fp16",
+        )
     return args
+
+
+def native_bf16() -> bool:
+    """Whether the GPU computes in bf16 itself."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def note(args: argparse.Namespace, text: str) -> None:
@@ -281,7 +295,7 @@ def shard(model: GPT, args: argparse.Namespace) -> None:
     policies = {}
     if args.mixed:
         policies["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            param_dtype=SHORT[args.mixed], reduce_dtype=torch.float32
         )
     if args.offload:
         policies["offload_policy"] = CPUOffloadPolicy()
@@ -318,28 +332,40 @@ def train_step(
     data: torch.Tensor,
     step: int,
     args: argparse.Namespace,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> float:
     """One optimizer step; the mean loss of the whole batch."""
+    scaler = scaler or loss_scale(args)
     optimizer.zero_grad()
     mean = torch.zeros((), device=args.device)
     parts = micro_batches(data, step, args)
     for number, (x, y) in enumerate(parts, start=1):
         if args.sharded and args.synchronise == "last":
             model.set_requires_gradient_sync(number == args.accumulate)
-        logits = model(x).float()  # bf16 under --mixed
+        logits = model(x).float()  # 16 bits under --mixed
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         die_if_told(step, args)
-        (loss / args.accumulate).backward()
+        scaler.scale(loss / args.accumulate).backward()
         mean += loss.detach() / args.accumulate
-    optimizer.step()
+    scaler.step(optimizer)  # without a step where a gradient overflowed
+    scaler.update()
     if args.sharded:
         dist.all_reduce(mean)
     return mean.item() / args.ranks
 
 
+def loss_scale(args: argparse.Namespace) -> torch.amp.GradScaler:
+    """For fp16; otherwise one that does nothing.
+
+    The gradients are DTensors, so all ranks learn of an overflow on one.
+    """
+    enabled = args.mixed == "fp16"
+    return torch.amp.GradScaler(args.device.type, enabled=enabled)
+
+
 def train(args: argparse.Namespace) -> None:
     """All steps, and what each rank holds at the end."""
-    model = build(args)
+    model, scaler = build(args), loss_scale(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     first = 0
     if args.resume:
@@ -356,9 +382,10 @@ def train(args: argparse.Namespace) -> None:
         torch.cuda.reset_peak_memory_stats()
     data = text()
     for step in range(first, args.steps):
-        loss = train_step(model, optimizer, data, step, args)
+        scale = {"scale": scaler.get_scale()} if scaler.is_enabled() else {}
+        loss = train_step(model, optimizer, data, step, args, scaler)
         if args.rank == 0:
-            say(step=step, loss=loss)
+            say(step=step, loss=loss, **scale)
         done = step + 1
         if args.checkpoint_dir and (
             done % args.save_every == 0 or done == args.steps

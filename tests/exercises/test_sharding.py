@@ -1,4 +1,4 @@
-"""The solutions of chapter 7 and lab 4 against the room."""
+"""The solutions of chapter 7 against the room."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """The training script of the lab: what it prints, and what it survives.
 
 The lab itself runs it under ``torchrun``: a rank that is killed in a step and
-starts again, and two nodes. Here it runs on ranks that wait.
+starts again. Here it runs on ranks that wait.
 """
 
 import io
@@ -10,6 +10,7 @@ import runpy
 import sys
 import time
 from contextlib import redirect_stdout
+from functools import partial
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ class Printed:
         found = [json.loads(line) for line in lines if line.startswith("{")]
         self.steps = [f["step"] for f in found if "step" in f]
         self.losses = [f["loss"] for f in found if "step" in f]
+        self.scales = [f["scale"] for f in found if "scale" in f]
         last = [f for f in found if "rank" in f]
         self.ranks = sorted(last, key=lambda f: f["rank"])
         self.digests = {f["digest"] for f in last}
@@ -205,12 +207,25 @@ def test_uneven_shards(single):
 
 
 @pytest.mark.few(0)
-def test_mixed_precision_learns_nearly_the_same(pools, single):
-    run = on(pools[2], "--mixed")
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_mixed_precision_learns_nearly_the_same(pools, single, kind):
+    run = on(pools[2], "--mixed", kind)
     assert not close(run.losses, single.losses)
     pairs = zip(run.losses, single.losses, strict=True)
     assert all(abs(a - b) < 0.01 for a, b in pairs)
     assert [sizes(line) for line in run.ranks] == [paper(2, 0), paper(2, 1)]
+    assert run.scales == ([2.0**16] * STEPS if kind == "fp16" else [])
+
+
+def test_bf16_without_units_is_said(monkeypatch, capsys):
+    stand_in(monkeypatch, RANK=0, WORLD_SIZE=1)
+    monkeypatch.setattr(fsdp_train.torch.cuda, "device_count", lambda: 1)
+    for native in (True, False):
+        monkeypatch.setattr(fsdp_train, "native_bf16", partial(bool, native))
+        for kind in ("bf16", "fp16"):
+            fsdp_train.options(["--mixed", kind])
+            said = "use --mixed fp16" in capsys.readouterr().err
+            assert said == (kind == "bf16" and not native)
 
 
 def test_the_digest_is_of_all_weights(pools, pair):
@@ -277,7 +292,7 @@ def test_a_rank_dies_and_all_start_again(pools, pair, tmp_path):
         (["--die=-1:3"], "--die -1:3 never happens"),
         (["--die=0:-1"], "--die 0:-1 never happens"),
         (["--checkpoint-dir", __file__], "is a file: name a folder"),
-        (["--mixed"], "are FSDP2's: start with torchrun"),
+        (["--mixed", "bf16"], "are FSDP2's: start with torchrun"),
         (["--stage", "1"], "invalid choice: 1"),
         (["--step", "3"], "unrecognized arguments: --step 3"),
     ],
@@ -372,17 +387,6 @@ def test_fewer_gpus_than_ranks(monkeypatch, capsys):
             stand_in(monkeypatch, RANK=rank, LOCAL_RANK=rank)
             assert fsdp_train.options(options).device.type == device
             assert capsys.readouterr().err == ("" if rank else said)
-
-
-def test_bf16_without_units(monkeypatch, capsys):
-    stand_in(monkeypatch, RANK=0, LOCAL_RANK=0, WORLD_SIZE=1)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for how, warns in ("native", False), ("emulated", True):
-        monkeypatch.setattr(fsdp_train, "support", lambda *_, how=how: how)
-        for options in [], ["--mixed"]:
-            fsdp_train.options(options)
-            said = capsys.readouterr().err
-            assert ("no units" in said) == (warns and bool(options))
 
 
 def test_options_that_depend_on_the_ranks(monkeypatch, capsys):
