@@ -7,11 +7,14 @@ from itertools import product
 from membudget.ledger import OPTIMIZERS, RECIPES, Transformer, predict
 from membudget.widgets import Ledger
 from membudget.widgets.ledger_rows import BARS as PASSES
-from membudget.widgets.ledger_rows import MIXES
+from membudget.widgets.ledger_rows import MIXES, rules
 from tests.soak import SOAK
 
 BARS = PASSES | {"update": ("optimizer",)}
 """The bars, and the phases of a step that each of them is the worst of."""
+
+CARDS = (*("none",) * 6, "T4")
+"""On a card every batch that fits is looked for, which takes a while."""
 
 BATCHES = (1, 2, 3, 5, 8, 13, 31, 64, 200, 900)
 
@@ -27,6 +30,7 @@ def prediction(widget, batch=None, steps=None):
         micro_batch=-(-batch // (steps or widget.steps)),
         checkpointed=widget.checkpointed,
         foreach=widget.at_once,
+        **rules(widget.card != "none"),
     )
 
 
@@ -94,8 +98,8 @@ def random_shape(rng, family):
     )
 
 
-def settings(rng, widget, count):
-    """Puts the widget into random settings."""
+def settings(rng, widget, count, cards=("none",)):
+    """Puts the widget into random settings, and on one of the cards."""
     for index in range(count):
         stops = widget.tables["models"][widget.model]["tokens"]
         widget.tokens = rng.choice(stops)
@@ -104,6 +108,7 @@ def settings(rng, widget, count):
         widget.checkpointed = rng.random() < 0.5
         widget.foreach = rng.random() < 0.5
         widget.recipe = MIXES[index % len(MIXES)]
+        widget.card = cards[index % len(cards)]
         widget.optimizer = rng.choice(("adam", *OPTIMIZERS))
         yield widget
 
@@ -130,7 +135,7 @@ def presets():
         yield case(widget)
 
 
-def own(count=40 if SOAK else 6):
+def own(count=40 if SOAK else 4):
     """Random shapes, whose rows are computed now."""
     rng = random.Random(0)
     for index in range(count):
@@ -138,7 +143,7 @@ def own(count=40 if SOAK else 6):
         widget = Ledger(shape, card="none", tokens=16)
         yield {
             "tables": widget.tables,
-            "cases": [case(one) for one in settings(rng, widget, 16)],
+            "cases": [case(one) for one in settings(rng, widget, 16, CARDS)],
         }
 
 

@@ -69,9 +69,11 @@ const partsOf = (state) => Math.ceil(state.batch / sizesOf(state)[0]);
 /* The accumulation steps: each has a sequence. */
 const stepsOf = ({ batch, steps }) => Math.min(batch, steps);
 
-/* What a card decides: an optimizer that works on all parameters at once. */
-const atOnce = ({ optimizer, foreach, card }) =>
-  optimizer === ADAM && (foreach || card !== NONE);
+/* A card decides whose operators run, and that Adam works on all parameters
+   at once. */
+const onGpu = (state) => state.card !== NONE;
+const atOnce = (state) =>
+  state.optimizer === ADAM && (state.foreach || onGpu(state));
 
 const sum = (split) => Object.values(split).reduce((a, b) => a + b, 0);
 
@@ -94,7 +96,8 @@ function moments(state) {
     inputs: tables.token * batch * tokens,
     temporaries: atOnce(state) ? all : one,
   };
-  const kinds = model.rows[recipe.rows][Number(state.checkpointed)];
+  const rows = model.rows[recipe.rows[Number(onGpu(state))]];
+  const kinds = rows[Number(state.checkpointed)];
   const sizes = sizesOf(state);
   const moment = ([row, gradients, ...coefficients], size) => {
     const [activations, temporaries] = [0, 3].map((at) => {
@@ -200,7 +203,7 @@ const [FIRST, EACH, THIN] = [213, 33, 10]; // the bars
    take in fp32. No other control moves it. */
 function topOf(state) {
   const { tables, model, card } = state;
-  if (card !== NONE) return 1.5 * tables.cards[card].usable;
+  if (onGpu(state)) return 1.5 * tables.cards[card].usable;
   const tokens = Math.min(1024, tables.models[model].tokens.at(-1));
   const sizes = { batch: 8, steps: 1, tokens, checkpointed: false };
   const plain = { recipe: "fp32", optimizer: ADAM, foreach: false };
@@ -448,7 +451,7 @@ function build({ id, get, set, picture }) {
     });
     let why = "";
     if (state.optimizer !== ADAM) why = "only Adam does so";
-    else if (state.card !== NONE) why = "on: PyTorch’s way on a GPU";
+    else if (onGpu(state)) why = "on: PyTorch’s way on a GPU";
     foreach.update({ value: atOnce(state), disabled: why });
   };
 

@@ -20,6 +20,7 @@ from membudget.widgets.ledger_rows import (
     MIXES,
     SHOWN,
     known,
+    rules,
     stops,
     token_bytes,
 )
@@ -36,8 +37,9 @@ class Ledger(Widget):
     """What a training step of a transformer needs, on a card.
 
     The step is that of :func:`membudget.ledger.predict`, with the batch
-    split into micro-batches. On a card the rules are a GPU's, as far as the
-    optimizer goes: Adam works on all parameters at once.
+    split into micro-batches. On a card the rules are a GPU's: Adam works on
+    all parameters at once, RMSNorm is one operator, and autocast has CUDA's
+    lists.
 
     Args:
         shapes: the name of the preset to begin with, one of
@@ -156,6 +158,7 @@ class Ledger(Widget):
             micro_batch=-(-self.batch // self.steps),
             checkpointed=self.checkpointed,
             foreach=self.at_once,
+            **rules(self.card != NONE),
         )
 
     def sentence(self) -> str:

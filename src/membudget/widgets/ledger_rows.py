@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from membudget.checks import flag
 from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
@@ -81,9 +82,10 @@ def table(shape: Transformer) -> dict[str, Any]:
         ``parameters``, their number; ``tokens``, the :func:`stops`; ``rows``,
         the moments that can be the worst, as :func:`rows` has them, for a
         model as it is and with each block checkpointed; and for each recipe
-        bytes of ``parameters`` and ``gradients``, the number of its ``rows``,
-        and for each optimizer bytes of its states, and the most that its step
-        allocates: one parameter after the other, and all at once.
+        bytes of ``parameters`` and ``gradients``, the numbers of its ``rows``
+        on a CPU and by a GPU's :func:`rules`, and for each optimizer bytes
+        of its states, and the most that its step allocates: one parameter
+        after the other, and all at once.
 
     Raises:
         ValueError: as :func:`stops`, or attention that is not fused.
@@ -106,13 +108,16 @@ def table(shape: Transformer) -> dict[str, Any]:
     recipes = {}
     for name in MIXES:
         recipe = RECIPES[name]
-        both = [rows(shape, name, checkpointed) for checkpointed in (0, 1)]
-        if both not in found:
-            found.append(both)
+        numbers = []
+        for gpu in (False, True):
+            both = [rows(shape, name, checked, gpu) for checked in (0, 1)]
+            if both not in found:
+                found.append(both)
+            numbers.append(found.index(both))
         recipes[name] = {
             "parameters": recipe.parameters * shape.parameters,
             "gradients": recipe.gradients * shape.parameters,
-            "rows": found.index(both),
+            "rows": numbers,
             "optimizers": {one: optimizer(name, one) for one in OPTIMIZERS},
         }
     return {
@@ -123,8 +128,14 @@ def table(shape: Transformer) -> dict[str, Any]:
     }
 
 
+def rules(gpu: bool) -> dict[str, Any]:
+    """Arguments of ``predict``: whose operators the forward pass runs."""
+    flag(gpu, "gpu")
+    return {"lists": "cuda" if gpu else "cpu", "fused_norms": gpu}
+
+
 def rows(
-    shape: Transformer, recipe: str, checkpointed: bool
+    shape: Transformer, recipe: str, checkpointed: bool, gpu: bool
 ) -> list[list[list[list]]]:
     """The moments of a micro-batch that can be the worst of their phase.
 
@@ -146,6 +157,7 @@ def rows(
             optimizer=None,
             micro_batch=MANY,
             checkpointed=bool(checkpointed),
+            **rules(gpu),
         ).moments
 
     def row(one: PaperMoment, two: PaperMoment) -> list:
