@@ -328,6 +328,7 @@ ROWS = {
     "ledger.predict": lambda: dict(
         network=PAPER, batch=2, sizes=(2,), micro_batch=1, buffers=0
     ),
+    "ledger.rules": lambda: dict(network=PAPER, device="cpu"),
     "ledger.states": lambda: dict(model=[3]),
     "ledger.update_workspace": lambda: dict(sizes=[3]),
     "ledger.walk": lambda: dict(papers=[PAPER.write(1, 2)]),

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget.ledger import (
     GPT2,
     OPTIMIZERS,
+    PRESETS,
     RECIPES,
     Transformer,
     predict,
@@ -96,14 +97,15 @@ def test_the_residual_of_shards(stage, checkpointed):
     assert held <= memory(job, plan) <= 1.15 * held
 
 
-def test_a_gpus_rules_are_the_ledgers():
-    job = Job(GPT2, 64, 4)
+@pytest.mark.parametrize("network", [GPT2, PRESETS["Llama 3.2 1B"]])
+def test_a_gpus_rules_are_the_ledgers(network):
     plan = Plan(2, 3, 2, "autocast")
     options = {"checkpointed": 3, "loss_chunks": 2, "recipe": "autocast"}
-    predicted = predict(
-        GPT2, 4, 64, micro_batch=2, lists="cuda", foreach=True, **options
-    )
-    assert at_peak(job, plan) == predicted.at_peak
+    gpu = {"lists": "cuda", "foreach": True}
+    if network.family == "llama":
+        gpu["fused_norms"] = True
+    predicted = predict(network, 4, 64, micro_batch=2, **gpu, **options)
+    assert at_peak(Job(network, 64, 4), plan) == predicted.at_peak
 
 
 def any_shape(rng):

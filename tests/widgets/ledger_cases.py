@@ -4,10 +4,10 @@ import random
 from functools import lru_cache
 from itertools import product
 
-from membudget.ledger import OPTIMIZERS, RECIPES, Transformer, predict
+from membudget.ledger import OPTIMIZERS, RECIPES, Transformer, predict, rules
 from membudget.widgets import Ledger
 from membudget.widgets.ledger_rows import BARS as PASSES
-from membudget.widgets.ledger_rows import MIXES, rules
+from membudget.widgets.ledger_rows import MIXES
 from tests.soak import SOAK
 
 BARS = PASSES | {"update": ("optimizer",)}
@@ -29,8 +29,7 @@ def prediction(widget, batch=None, steps=None):
         optimizer=widget.optimizer,
         micro_batch=-(-batch // (steps or widget.steps)),
         checkpointed=widget.checkpointed,
-        foreach=widget.at_once,
-        **rules(widget.card != "none"),
+        **rules(widget.shape, widget.device) | {"foreach": widget.at_once},
     )
 
 

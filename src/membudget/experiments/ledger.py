@@ -18,7 +18,7 @@ from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
 from membudget.experiments.sizes import STEP_PEAKS
 from membudget.experiments.workload import META, peak_bytes
-from membudget.ledger import Chain, Transformer, predict
+from membudget.ledger import Chain, Transformer, predict, rules
 from membudget.measuring import dry_run, trace_step
 from membudget.measuring.device import read_memory
 
@@ -51,11 +51,11 @@ def step_peaks(
     :func:`membudget.measuring.trace_step` with Adam, which works on all
     parameters at once (``foreach``), on every device.
 
-    Two predictions. ``ledger`` is :func:`membudget.ledger.predict`, whose
-    rules are a CPU's, with the ``phase`` of the peak. ``dry_run`` runs the
-    step without data on the device, so with the device's own operators, and
-    counts what would be on it: of Adam on a GPU not the step counts, which
-    stay on the CPU.
+    Two predictions. ``ledger`` is :func:`membudget.ledger.predict` by the
+    device's :func:`membudget.ledger.rules`, with the ``phase`` of the peak.
+    ``dry_run`` runs the step without data on the device, so with the device's
+    own operators, and counts what would be on it: of Adam on a GPU not the
+    step counts, which stay on the CPU.
 
     Measured are requested bytes, before the allocator rounds them. On a CPU
     ``requested`` is the :class:`membudget.measuring.PeakTracker`'s peak of a
@@ -274,7 +274,7 @@ def _predict(case: Case, device: torch.device) -> dict:
         recipe=case.recipe,
         micro_batch=case.micro_batch,
         checkpointed=case.checkpointed,
-        foreach=True,
+        **rules(case.paper, device.type) | {"foreach": True},
         buffers=sum(buffer.nbytes for buffer in network.buffers()),
     )
     run = dry_run(

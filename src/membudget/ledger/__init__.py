@@ -26,7 +26,7 @@ from membudget.ledger.networks import (
     Transformer,
 )
 from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
-from membudget.ledger.predict import predict
+from membudget.ledger.predict import predict, rules
 from membudget.ledger.recipes import (
     OPTIMIZERS,
     RECIPES,
@@ -72,6 +72,7 @@ __all__ = [
     "peak_at",
     "peak_lines",
     "predict",
+    "rules",
     "states",
     "update_workspace",
     "walk",

@@ -1,10 +1,12 @@
 """The peak of a whole step, from the rows alone."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from membudget.checks import flag, instance, one_of, whole
 from membudget.ledger import operators as op
 from membudget.ledger.networks import Chain, Transformer
+from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
     OPTIMIZERS,
     RECIPES,
@@ -72,9 +74,7 @@ def predict(
             named twice, attention to be kept that is not fused, or a chain
             with an option that is a transformer's.
     """
-    instance(
-        network, Transformer | Chain, "the network", "a Transformer or a Chain"
-    )
+    _checked(network)
     flag(foreach, "foreach"), flag(keep_gradients, "keep_gradients")
     if buffers is not None:
         buffers = whole(buffers, "buffers", 0)
@@ -140,4 +140,30 @@ def predict(
             network.buffers(chosen.parameters) if buffers is None else buffers
         ),
         workspace=workspace,
+    )
+
+
+def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
+    """The options of :func:`predict` that a device decides.
+
+    On a GPU autocast follows CUDA's lists, PyTorch's optimizers work on all
+    parameters at once, and a transformer's RMSNorm is one operator.
+
+    Args:
+        network: what is trained.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        TypeError: a network that is neither a Transformer nor a Chain.
+        ValueError: another device.
+    """
+    _checked(network)
+    gpu = one_of(device, LISTS, "device") == "cuda"
+    norms = {"fused_norms": gpu} if isinstance(network, Transformer) else {}
+    return {"lists": device, "foreach": gpu, **norms}
+
+
+def _checked(network: Transformer | Chain) -> None:
+    instance(
+        network, Transformer | Chain, "the network", "a Transformer or a Chain"
     )

@@ -13,6 +13,7 @@ from membudget.ledger import (
     States,
     Transformer,
     predict,
+    rules,
     states,
     update_workspace,
 )
@@ -209,13 +210,12 @@ def _predicted(job: Job, plan: Plan, batch: int):
         batch,
         job.tokens,
         recipe=recipe,
-        lists=job.device,
         optimizer=None if sharded else plan.optimizer,
         micro_batch=plan.micro_batch,
         checkpointed=plan.checkpointed,
         loss_chunks=plan.loss_chunks,
         kept_attention=plan.kept_attention,
-        foreach=job.device == "cuda",
+        **rules(job.network, job.device),
         keep_gradients=plan.ranks > 1 and not sharded,
     )
 

@@ -40,8 +40,9 @@ class Step:
     """A micro-batch, forward and backward, of a network of any depth.
 
     Attributes:
-        network, tokens, lists: as for :func:`membudget.ledger.predict`; the
+        network, tokens: as for :func:`membudget.ledger.predict`; the
             network's depth does not count.
+        device: whose rules count.
         recipe: of precision.
         loss_chunks: into which its tokens are cut.
         kept_attention: whether checkpointed blocks keep attention's results.
@@ -51,7 +52,7 @@ class Step:
 
     network: Transformer
     tokens: int
-    lists: str
+    device: str
     recipe: str
     loss_chunks: int | None
     kept_attention: bool
@@ -186,7 +187,8 @@ def _walked(
         step.tokens,
         itemsize=recipe.parameters,
         autocast=recipe.autocast,
-        lists=step.lists,
+        lists=step.device,
+        fused_norms=step.device == "cuda",
         checkpointed=blocks[0],
         loss_chunks=step.loss_chunks,
         kept_attention=step.kept_attention,

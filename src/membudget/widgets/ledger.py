@@ -14,13 +14,14 @@ from membudget.ledger import (
     Prediction,
     Transformer,
     predict,
+    rules,
 )
 from membudget.widgets.base import Checked, Whole, Widget, format_bytes
 from membudget.widgets.ledger_rows import (
+    DEVICES,
     MIXES,
     SHOWN,
     known,
-    rules,
     stops,
     token_bytes,
 )
@@ -136,6 +137,11 @@ class Ledger(Widget):
         return self._shapes[self.model]
 
     @property
+    def device(self) -> str:
+        """Whose rules count: a GPU's where there is a card."""
+        return DEVICES[self.card != NONE]
+
+    @property
     def at_once(self) -> bool:
         """Whether the optimizer works on all parameters at once."""
         adam = self.optimizer == "adam"
@@ -157,8 +163,7 @@ class Ledger(Widget):
             optimizer=self.optimizer,
             micro_batch=-(-self.batch // self.steps),
             checkpointed=self.checkpointed,
-            foreach=self.at_once,
-            **rules(self.card != NONE),
+            **rules(self.shape, self.device) | {"foreach": self.at_once},
         )
 
     def sentence(self) -> str:

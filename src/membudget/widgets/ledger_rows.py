@@ -16,7 +16,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from membudget.checks import flag
 from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
@@ -25,6 +24,7 @@ from membudget.ledger import (
     Transformer,
     optimizer_bytes,
     predict,
+    rules,
     update_workspace,
 )
 
@@ -41,6 +41,9 @@ SHOWN = (
 
 MIXES = ("fp32", "autocast", "bf16", "master")
 """The recipes of the widget."""
+
+DEVICES = ("cpu", "cuda")
+"""Without a card, and with one: whose rules count."""
 
 TOKENS = tuple(2**i for i in range(4, 16))
 """Of a sequence: what can be chosen."""
@@ -83,7 +86,7 @@ def table(shape: Transformer) -> dict[str, Any]:
         the moments that can be the worst, as :func:`rows` has them, for a
         model as it is and with each block checkpointed; and for each recipe
         bytes of ``parameters`` and ``gradients``, the numbers of its ``rows``
-        on a CPU and by a GPU's :func:`rules`, and for each optimizer bytes
+        for each of :data:`DEVICES`, and for each optimizer bytes
         of its states, and the most that its step allocates: one parameter
         after the other, and all at once.
 
@@ -109,8 +112,8 @@ def table(shape: Transformer) -> dict[str, Any]:
     for name in MIXES:
         recipe = RECIPES[name]
         numbers = []
-        for gpu in (False, True):
-            both = [rows(shape, name, checked, gpu) for checked in (0, 1)]
+        for device in DEVICES:
+            both = [rows(shape, name, checked, device) for checked in (0, 1)]
             if both not in found:
                 found.append(both)
             numbers.append(found.index(both))
@@ -128,14 +131,8 @@ def table(shape: Transformer) -> dict[str, Any]:
     }
 
 
-def rules(gpu: bool) -> dict[str, Any]:
-    """Arguments of ``predict``: whose operators the forward pass runs."""
-    flag(gpu, "gpu")
-    return {"lists": "cuda" if gpu else "cpu", "fused_norms": gpu}
-
-
 def rows(
-    shape: Transformer, recipe: str, checkpointed: bool, gpu: bool
+    shape: Transformer, recipe: str, checkpointed: bool, device: str
 ) -> list[list[list[list]]]:
     """The moments of a micro-batch that can be the worst of their phase.
 
@@ -157,7 +154,7 @@ def rows(
             optimizer=None,
             micro_batch=MANY,
             checkpointed=bool(checkpointed),
-            **rules(gpu),
+            **rules(shape, device),
         ).moments
 
     def row(one: PaperMoment, two: PaperMoment) -> list:

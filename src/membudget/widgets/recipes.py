@@ -16,6 +16,7 @@ from membudget.ledger import (
     Transformer,
     bytes_per_parameter,
     predict,
+    rules,
 )
 from membudget.widgets.base import Whole, Widget, format_bytes
 
@@ -121,7 +122,7 @@ def _account(
     if batches != sorted(set(batches)):
         raise ValueError(f"batches is {batches}: use ascending numbers")
     sizes = () if isinstance(network, Chain) else (tokens,)
-    step = partial(predict, network, lists="cuda", foreach=True)
+    step = partial(predict, network, **rules(network, "cuda"))
     moments = [
         [
             [
