@@ -1,6 +1,5 @@
 """The solutions of chapter 6 against PyTorch and the room."""
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +15,6 @@ from membudget.exercises.precision import (
     autocast_saved,
     loss_scale,
     round_to,
-    scale_history,
     stochastic_round,
     survives,
 )
@@ -76,30 +74,6 @@ def test_loss_scale_is_that_of_the_room(case):
     assert share == (cast[gradients != 0] == 0).double().mean()
 
 
-def scales_of_a_scaler(overflows, start, interval):
-    """The scales of a real GradScaler, step by step."""
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight])
-    scaler = torch.amp.GradScaler("cpu", start, growth_interval=interval)
-    scales = []
-    for overflow in overflows:
-        scales.append(scaler.get_scale())
-        scaler.scale(weight.sum())  # makes the scale's tensor
-        weight.grad = torch.full((1,), math.inf if overflow else 0.0)
-        scaler.step(optimizer)
-        scaler.update()
-    return scales
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.booleans()), st.integers(1, 5))
-def test_scale_history_is_that_of_the_scaler(overflows, interval):
-    mine = scale_history(overflows, 1024.0, interval)
-    rule = precision.DynamicScale(1024.0, interval=interval)
-    assert mine == rule.scales(overflows)[:-1]
-    assert mine == scales_of_a_scaler(overflows, 1024.0, interval)
-
-
 @given(
     st.floats(-1e6, 1e6, width=32),
     st.floats(-1024, 1024, width=32),
@@ -147,7 +121,6 @@ def compared(x, noise):
     [
         ("round_to", by_the_format),
         ("loss_scale", scale_by_loop),
-        ("scale_history", lambda *a: torch.tensor(scales_of_a_scaler(*a))),
         ("survives", lambda *a: np.bool_(survives(*a))),
         ("stochastic_round", compared),
     ],

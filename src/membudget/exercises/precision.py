@@ -291,69 +291,6 @@ check_loss_scale = Exercise(
     ),
 )
 
-
-def scale_history(overflows, start, interval):
-    scales, scale, clean = [], start, 0
-    for overflow in overflows:
-        scales.append(scale)
-        clean = 0 if overflow else clean + 1
-        if overflow:
-            scale /= 2
-        elif clean == interval:
-            scale, clean = 2 * scale, 0
-    return scales
-
-
-def _history(text: str, start: float, interval: int) -> Case:
-    """Steps as letters: ``o`` for an overflow."""
-    overflows = [letter == "o" for letter in text]
-    return given(overflows=overflows, start=start, interval=interval)
-
-
-check_scale_history = Exercise(
-    scale_history,
-    cases=[
-        _history("o.o...o...", 65536.0, 2),
-        _history("........", 1024.0, 3),
-        _history("..o..o...o", 1024.0, 3),
-        _history("ooo....", 65536.0, 2000),
-        _history("..o.", 8.0, 1),
-    ],
-    observe=answer,
-    mistakes="""
-        == interval => >= interval
-        scale, 0 => scale, clean
-            after a growth the counter goes on: it starts again at 0, so the
-            next growth takes `interval` steps more.
-        clean = 0 if => clean = clean if
-            after an overflow the counter goes on: it starts again at 0,
-            because the clean steps must come in a row.
-        == interval => == interval + 1
-            the scale grows one clean step too late: when `interval` of them
-            are complete.
-        == interval => >= interval - 1
-            the scale grows one clean step too early: when `interval` of them
-            are complete.
-        return scales => return [*scales[1:], scale]
-            these are the scales after the steps: list the one that a step ran
-            with, so `start` comes first.
-        return scales => return [*scales, scale]
-            the scale of the step to come is listed, too: one for each step of
-            `overflows`.
-        scale /= 2 =>
-        or scale /= 2 => scale /= 4
-            an overflow halves the scale.
-        2 * scale => scale
-        or 2 * scale => 4 * scale
-            `interval` clean steps in a row double the scale.
-        """,
-    shown=(
-        "A real GradScaler takes the same scales: it falls at once and "
-        "grows slowly, so few steps are lost."
-    ),
-    tolerance=EXACT,
-)
-
 # An update that vanishes
 
 
