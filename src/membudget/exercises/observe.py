@@ -97,7 +97,6 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
 def calls(
     name: Callable[..., str],
     said: Callable[[torch.Tensor], str] = numbers,
-    none: float | None = None,
 ) -> Callable[[Callable, tuple], Seen]:
     """The number that a function returns for each of several calls.
 
@@ -106,13 +105,10 @@ def calls(
     Args:
         name: of the answer, from the arguments of its call.
         said: puts an answer into words.
-        none: stands for an answer None, beside others.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
         results = [fn(*call) for call in args]
-        if any(result is not None for result in results):
-            results = [none if r is None else r for r in results]
         parts = {
             name(*call): _numbers(found(fn, result))
             for call, result in zip(args, results, strict=True)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from membudget import sharding as sh
-from membudget.exercises.compare import Seen, numbers
+from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise
 from membudget.exercises.guard import Problem, kind
 from membudget.exercises.loops import samples, small_model
@@ -637,118 +637,6 @@ check_accumulate_sharded = Exercise(
     ),
     tolerance=BIT_CLOSE,
     two=False,
-)
-
-# The fewest ranks
-
-
-def fewest_ranks(numbers, stage, card, rest):
-    for power in range(11):
-        states = sh.zero_states(numbers, 2**power, stage)
-        if states.total + rest <= card:
-            return 2**power
-    return None
-
-
-FP32_COPY = (
-    "the optimizer has 12 bytes for each parameter: two fp32 moments, and "
-    "the fp32 copy of the parameter"
-)
-NONE = 0.5
-"""Stands for None among numbers of ranks."""
-
-
-def _of_cards(count: int, stage: str, card: int, rest: int) -> str:
-    return (
-        f"answer for {count / 1e9:g} billion parameters, {stage}, cards of "
-        f"{card / 1e9:g} GB and a rest of {rest / 1e9:g} GB"
-    )
-
-
-def _ranks_or_none(found: torch.Tensor) -> str:
-    none = found.numel() == 1 and found.item() == NONE
-    return "None" if none else numbers(found)
-
-
-def _cards(*rows: tuple[float, str, float, float]) -> Case:
-    """Billions of parameters, stage, GB of a card and of the rest."""
-    told = "; ".join(
-        f"{count:g} billion, {stage}, {card:g} and {rest:g} GB"
-        for count, stage, card, rest in rows
-    )
-    giga = 10**9
-    calls = [
-        (round(n * giga), stage, round(card * giga), round(rest * giga))
-        for n, stage, card, rest in rows
-    ]
-    return Case(f"numbers, stage, card and rest: {told}", lambda: tuple(calls))
-
-
-check_fewest_ranks = Exercise(
-    fewest_ranks,
-    cases=[
-        _cards(
-            (7.5, "zero-3", 80, 21),
-            (7.5, "zero-3", 80, 20),
-            (7.5, "zero-2", 24, 5),
-            (7.5, "zero-1", 40, 8),
-            (1.5, "ddp", 24, 0),
-            (0.5, "ddp", 12, 5),
-            (70, "zero-3", 16, 14),
-            (70, "zero-3", 16, 15),
-            (70, "zero-2", 80, 30),
-        ),
-        _cards(
-            (7.5, "zero-2", 16, 1),
-            (7.5, "ddp", 120, 0),
-            (1, "zero-1", 10, 0),
-            (1, "zero-1", 8, 2.5),
-            (1000, "zero-3", 16, 0.375),
-            (70, "zero-3", 16, 0),
-        ),
-    ],
-    observe=calls(_of_cards, _ranks_or_none, NONE),
-    mistakes=f"""
-        + rest =>
-            the rest is left out: activations, gathered blocks and work memory
-            need room beside the model states.
-        + rest => + rest / 2**power
-            the rest is divided by the ranks: `rest` is what every rank needs
-            beside its model states, and sharding does not shrink it.
-        states.total => states.total - states.optimizer / 3
-            8 bytes are counted for the optimizer: {FP32_COPY}.
-        states.total => states.total - states.optimizer
-            the optimizer states are left out: 12 bytes for each parameter.
-        states.total => states.parameters
-            only the parameters are counted: model states are parameters,
-            gradients and optimizer states, 2 + 2 + 12 bytes.
-        2**power, stage => 2**power, "zero-3"
-            all 16 bytes are divided by the ranks in every stage: that is
-            ZeRO-3 alone.
-        <= => <
-            what fills the card to the last byte fits: need <= card.
-        range(11) => range(10)
-            1024 ranks are allowed, too.
-        range(11) => range(1, 11)
-            one rank may be enough: begin with 1.
-        range(11) => range(40)
-            1024 ranks are the most: where these are not enough, the answer is
-            None.
-        return None => return 1024
-        or return None => return 2048
-        or return None => return 0
-            where 1024 ranks are not enough, the answer is None.
-        range(11) => range(10, -1, -1)
-            this is the largest number of ranks, and the fewest are asked.
-        return 2**power => return power
-            this is the exponent: the number of ranks is 2 to its power.
-        """,
-    shown=(
-        "A stage that leaves a part whole has an end that no number of ranks "
-        "moves: 16, 4 and 2 bytes for each parameter. ZeRO-3 alone goes on, "
-        "until the rest fills the card."
-    ),
-    tolerance=EXACT,
 )
 
 # What is read off a model
