@@ -27,7 +27,7 @@ from membudget.experiments.sizes import (
     MIXED_PRECISION,
 )
 from membudget.experiments.workload import META, peak_bytes, seconds
-from membudget.ledger import Chain, Transformer, predict, rules
+from membudget.ledger import Chain, Transformer, predict
 from membudget.measuring import FlopCounter, PeakTracker, SavedBytes, dry_run
 from membudget.measuring.device import read_memory
 from membudget.precision import FORMATS, ScaleTrace, support, tf32
@@ -82,8 +82,8 @@ def mixed_precision(
     as many rows for each unit of the width, 16.
 
     Predicted for each run, before anything is measured: the peak by
-    :func:`membudget.ledger.predict` (``ledger``, ``phase``: by the device's
-    :func:`membudget.ledger.rules`), and that of a run
+    :func:`membudget.ledger.predict` (``ledger``, ``phase``: the rules of a
+    CPU with the operator lists of the device's autocast), and that of a run
     without data on the device (``dry_run``); the bytes saved for backward by
     both (``ledger_saved``, ``saved``); and the FLOPs of the matrix products
     of a step, recomputation included. How many FLOPs a device does in a
@@ -448,8 +448,9 @@ def _predict(case: Case, device: torch.device) -> dict:
         case.shape["batch"],
         *case.tokens,
         recipe="autocast" if case.autocast else "fp32",
+        lists=device.type,
         checkpointed=case.checkpointed,
-        **rules(case.paper, device.type) | {"foreach": True},
+        foreach=True,
     )
     saved: list[int] = []
 
