@@ -1,6 +1,6 @@
 """The package behind *The Memory Budget*: one room per subject."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 TORCH = "2.11", "2.15"
 """The oldest and the newest PyTorch that everything is tested with."""
 
