@@ -42,7 +42,7 @@ def test_what_is_too_much_stands_out(page):
     left, _ = at(page, ".mb-fill-over", 0)
     assert left == pytest.approx(edge, abs=2)
     control(page, "model").select_option("Llama 3 70B")
-    assert "1.43 TiB too much" in words(page)
+    assert "1.37 TiB too much" in words(page)
     assert "1.44 TiB →" in words(page)
     assert "worst moments, to a scale of 1.44 TiB" in words(page)
     assert page.locator(".mb-picture .mb-grip").count() == 0
