@@ -44,7 +44,7 @@ def test_what_is_too_much_stands_out(page):
     control(page, "model").select_option("Llama 3 70B")
     assert "1.37 TiB too much" in words(page)
     assert "1.38 TiB →" in words(page)
-    assert "worst moments, to a scale of 1.44 TiB" in words(page)
+    assert "worst moments, to a scale of 1.38 TiB" in words(page)
     assert page.locator(".mb-picture .mb-grip").count() == 0
     assert at(page, ".mb-card")[0] == edge  # the axis stays
 
