@@ -21,6 +21,7 @@ EXAMPLE = "a number of an example"
 GIVEN = {
     "01_measuring": {BESIDE: "0.03", WIDGET: "8.07"},
     "02_ledger": {BESIDE: "1.5"},
+    "03_accumulation": {WIDGET: "650, 524, 425, 589, 257"},
     "04_checkpointing": {BESIDE: "15.1", WIDGET: "24.6", EXAMPLE: "0.4"},
     "05_schedules": {BESIDE: "15.1"},
     "06_precision": {
