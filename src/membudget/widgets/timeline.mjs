@@ -244,8 +244,8 @@ function whatRuns({ operator, phase, modules }) {
   if (!modules[0]) return `${operator} ${outside}`;
   const ends = `${modules[0]} … ${modules.at(-1)}`;
   const names = modules.length > 4 ? ends : modules.join(", ");
-  const what = modules.length > 1 ? "modules" : "module";
-  return `${operator} of ${/^[0-9]/.test(names) ? `${what} ` : ""}${names}`;
+  const what = modules.length > 1 ? "modules " : "module ";
+  return `${operator} of ${/^[0-9]/.test(names) ? what : ""}${names}`;
 }
 
 // ---- geometry ------------------------------------------------------------
