@@ -183,8 +183,8 @@ export function sentence(state) {
   if (!n.largest) return `${fits}: not even one sequence does.`;
   const most = `, which holds at most ${plural(n.largest, "sequence")}`;
   const size = Math.ceil(n.largest / stepsOf(state));
-  const each = size < n.largest ? `, ${size} at a time` : "";
-  return `${fits}${most}${each}.`;
+  const micro = `, ${size} at a time`;
+  return `${fits}${most}${size < n.largest ? micro : ""}.`;
 }
 
 /* What everybody sees. */

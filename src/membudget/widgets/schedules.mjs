@@ -645,9 +645,8 @@ function build({ id, get, set, picture, again }) {
     });
     const mark = draft ? { ...draft, wrong: told } : spot;
     words.textContent = about(n);
-    const on = state.label && `: ${state.label}`;
     return {
-      title: `Place your own checkpoints${on}`,
+      title: "Place your own checkpoints" + (state.label && `: ${state.label}`),
       sentence: told?.words ?? sentence(n, had),
       wrong: told?.wrong,
       height: plan.height,
