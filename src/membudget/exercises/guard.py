@@ -134,7 +134,7 @@ def message(error: BaseException) -> str:
         text = re.sub("0x[0-9a-fA-F]+", "0x…", str(error)).strip()
     except Exception:
         return ""
-    return text.split("\n")[0][:200].rstrip(".")
+    return text.split("\n")[0][:400].rstrip(".")
 
 
 def kind(value: object) -> str:

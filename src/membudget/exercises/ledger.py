@@ -419,7 +419,8 @@ check_estimate = Exercise(
         {BLOCK} => 68 * n * width
             twice 34 is too much: the masks of dropout are 2 of the 34, and
             they do not double. Without dropout it is 2 × 32 = 64 bytes,
-            16 × 4.
+            16 × 4. If you have 64, look for gradients: in the loss's backward
+            pass none of the parameters has one yet.
         block = 4 * n => block = 2 * n
             the blocks are counted in 16 bits: in fp32 a number takes 4 bytes.
         3 * 4 => 2 * 4
