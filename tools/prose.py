@@ -26,7 +26,6 @@ GIVEN = {
     "05_schedules": {BESIDE: "15.1"},
     "06_precision": {
         "PyTorch's default": "65 536",
-        "NVIDIA's compute capability": "7.5",
     },
     "07_sharding": {"the record's parameters": "2 048"},
     "07c_a_thousand_ranks": {"the record's parameters": "2 048"},

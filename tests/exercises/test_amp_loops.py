@@ -41,7 +41,7 @@ def loss_in(block, model, x, y):
 
 # What the broken loops cost
 
-inside = mistaken("backward_outside", "runs under autocast")
+inside = mistaken("sensitive_step", "runs under autocast")
 
 
 def nested(model, optimizer, x, y):
@@ -55,7 +55,7 @@ def nested(model, optimizer, x, y):
 
 def peak_of(step):
     """Bytes above the start, and whether its backward pass saw autocast."""
-    model, optimizer, x, y = checker("backward_outside").cases[0].make()
+    model, optimizer, x, y = checker("sensitive_step").cases[0].make()
     seen = []
 
     def watch(module, args, output):
@@ -70,7 +70,7 @@ def peak_of(step):
 
 
 def test_backward_in_a_block_keeps_the_copies():
-    mended, outside = peak_of(amp_loops.backward_outside)
+    mended, outside = peak_of(amp_loops.sensitive_step)
     assert outside == [False]
     for step, cast in [(inside, True), (nested, False)]:
         peak, seen = peak_of(step)
@@ -88,7 +88,7 @@ def trained(step, *scaler):
 
 
 def test_backward_under_autocast_is_right_without_an_island():
-    mended = trained(amp_loops.backward_outside)
+    mended = trained(amp_loops.sensitive_step)
     assert torch.equal(trained(inside), mended)
 
 
@@ -223,8 +223,8 @@ def by_the_package(model, optimizer, scaler, x, y, dtype):
         ("clipped_amp_step", scaled_norm),
         ("two_losses", apart),
         ("two_losses", of_one_scale),
-        ("backward_outside", around_the_model),
-        ("backward_outside", uncached),
+        ("sensitive_step", around_the_model),
+        ("sensitive_step", uncached),
         ("train_step", disabled),
         ("train_step", by_the_package),
     ],
@@ -295,11 +295,11 @@ def fixed_before(model, optimizer, scaler, x, y, dtype):
     ("name", "answer", "words"),
     [
         ("two_losses", two_steps, "the optimizer steps 2 times"),
-        ("backward_outside", another_block, "pass runs under autocast"),
-        ("backward_outside", nested, "but a block is still open"),
-        ("backward_outside", two_blocks, "but a block is still open"),
-        ("backward_outside", step_inside, "the optimizer steps under autoca"),
-        ("backward_outside", not_wiped, "gradients are still there at the e"),
+        ("sensitive_step", another_block, "pass runs under autocast"),
+        ("sensitive_step", nested, "but a block is still open"),
+        ("sensitive_step", two_blocks, "but a block is still open"),
+        ("sensitive_step", step_inside, "the optimizer steps under autoca"),
+        ("sensitive_step", not_wiped, "gradients are still there at the e"),
         ("train_step", fixed_scale, "the scaler is used under bf16"),
         ("train_step", fixed_before, "the scaler has scaled no loss"),
     ],

@@ -208,7 +208,7 @@ check_two_losses = Exercise(
 # Autocast around the backward pass
 
 
-def backward_outside(model, optimizer, x, y):
+def sensitive_step(model, optimizer, x, y):
     with torch.autocast("cpu", torch.bfloat16):
         loss = F.cross_entropy(model(x), y)
     loss.backward()
@@ -240,8 +240,8 @@ def _full_head(count: int, width: int) -> Case:
     return Case(f"{count} samples, width {width}, head in fp32", make)
 
 
-check_backward_outside = Exercise(
-    backward_outside,
+check_sensitive_step = Exercise(
+    sensitive_step,
     cases=[_full_head(16, 16), _full_head(5, 8)],
     observe=amp_update,
     mistakes="""
