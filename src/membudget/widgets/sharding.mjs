@@ -245,8 +245,8 @@ function verdict(state, { bytes, fits }) {
 }
 
 const NOTE =
-  "Each box is what a step can have of a rank’s card. Above a break in a " +
-  "bar, only shares are true. Of the cells below, a column is a slice: a " +
+  "Each box is a card’s usable memory. A bar with a break is not to scale " +
+  "above it. Of the cells below, a column is a slice: a " +
   "filled one is on this rank, a pale one for a while, a hatched pale one " +
   "is not yet reduced, a dotted one stands for many. Ranks send in a ring. " +
   "Split gradients are reduced after each block of the backward pass. " +
