@@ -389,8 +389,8 @@ check_survives = Exercise(
             the weight and the update are added: the update is taken off.
         """,
     shown=(
-        "Half a step decides, and below a power of two a quarter: an update "
-        "that is smaller leaves no trace, however often it comes."
+        "Half a step decides, and below a power of two the step is half as "
+        "large: a smaller update leaves no trace, however often it comes."
     ),
 )
 
