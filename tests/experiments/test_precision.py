@@ -18,7 +18,6 @@ from membudget.experiments.precision import (
     equal_terms,
     matmul_rate,
     mixed_precision,
-    rates,
     rounding_law,
     scenarios,
     start,
@@ -580,22 +579,8 @@ def test_predictions_are_found_by_their_names():
     assert [r.predicted for r in scenarios(shuffled)] == [80, 45, 100]
 
 
-def test_rates_are_of_the_median():
-    samples = [
-        {"format": "fp32", "side": 10, "support": "native", "seconds": s}
-        for s in ([1.0, 2.0, 9.0], None)
-    ]
-    found = rates(good(experiment="matmul_rate", samples=samples))
-    assert [tuple(rate) for rate in found] == [
-        ("fp32", 10, "native", 1000),
-        ("fp32", 10, "native", None),
-    ]
-
-
 def test_records_of_other_experiments():
     with pytest.raises(ValueError, match="is of rate: use one of mixed_prec"):
         scenarios(record(*ROWS, experiment="rate"))
-    with pytest.raises(ValueError, match="mixed_precision: use one of matmul"):
-        rates(record(*ROWS))
     with pytest.raises(ValueError, match="'saved': use one of ledger, dry_r"):
         scenarios(record(*ROWS), "saved")

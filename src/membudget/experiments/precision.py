@@ -143,7 +143,6 @@ def matmul_rate(
 
     The numbers are normal, not zeros: a GPU draws less power, and runs
     faster, on constant ones. A format that is ``absent`` has no seconds.
-    :func:`rates` reads the record.
     """
     yield {
         "growth_per_doubling": 8,
@@ -869,36 +868,3 @@ def scenarios(record: Record, by: str = "dry_run") -> list[Row]:
             )
         )
     return rows
-
-
-class Rate(NamedTuple):
-    """A run of ``matmul_rate``.
-
-    Attributes:
-        format, side: of the run.
-        support: of the format: native, emulated or absent.
-        rate: FLOPs in a second, by the median time; None where absent.
-    """
-
-    format: str
-    side: int
-    support: str
-    rate: float | None
-
-
-def rates(record: Record) -> list[Rate]:
-    """The runs of ``matmul_rate``, in their order.
-
-    Raises:
-        ValueError: a record of another experiment.
-    """
-    check_experiment(record, "matmul_rate")
-    return [
-        Rate(
-            s["format"],
-            s["side"],
-            s["support"],
-            s["seconds"] and 2 * s["side"] ** 3 / median(s["seconds"]),
-        )
-        for s in record["samples"]
-    ]
