@@ -451,7 +451,7 @@ const NOTE =
   "triangle to cut elsewhere, or click the times. A bar is " +
   "the weight of a sample in the gradient. Window: the sum of the losses " +
   "÷ N. Mean of means: each micro-batch’s sum ÷ its samples ÷ the steps. " +
-  "No division: without the last one.";
+  "No division: each micro-batch’s sum ÷ its samples.";
 
 // ---- the widget ----------------------------------------------------------
 
