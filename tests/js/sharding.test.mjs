@@ -107,13 +107,22 @@ test("ranks send what they have, to those who lack it", () => {
   }
 });
 
-test("between two steps the cells are what the bars count", () => {
+test("at rest the cells are what the bars count, and the words say when", () => {
   const cells = (state) => atRest(state).cells.gradients.flat().sort().join();
   const deferred = { accumulation_steps: 2, synchronise_last: true, ranks: 2 };
   const of = (stage) => cells({ ...plain, ...deferred, stage });
   assert.equal(of("zero-2"), "own,own,part,part");
   assert.equal(of("zero-1"), "own,own,own,own");
   assert.equal(cells({ ...plain, ranks: 2 }), ",,own,own");
+  const words = (stage, more) => {
+    const { pause, verdict } = layout({ ...plain, ...more, stage }, 640);
+    return [pause, verdict[1]];
+  };
+  const steps = ["Between two steps", "Model states between two steps"];
+  const parts = ["Between micro-batches", "States between micro-batches"];
+  assert.deepEqual(words("zero-2"), steps);
+  assert.deepEqual(words("zero-2", deferred), parts);
+  assert.deepEqual(words("zero-1", deferred), steps);
 });
 
 test("everything is inside the picture, at every width", () => {

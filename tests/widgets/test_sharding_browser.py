@@ -210,6 +210,8 @@ def test_the_box_needs_several_micro_batches(page):
     agree(page, accumulation_steps=2, synchronise_last=True)
     waiting = page.locator(".mb-picture .mb-fill-waiting")
     assert waiting.count() > 5 * 4  # their bytes, and 4 slices on each rank
+    assert head(page) == "Between micro-batches"
+    assert any("States between micro-batches: " in t for t in texts(page))
     control(page, "accumulation_steps").press("Home")
     agree(page, synchronise_last=True)
     assert box.is_disabled() and waiting.count() == 0

@@ -137,7 +137,8 @@ function slices({ ranks }, split, have = "own") {
   return all.map((s) => all.map((j) => (!split || s === j ? have : "")));
 }
 
-/** What is held between two steps. */
+/** What is held between two steps; between two micro-batches, where gradients
+    wait for the last. */
 export function atRest(state) {
   const [parameters, gradients, optimizer] =
     splitOf(state, state.stage).map((split) => slices(state, split));
@@ -234,9 +235,11 @@ function titleOf({ model, recipe, tables }) {
 }
 
 /* What everybody sees, what it is of, and what it is compared with. */
-function verdict(state, { bytes, fits }) {
+function verdict(state, { bytes, fits, parts }) {
   const [size, card] = [formatBytes(bytes), cardOf(state)];
-  const what = "Model states between two steps";
+  const what = parts.waiting
+    ? "States between micro-batches"
+    : "Model states between two steps";
   if (fits === null) return [`${size} per rank`, what, "no card is chosen"];
   const over = formatBytes(Math.abs(card - bytes));
   const big = fits ? `fits, ${over} left` : `${over} too much`;
@@ -297,8 +300,7 @@ function scale(axis, { top }, card, bytes) {
   return (size) => (size > card ? edge - (size - card) * press : axis.y(size));
 }
 
-/** Where everything stands; the first and the last moment are between two
-    steps. */
+/** Where everything stands; the first and the last moment are at rest. */
 export function layout(state, width, moment = 0, before = null) {
   const [all, rest] = [describe(state), atRest(state)];
   const moments = [rest, ...step(state), rest];
@@ -330,6 +332,7 @@ export function layout(state, width, moment = 0, before = null) {
     stations: stations(state, plot),
     rows: ROWS.map((_, i) => plot.bottom + 28 + (plot.tall + 3) * i),
     verdict: verdict(state, n),
+    pause: n.parts.waiting ? "Between micro-batches" : PHASES.rest[1][0],
     over: n.fits === false,
     height: wide ? under : charts.y + 7 * charts.pitch + 63,
   };
@@ -340,9 +343,9 @@ export const momentAt = ({ edges }, x) =>
   edges.slice(1, -1).filter((edge) => edge <= x).length;
 
 /** Which moment it is, in words. */
-function momentOf({ now, moment, moments }) {
+function momentOf({ now, moment, moments, pause }) {
   const [, [head]] = PHASES[now.phase];
-  if (now.phase === "rest") return head;
+  if (now.phase === "rest") return pause;
   const place = `${moment} of ${moments.length - 2}`;
   return [place, now.batch, head].filter(Boolean).join(", ");
 }
