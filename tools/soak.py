@@ -39,20 +39,14 @@ with Ranks(4) as pool:  # an error if a rank's exit code is not 0
 """
 
 
-# What PyTorch's own kernels may use, and oneDNN's products with them: a
-# processor that lacks AVX-512 lacks it in both.
-CAPABILITIES = {"default": "SSE41", "avx2": "AVX2", "avx512": "DEFAULT"}
-
-
 def processors():
     """Settings that make this machine round like others, as far as it can."""
-    known = list(CAPABILITIES)
+    known = ("default", "avx2", "avx512")
     best = torch.backends.cpu.get_cpu_capability().lower()
     here = known[: known.index(best) + 1] if best in known else known[:1]
     for capability, threads in product(here, "124"):
         setting = {
             "ATEN_CPU_CAPABILITY": capability,
-            "ONEDNN_MAX_CPU_ISA": CAPABILITIES[capability],
             "OMP_NUM_THREADS": threads,
         }
         yield setting
