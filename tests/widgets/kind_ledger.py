@@ -60,7 +60,6 @@ KIND = Kind(
     controls,
     printed,
     said,
-    state=40_000,
     states=[
         {"card": card, "batch": batch, "checkpointed": checkpointed}
         for card, batch, checkpointed in product(

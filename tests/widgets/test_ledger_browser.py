@@ -61,7 +61,7 @@ def test_a_card_that_only_emulates_bf16(page):
 def test_no_card(page):
     control(page, "card").select_option("none")
     agree(page, card="none")
-    assert {"needs 10.5 GiB", "computed, by a CPU’s rules"} <= set(words(page))
+    assert "needs 10.5 GiB" in words(page)
     assert page.locator(".mb-picture .mb-card").count() == 0
 
 

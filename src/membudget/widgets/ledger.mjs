@@ -69,8 +69,7 @@ const partsOf = (state) => Math.ceil(state.batch / sizesOf(state)[0]);
 /* The accumulation steps: each has a sequence. */
 const stepsOf = ({ batch, steps }) => Math.min(batch, steps);
 
-/* A card decides whose operators run, and that Adam works on all parameters
-   at once. */
+/* What a card decides: an optimizer that works on all parameters at once. */
 const onGpu = (state) => state.card !== NONE;
 const atOnce = (state) =>
   state.optimizer === ADAM && (state.foreach || onGpu(state));
@@ -96,8 +95,7 @@ function moments(state) {
     inputs: tables.token * batch * tokens,
     temporaries: atOnce(state) ? all : one,
   };
-  const rows = model.rows[recipe.rows[Number(onGpu(state))]];
-  const kinds = rows[Number(state.checkpointed)];
+  const kinds = model.rows[recipe.rows][Number(state.checkpointed)];
   const sizes = sizesOf(state);
   const moment = ([row, gradients, ...coefficients], size) => {
     const [activations, temporaries] = [0, 3].map((at) => {
@@ -332,7 +330,6 @@ function draw(id, state, n, plan) {
   const { plot, ticks, height, beyond } = plan;
   const size = formatBytes(n.peak.bytes);
   const broken = n.over ? " mb-broken" : "";
-  const rules = n.budget ? "not measured on a GPU" : "by a CPU’s rules";
   return [
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawCard(id, state, n, plan),
@@ -343,7 +340,7 @@ function draw(id, state, n, plan) {
       text(x, AXIS + 17, label, i ? MIDDLE : {}),
     ]),
     ...drawBars(id, n, plan, size),
-    text(plot.right, height - 3, `computed, ${rules}`, END),
+    text(plot.right, height - 3, "computed, not measured on a GPU", END),
   ];
 }
 

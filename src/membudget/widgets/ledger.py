@@ -18,7 +18,6 @@ from membudget.ledger import (
 )
 from membudget.widgets.base import Checked, Whole, Widget, format_bytes
 from membudget.widgets.ledger_rows import (
-    DEVICES,
     MIXES,
     SHOWN,
     known,
@@ -31,16 +30,15 @@ MOST_PARAMETERS = 2**37
 whole."""
 
 NONE = "none"
-"""The card of a step that has no limit, and runs as on a CPU."""
+"""The card of a step that has no limit."""
 
 
 class Ledger(Widget):
     """What a training step of a transformer needs, on a card.
 
     The step is that of :func:`membudget.ledger.predict`, with the batch
-    split into micro-batches. On a card the rules are a GPU's: Adam works on
-    all parameters at once, RMSNorm is one operator, and autocast has CUDA's
-    lists.
+    split into micro-batches, by a GPU's :func:`membudget.ledger.rules`. But
+    Adam works on all parameters at once on a card alone, or by ``foreach``.
 
     Args:
         shapes: the name of the preset to begin with, one of
@@ -137,11 +135,6 @@ class Ledger(Widget):
         return self._shapes[self.model]
 
     @property
-    def device(self) -> str:
-        """Whose rules count: a GPU's where there is a card."""
-        return DEVICES[self.card != NONE]
-
-    @property
     def at_once(self) -> bool:
         """Whether the optimizer works on all parameters at once."""
         adam = self.optimizer == "adam"
@@ -163,7 +156,7 @@ class Ledger(Widget):
             optimizer=self.optimizer,
             micro_batch=-(-self.batch // self.steps),
             checkpointed=self.checkpointed,
-            **rules(self.shape, self.device) | {"foreach": self.at_once},
+            **rules(self.shape, "cuda") | {"foreach": self.at_once},
         )
 
     def sentence(self) -> str:

@@ -42,9 +42,6 @@ SHOWN = (
 MIXES = ("fp32", "autocast", "bf16", "master")
 """The recipes of the widget."""
 
-DEVICES = ("cpu", "cuda")
-"""Without a card, and with one: whose rules count."""
-
 TOKENS = tuple(2**i for i in range(4, 16))
 """Of a sequence: what can be chosen."""
 
@@ -85,10 +82,9 @@ def table(shape: Transformer) -> dict[str, Any]:
         ``parameters``, their number; ``tokens``, the :func:`stops`; ``rows``,
         the moments that can be the worst, as :func:`rows` has them, for a
         model as it is and with each block checkpointed; and for each recipe
-        bytes of ``parameters`` and ``gradients``, the numbers of its ``rows``
-        for each of :data:`DEVICES`, and for each optimizer bytes
-        of its states, and the most that its step allocates: one parameter
-        after the other, and all at once.
+        bytes of ``parameters`` and ``gradients``, the number of its ``rows``,
+        and for each optimizer bytes of its states, and the most that its step
+        allocates: one parameter after the other, and all at once.
 
     Raises:
         ValueError: as :func:`stops`, or attention that is not fused.
@@ -111,16 +107,13 @@ def table(shape: Transformer) -> dict[str, Any]:
     recipes = {}
     for name in MIXES:
         recipe = RECIPES[name]
-        numbers = []
-        for device in DEVICES:
-            both = [rows(shape, name, checked, device) for checked in (0, 1)]
-            if both not in found:
-                found.append(both)
-            numbers.append(found.index(both))
+        both = [rows(shape, name, checkpointed) for checkpointed in (0, 1)]
+        if both not in found:
+            found.append(both)
         recipes[name] = {
             "parameters": recipe.parameters * shape.parameters,
             "gradients": recipe.gradients * shape.parameters,
-            "rows": numbers,
+            "rows": found.index(both),
             "optimizers": {one: optimizer(name, one) for one in OPTIMIZERS},
         }
     return {
@@ -132,9 +125,11 @@ def table(shape: Transformer) -> dict[str, Any]:
 
 
 def rows(
-    shape: Transformer, recipe: str, checkpointed: bool, device: str
+    shape: Transformer, recipe: str, checkpointed: bool
 ) -> list[list[list[list]]]:
     """The moments of a micro-batch that can be the worst of their phase.
+
+    A GPU's :func:`membudget.ledger.rules` count.
 
     Returns:
         For the one micro-batch of a step, the first of several, and a later
@@ -154,7 +149,7 @@ def rows(
             optimizer=None,
             micro_batch=MANY,
             checkpointed=bool(checkpointed),
-            **rules(shape, device),
+            **rules(shape, "cuda"),
         ).moments
 
     def row(one: PaperMoment, two: PaperMoment) -> list:
