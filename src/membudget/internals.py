@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import nn
@@ -29,12 +30,15 @@ def _lacks(what: object) -> str:
 
 try:
     from torch._C import (
+        DispatchKey,
+        _SetExcludeDispatchKeyGuard as key_excluded,
         _current_autograd_node as current_node,
         _dispatch_has_kernel as has_kernel,
         _dispatch_has_kernel_for_dispatch_key as has_kernel_for,
     )
     from torch._C._autograd import (
         _get_sequence_nr as next_node_number,
+        _profiler_enabled as profiling,
         _top_saved_tensors_default_hooks as saved_tensor_hooks,
     )
     from torch._C._functorch import is_functorch_wrapped_tensor as transformed
@@ -71,11 +75,14 @@ __all__ = [
     "device_of",
     "has_kernel",
     "has_kernel_for",
+    "in_its_parts",
+    "is_composite",
     "logging_nothing",
     "metadata_unseen",
     "next_node_number",
     "no_dispatch",
     "nothing_compiled",
+    "profiling",
     "saved_tensor_hooks",
     "transformed",
     "tree_map",
@@ -87,7 +94,7 @@ ATTRIBUTES = (
     (torch.Tensor, "_post_accumulate_grad_hooks"),
     (torch.UntypedStorage, "_cdata"),
     (torch.autograd.graph.Node, "_sequence_nr"),
-    (torch.ops.aten.add.Tensor, "_can_decompose _schema"),
+    (torch.ops.aten.add.Tensor, "_op_dk _schema"),
     (nn.Module(), "_buffers _compiled_call_impl _modules _parameters"),
     (torch.amp.GradScaler("cpu"), "_scale"),
 )
@@ -106,6 +113,26 @@ def device_of(tensor: FakeTensor) -> torch.device:
     ):
         return tensor.fake_device
     return torch.ops.prim.device.default(tensor)
+
+
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
+
+
+@cache
+def is_composite(operator: OpOverload) -> bool:
+    """Whether PyTorch writes an operator of its own in terms of others."""
+    name, mine = operator.name(), operator.namespace == "aten"
+    return mine and has_kernel_for(name, _COMPOSITE)
+
+
+def in_its_parts(operator: OpOverload, args: tuple, kwargs: dict) -> object:
+    """Run a composite operator that came whole, as in inference mode.
+
+    Views of parameters know, as outside of a dispatch mode, that these are
+    trained: products of matrices look at it.
+    """
+    with key_excluded(DispatchKey.ADInplaceOrView, False):
+        return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 @contextmanager

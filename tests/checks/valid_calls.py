@@ -384,6 +384,7 @@ ROWS = {
         step() | dict(micro_batch=1, device="cpu", budget=10**6)
     ),
     "measuring.unsure": lambda: dict(tracker=tracker()),
+    "measuring.witness": lambda: dict(step=lambda: None, device="cpu"),
     # models
     "models.Block": lambda: dict(width=4, heads=2),
     "models.Block.forward": lambda: dict(

@@ -43,6 +43,7 @@ from membudget.measuring.tracker import (
     PeakTracker,
 )
 from membudget.measuring.units import format_bytes
+from membudget.measuring.witness import witness
 
 __all__ = [
     "CATEGORIES",
@@ -80,4 +81,5 @@ __all__ = [
     "trace_events",
     "trace_step",
     "unsure",
+    "witness",
 ]

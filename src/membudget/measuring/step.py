@@ -1,6 +1,7 @@
 """One training step under the tracker."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from reprlib import repr as short
 
@@ -70,54 +71,98 @@ def trace_step(
         torch.OutOfMemoryError: the budget does not suffice.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
-    module(model), function(loss, "loss", LOSS)
-    flag(keep_gradients, "keep_gradients"), flag(inference, "inference")
     if optimizer is not None:
         stepper(optimizer)
-    only_tensors(batch)
-    if inference:
-        only_forward(optimizer, micro_batch, keep_gradients)
-        model.zero_grad()
-        tracker = PeakTracker(model, *batch, device=device, budget=budget)
-        with tracker, torch.inference_mode():
-            tracker.mark("forward")
-            kept = loss(model, *batch)
-        del kept  # alive until here
-        return tracker
-    use = "hand over the model of the step, or ask for inference=True"
-    trained(model, use)
-    samples = size = 1  # as one, however many they are
-    if micro_batch is not None:
-        samples, size = samples_of(batch), whole(micro_batch, "micro_batch")
-
-    def step(mark: Callable[[str], None]) -> None:
-        for start in range(0, samples, size):
-            part = batch
-            if size < samples:
-                part = tuple(t[start : start + size] for t in batch)
-            mark("forward")
-            value, kept = parts_of(loss(model, *part))
-            mark("backward")
-            if size < samples:
-                value = value * (len(part[0]) / samples)
-            value.backward()
-            del value, kept
-        if optimizer is not None:
-            mark("step")
-            optimizer.step()
-        model.zero_grad(set_to_none=not keep_gradients)
-
+    step = Step(
+        model,
+        loss,
+        batch,
+        optimizer,
+        micro_batch=micro_batch,
+        keep_gradients=keep_gradients,
+        inference=inference,
+    )
     model.zero_grad()
     existing = [model, *([optimizer] if optimizer else []), *batch]
     track = partial(PeakTracker, *existing, device=device, budget=budget)
     try:
-        with nothing_compiled(COMPILED) if budget is None else track():
-            step(lambda label: None)
+        if not inference:
+            with nothing_compiled(COMPILED) if budget is None else track():
+                step()
         with track() as tracker:
-            step(tracker.mark)
+            kept = step(tracker.mark)
+        del kept  # alive until here
     finally:
         model.zero_grad()
     return tracker
+
+
+@dataclass
+class Step:
+    """One training step, or a call without a backward pass, to be watched.
+
+    The arguments are those of :func:`trace_step`. The gradients are None
+    before the first call, and None or kept after each.
+
+    Raises:
+        TypeError, ValueError: as :func:`trace_step`.
+    """
+
+    model: nn.Module
+    loss: Loss
+    batch: tuple[torch.Tensor, ...]
+    optimizer: torch.optim.Optimizer | None = None
+    _: KW_ONLY
+    micro_batch: int | None = None
+    keep_gradients: bool = False
+    inference: bool = False
+
+    def __post_init__(self) -> None:
+        module(self.model), function(self.loss, "loss", LOSS)
+        flag(self.keep_gradients, "keep_gradients")
+        flag(self.inference, "inference")
+        only_tensors(self.batch)
+        if self.inference:
+            only_forward(self.optimizer, self.micro_batch, self.keep_gradients)
+            return
+        use = "hand over the model of the step, or ask for inference=True"
+        trained(self.model, use)
+        self.samples = self.size = 1  # as one, however many they are
+        if self.micro_batch is not None:
+            self.samples = samples_of(self.batch)
+            self.size = whole(self.micro_batch, "micro_batch")
+
+    def __call__(
+        self, mark: Callable[[str], None] = lambda label: None
+    ) -> object:
+        """Take it; ``mark`` is told what begins.
+
+        Returns:
+            What inference returns; None after a training step.
+        """
+        if self.inference:
+            with torch.inference_mode():
+                mark("forward")
+                return self.loss(self.model, *self.batch)
+        for start in range(0, self.samples, self.size):
+            self._pass(start, mark)
+        if self.optimizer is not None:
+            mark("step")
+            self.optimizer.step()
+        self.model.zero_grad(set_to_none=not self.keep_gradients)
+        return None
+
+    def _pass(self, start: int, mark: Callable[[str], None]) -> None:
+        part, whole_batch = self.batch, self.size >= self.samples
+        if not whole_batch:
+            part = tuple(t[start : start + self.size] for t in self.batch)
+        mark("forward")
+        value, kept = parts_of(self.loss(self.model, *part))
+        mark("backward")
+        if not whole_batch:
+            value = value * (len(part[0]) / self.samples)
+        value.backward()
+        del value, kept
 
 
 def only_tensors(batch: tuple) -> None:
