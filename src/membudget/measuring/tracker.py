@@ -1,5 +1,6 @@
 """The peak tracker: every tensor storage from its birth to its death."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ from membudget.internals import (
     TorchDispatchMode,
     current_node,
     device_of,
+    in_its_parts,
+    is_composite,
     metadata_unseen,
     next_node_number,
     nothing_compiled,
@@ -76,8 +79,16 @@ COMPILED = (
 """Why nothing compiled may run under the tracker."""
 
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
+_ZEROS = {"aten.zeros", "aten.new_zeros", "aten.zeros_like"}
 _COPIES = {_ADD, _CLONE}
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
+_IN_PLACE = {
+    "ClampBackward": ("logical_and", "logical_or"),
+    "BinaryCrossEntropy": ("sub", "mul"),
+}
+"""Nodes of autograd, and operators that write over what the node has made."""
 _EMPTY = torch.ops.aten.empty.memory_format
+_NO_MEMORY = torch.ops.aten._efficientzerotensor.default
 _DEVICE = torch.ops.prim.device.default
 
 BEFORE = Operator("", OUTSIDE, "")
@@ -210,6 +221,8 @@ class PeakTracker(TorchDispatchMode):
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._undecided: list[Allocation] = []
         self._node, self._since = -1, 0  # at work, and since which operator
+        self._products: list[int] = []  # numbers, and the call that made them
+        self._call: tuple[int, int] | None = None
         # Of the last operator: what was spared, the first new number, and
         # the event of that.
         self._spare: tuple[list[int], int, int] | None = None
@@ -318,8 +331,9 @@ class PeakTracker(TorchDispatchMode):
         self._count("allocate", number, allocation.bytes)
 
     def _freed(self, key: int, number: int, _: weakref.ref) -> None:
-        del self._alive[key]
-        self._end(number)
+        if self._alive.get(key, (-1,))[0] == number:
+            del self._alive[key]
+            self._end(number)
 
     def _end(self, number: int) -> None:
         allocation = self.allocations[number]
@@ -368,11 +382,15 @@ class PeakTracker(TorchDispatchMode):
             if number >= 0 and self.allocations[number].category in before:
                 self.allocations[number].category = category
 
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:  # a formula may return none
+            self._label(parameter.grad, "gradients")
+
     def _find_gradients(self) -> None:
         for ref in self._parameters:
             parameter = ref()
-            if parameter is not None and parameter.grad is not None:
-                self._label(parameter.grad, "gradients")
+            if parameter is not None:
+                self._accumulated(parameter)
 
     def _decide(self) -> None:
         """What is alive of the forward pass now was made to stay."""
@@ -401,7 +419,7 @@ class PeakTracker(TorchDispatchMode):
                 parameter = ref()
                 if parameter is not None and parameter.requires_grad:
                     handle = parameter.register_post_accumulate_grad_hook(
-                        lambda p: self._label(p.grad, "gradients")
+                        self._accumulated
                     )
                     hooks.callback(handle.remove)
                     # Ours first: the others may drop the gradient.
@@ -467,15 +485,16 @@ class PeakTracker(TorchDispatchMode):
         if any(map(is_wrapper, types)):
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and _composite(func):
+        if torch.is_inference_mode_enabled() and is_composite(func):
             # It comes whole, with what its parts allocate and free unseen.
             with _entered(self):
-                return func.decompose(*args, **kwargs)
-        if func is _EMPTY and 0 in args[0]:
+                return in_its_parts(func, args, kwargs)
+        if func is _NO_MEMORY or (func is _EMPTY and 0 in args[0]):
             return func(*args, **kwargs)
         self._settle()
         self.current = self._operator(_name(func))
         before = len(self.allocations)
+        overwritten = _has_twin(func) and self._overwritten(func, *args)
         spared = self._spared(func, *args) if func in _COPIES else []
         changing = self._held((args, kwargs)) if _changes(func) else []
         sizes = [storage.nbytes() for storage in changing]
@@ -493,10 +512,46 @@ class PeakTracker(TorchDispatchMode):
             if storage._cdata not in self._alive:
                 self._add(storage, "temporaries")
         del changing, new
+        if overwritten and len(self.allocations) > before:
+            self._overwrite(overwritten)
+            spared = []
+        if func in _PRODUCTS and self.current.phase != "backward":
+            self._remember_product(before)
         if spared and len(self.allocations) == before + len(spared):
             self._spare = spared, before, len(self.events) - len(spared)
         self._done(before)
         return result
+
+    def _overwritten(
+        self, func: object, first: object, *rest
+    ) -> torch.UntypedStorage | None:
+        """What PyTorch would write the result into, were there no mode.
+
+        Under any dispatch mode its own code writes out of place where it has
+        just made a tensor (``isTensorSubclassLike``).
+        """
+        if not _is_whole(first):
+            return None
+        storage = first.untyped_storage()
+        number = self._number(storage)
+        if number < 0:
+            return None
+        if self.current.phase != "backward":  # a bias, onto a call's product
+            own = func is _ADD and number in self._products
+            return storage if own and self._call == _call() else None
+        made = self.allocations[number]
+        if torch.is_grad_enabled() or made.birth < self._since:
+            return None  # the node at work has not made it
+        own = made.operator.name in _ZEROS or _in_place(func, made)
+        return storage if own else None
+
+    def _overwrite(self, storage: torch.UntypedStorage) -> None:
+        """The newest allocation took the place of this storage."""
+        number, _ = self._alive[storage._cdata]
+        if self.allocations[number].bytes == self.allocations[-1].bytes:
+            del self._alive[storage._cdata]
+            self._end(number)
+            self.events[-2:] = reversed(self.events[-2:])
 
     def _spared(self, func: object, first: torch.Tensor, *rest) -> list[int]:
         """The numbers of what autograd would write its result into.
@@ -509,29 +564,20 @@ class PeakTracker(TorchDispatchMode):
         node = current_node()
         if self.current.phase != "backward" or torch.is_grad_enabled():
             return []
-        found = storages(first)
-        if func is _CLONE:
-            if first.layout is not torch.sparse_coo or not (
-                node.name() == "torch::autograd::AccumulateGrad"
-                and first._indices().is_contiguous()
-                and first._values().is_contiguous()
-            ):
-                return []
-        elif (
-            first.layout is not torch.strided
-            or first._is_view()
-            or not isinstance(rest[0], torch.Tensor)
-            or found[0].nbytes() != first.nbytes
-        ):
-            return []
-        numbers = [self._number(storage) for storage in found]
+        numbers = [self._number(storage) for storage in storages(first)]
         if -1 in numbers:
             return []
-        if func is _ADD and self.allocations[numbers[0]].birth >= self._since:
-            edges = [edge for edge in node.next_functions if edge[0]]
-            if len(set(edges)) == len(edges):
-                return []
-        return numbers
+        if func is _CLONE:
+            return numbers if _handed_on(first, node) else []
+        if not _is_whole(first) or not isinstance(rest[0], torch.Tensor):
+            return []
+        later = self.allocations[numbers[0]].birth < self._since
+        return numbers if later or _reaches_one_twice(node) else []
+
+    def _remember_product(self, number: int) -> None:
+        if self._call != (call := _call()):
+            self._call, self._products = call, []
+        self._products.append(number)
 
     def _settle(self) -> None:
         """What took the place of something is counted in its place.
@@ -689,12 +735,59 @@ def _changes(func: object) -> bool:
 
 
 @cache
-def _name(func: object) -> str:
-    """``aten.mm.default`` and ``aten.sum.dim_IntList`` without overload."""
-    return str(func).rpartition(".")[0]
+def _has_twin(func: object) -> bool:
+    """Whether PyTorch has the operator in place, too."""
+    twin = f"{func.overloadpacket.__name__}_"
+    return func.namespace == "aten" and hasattr(torch.ops.aten, twin)
+
+
+def _is_whole(tensor: object) -> bool:
+    """Whether a dense tensor fills its storage and is no view."""
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.layout is torch.strided
+        and not tensor._is_view()
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+    )
+
+
+def _in_place(func: object, made: Allocation) -> bool:
+    """Whether the node at work writes over what it has made so."""
+    name, node = func.overloadpacket.__name__, current_node().name()
+    return made.operator.name != "aten.neg" and any(
+        node.startswith(its) and name in names
+        for its, names in _IN_PLACE.items()
+    )
+
+
+def _handed_on(gradient: torch.Tensor, node: object) -> bool:
+    """Whether autograd keeps a sparse gradient without a copy of it."""
+    return (
+        gradient.layout is torch.sparse_coo
+        and node.name() == "torch::autograd::AccumulateGrad"
+        and gradient._indices().is_contiguous()
+        and gradient._values().is_contiguous()
+    )
+
+
+def _reaches_one_twice(node: torch.autograd.graph.Node) -> bool:
+    """Whether autograd adds up two of the node's own results."""
+    edges = [edge for edge in node.next_functions if edge[0]]
+    return len(set(edges)) < len(edges)
+
+
+def _call() -> tuple[int, int]:
+    """The call in Python at work, by its frame and instruction."""
+    frame = sys._getframe(1)
+    while (
+        frame.f_globals.get("__name__", "").startswith((__name__, "torch._"))
+        or frame.f_code.co_name == "__torch_dispatch__"
+    ):
+        frame = frame.f_back
+    return id(frame), frame.f_lasti
 
 
 @cache
-def _composite(func: object) -> bool:
-    """Whether an operator of PyTorch's is written in terms of others."""
-    return func.namespace == "aten" and func._can_decompose()
+def _name(func: object) -> str:
+    """``aten.mm.default`` and ``aten.sum.dim_IntList`` without overload."""
+    return str(func).rpartition(".")[0]
