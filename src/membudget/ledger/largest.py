@@ -2,21 +2,22 @@
 
 import copy
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import nn
 
 from membudget.checks import flag, function, module, trained, whole
 from membudget.ledger.account import refused
-from membudget.measuring import PeakTracker, format_bytes, trace_step
+from membudget.measuring import PeakTracker, format_bytes, witness
 from membudget.measuring.dry import Dry, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
 from membudget.measuring.step import (
     LOSS,
     Loss,
+    Step,
     only_forward,
     only_tensors,
     parts_of,
@@ -60,9 +61,10 @@ def largest_batch(
             micro-batch, the last one perhaps smaller. All of them are alive,
             and every micro-batch but the first finds gradients.
         check: let real steps of the answer and of one sample more decide,
-            on the model's device, with the example's data. A copy of the
-            model takes them, and none goes beyond the limit. Needed where a
-            dry run does not know the bytes of an operator.
+            on the model's device, with the example's data, by its allocator
+            (:func:`membudget.measuring.witness`). A copy of the model takes
+            them, and the largest goes a little beyond the limit. Needed where
+            a dry run does not know the bytes of an operator.
         others: as for :func:`account`; ``micro_batch`` is what is asked for.
 
     Raises:
@@ -93,31 +95,15 @@ def largest_batch(
     kept = {"keep_gradients": keep_gradients, "inference": inference}
     steps = _Steps(model, dry, loss, batch, of, estimate=check, **kept)
 
-    @cache
-    def really_fits(size: int) -> bool:
-        if size > (of or size) or steps.start(size) > limit:
-            return False
-        copied, stepper = copy.deepcopy((model, optimizer))
-        device = next((p.device for p in model.parameters()), None)
-        parts = [_resized(t, of or size, device or t.device) for t in batch]
-        if of:
-            kept["micro_batch"] = size
-        try:
-            trace_step(
-                copied, loss, *parts, optimizer=stepper, budget=limit, **kept
-            )
-        except torch.OutOfMemoryError:
-            return False
-        return True
-
     size = steps.largest(limit)
     if size and not check:
         return size
+    real = _RealSteps(model, loss, batch, of, optimizer, steps, **kept)
     least = steps.least
     if not size:
         needs = f"{format_bytes(steps.peak(least))}, more"
-    elif really_fits(least):
-        return last_that(really_fits, size, least)
+    elif real.peak(least) <= limit:
+        return real.largest(limit, size, least)
     else:
         needs = "more in reality"
     samples = "one sample" if least == 1 else f"{least} samples, the fewest,"
@@ -126,6 +112,56 @@ def largest_batch(
         f"{format_bytes(limit)}: use a smaller model or sample, activation "
         "checkpointing, or an optimizer with fewer states"
     )
+
+
+class _RealSteps:
+    """Real steps of a copy of the model, seen by nobody but the allocator."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: tuple[torch.Tensor, ...],
+        of: int | None,
+        optimizer: torch.optim.Optimizer | None,
+        dry: "_Steps",
+        **kept: bool,
+    ) -> None:
+        self.model, self.loss, self.batch = model, loss, batch
+        self.of, self.optimizer, self.dry, self.kept = of, optimizer, dry, kept
+        self.device = next((p.device for p in model.parameters()), None)
+        self._peaks: dict[int, float] = {}
+
+    def peak(self, size: int) -> float:
+        """The most bytes of a step; without end, where it does not run."""
+        if size not in self._peaks:
+            try:
+                self._peaks[size] = self.dry.start(size) + self._above(size)
+            except torch.OutOfMemoryError:
+                self._peaks[size] = inf
+        return self._peaks[size]
+
+    def _above(self, size: int) -> int:
+        """Of a step, beyond what is there before it."""
+        model, stepper = copy.deepcopy((self.model, self.optimizer))
+        rows = partial(_resized, size=self.of or size)
+        parts = [rows(t, device=self.device or t.device) for t in self.batch]
+        cut = {"micro_batch": size} if self.of else {}
+        step = Step(model, self.loss, parts, stepper, **cut, **self.kept)
+        model.zero_grad()
+        return witness(step, self.device)
+
+    def largest(self, limit: int, guess: int, least: int) -> int:
+        """The most samples that fit, from a guess on; ``least`` do."""
+
+        def fits(size: int) -> bool:
+            return size <= (self.of or size) and self.peak(size) <= limit
+
+        if guess > least and fits(guess):
+            more = (self.peak(guess) - self.peak(least)) / (guess - least)
+            if more:  # bytes that a sample needs
+                guess += int((limit - self.peak(guess)) / more)
+        return last_that(fits, min(guess, self.of or guess), least)
 
 
 class _Steps:
