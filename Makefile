@@ -67,12 +67,16 @@ peers: $(VENV)/home  ## run other memory calculators (downloads them)
 zoo: $(VENV)/test.stamp  ## run other people's models, and record what held
 	$(PY) tools/zoo.py --write
 
+operators: $(VENV)/test.stamp  ## run PyTorch's operators beside the allocator
+	$(PY) tools/operators.py --write
+
 bench: $(VENV)/test.stamp book  ## measure the budgets: speed and sizes
 	$(PY) tools/bench.py
 
 soak: $(VENV)/test.stamp book  ## other processors, kills, every case of a test
 	$(PY) tools/soak.py
 	$(PY) tools/zoo.py
+	$(PY) tools/operators.py
 	SOAK=1 $(PY) -m pytest --numprocesses auto --dist loadscope tests
 
 mutate: $(VENV)/test.stamp  ## plant faults: do tests notice? (N=150 SEED=0)

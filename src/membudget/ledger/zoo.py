@@ -55,3 +55,28 @@ def summary() -> list[list[str]]:
             row.append(", ".join(f"{n} {k}" for k, n in names.items()))
         table.append(row)
     return table
+
+
+def operators() -> dict:
+    """The record of PyTorch's own operators.
+
+    ``tools/operators.py`` runs those of PyTorch's list (``op_db``) that have a
+    gradient, forward and backward, in fp32 on a CPU.
+
+    Returns:
+        ``"versions"``; ``"names"``, what each name means; ``"tried"``, how
+        many operators; and ``"rows"``, for each that is not equal its
+        ``"name"``, of the ``"tracker"`` beside the allocator and of the
+        ``"dry run"`` beside the tracker one of the names, and ``"off"``: the
+        allocator's peak by the tracker's, where they differ most.
+    """
+    path = files("membudget.ledger") / "operators.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def operator_counts() -> dict[str, int]:
+    """Of the tracker: how many operators have each name, the equal first."""
+    record = operators()
+    found = Counter(row["tracker"] for row in record["rows"])
+    found["equal"] = record["tried"] - found.total() + found["equal"]
+    return dict(found.most_common())
