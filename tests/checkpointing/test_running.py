@@ -573,3 +573,47 @@ def test_noise_that_is_saved_before_it_is_drawn(segments):
         found.append([p.grad for p in net.parameters()])
         net.zero_grad()
     assert all(map(torch.equal, *found))
+
+
+class Forces(nn.Module):
+    """Returns an energy's gradient, which it computes in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)
+        )
+
+    def forward(self, x):
+        energy = self.energy(x).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("segments", [[(0,), (1,)], [(0, 1)], [((0,), 1)]])
+def test_a_stage_that_differentiates_in_its_forward_pass(segments):
+    torch.manual_seed(0)
+    stages = Forces(), Forces()
+    found = []
+    for net in (
+        nn.Sequential(*stages),
+        Checkpointed(*stages, segments=segments),
+    ):
+        x = torch.ones(3, 4).requires_grad_()
+        net(x).square().sum().backward()
+        found.append([x.grad, *(p.grad for p in net.parameters())])
+        net.zero_grad()
+    plain, ours = found
+    assert all(
+        a is b or torch.equal(a, b) for a, b in zip(plain, ours, strict=True)
+    )
+
+
+def test_an_error_of_a_stage_that_differentiates_is_its_own():
+    class Fails(Forces):
+        def forward(self, x):
+            super().forward(x)
+            raise ArithmeticError("of the stage")
+
+    net = Checkpointed(Fails(), segments=[(0,)])
+    with pytest.raises(ArithmeticError, match="of the stage"):
+        net(torch.ones(3, 4).requires_grad_())

@@ -100,6 +100,72 @@ def test_every_plan_takes_the_step_of_the_whole_batch():
         torch.testing.assert_close(other, after[0], rtol=1e-4, atol=1e-5)
 
 
+class Normalised(nn.Module):
+    """A block that draws random numbers and keeps running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x, scale=1.0):
+        return scale * F.rrelu(self.norm(self.layer(x)), training=True), x
+
+
+class Blocks(nn.Module):
+    def __init__(self, *blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, _ = block(x, scale=0.5)
+        return x
+
+
+def test_blocks_with_statistics_and_noise_take_the_plain_step():
+    torch.manual_seed(0)
+    models = [Blocks(Normalised(), Normalised()) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(6, 8)
+
+    def loss(model, x):
+        return model(x).square().mean()
+
+    for model, checkpointed in zip(models, (0, 2), strict=True):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        job = OwnJob(model, loss, x, optimizer=sgd, blocks=model.blocks)
+        torch.manual_seed(1)
+        step(job, Plan(6, checkpointed=checkpointed))
+    plain, ours = (model.state_dict().values() for model in models)
+    assert all(map(torch.equal, plain, ours))
+
+
+def test_a_block_that_counts_its_calls_is_refused():
+    class Counts(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x, scale):
+            self.calls += 1
+            return super().forward(x), x
+
+    model = Blocks(Counts(), Normalised())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = OwnJob(
+        model,
+        lambda model, x: model(x).mean(),
+        torch.ones(4, 8),
+        optimizer=sgd,
+        blocks=model.blocks,
+    )
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"blocks.0, Counts.calls changes"):
+        step(job, Plan(4, checkpointed=1))
+    assert all(map(torch.equal, before, model.parameters()))
+    assert "forward" not in vars(model.blocks[0])
+
+
 def test_the_search_is_exact(own):
     locks = {"micro_batch": [1, 2, 4, 11]}
     plans = [Plan(*of) for of in product(locks["micro_batch"], (0, 1, 2))]

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -12,7 +14,10 @@ from torch.utils.checkpoint import (
 
 from membudget.checkpointing.schedule import Segments, actions, flatten
 from membudget.checks import flag, instance, listed
-from membudget.internals import NormBase, OpOverload
+from membudget.internals import NormBase, OpOverload, tree_map
+from membudget.measuring.storages import tensors
+
+Ran = TypeVar("Ran")
 
 aten = torch.ops.aten
 
@@ -129,69 +134,141 @@ class Checkpointed(nn.Module):
         return x
 
     def _checkpoint(self, item: Segments, x: torch.Tensor) -> torch.Tensor:
-        """Run a segment; its error comes once the checkpoint is closed.
-
-        In torch 2.11 an error leaves it open for as long as somebody keeps
-        the traceback, as a notebook does: what runs next would go wrong.
-        """
-        failed: list[BaseException] = []
-        again = False
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            try:
-                return self._run_segment(item, x)
-            except BaseException as error:
-                if again:
-                    raise
-                failed.append(error)
-                return x
-
-        y = checkpoint(
-            run,
-            x,
-            use_reentrant=False,
-            preserve_rng_state=self.preserve_rng_state,
-            context_fn=self._contexts(item),
-        )
-        if failed:
-            raise failed.pop()
-        again = True
-        return y
-
-    def _run_segment(self, item: Segments, x: torch.Tensor) -> torch.Tensor:
-        version = x._version
-        result = self._run(item, x)
-        if x._version != version:
-            raise RuntimeError(
-                f"the segment that begins with stage {next(flatten(item))} "
-                "changes its input in place, so there would be nothing to "
-                "recompute it from: let its first stage make a new tensor "
-                "(inplace=False)"
-            )
-        return _Last.apply(result) if _fills_late(result, x) else result
-
-    def _contexts(self, segment: Segments) -> Callable[[], tuple]:
-        """What surrounds a segment's first run, and its recomputation."""
         modules = {
             f"stage {index}": self._modules[str(index)]
-            for index in flatten(segment)
+            for index in flatten(item)
         }
+        return checkpointed(
+            lambda x: self._run(item, x),
+            x,
+            modules=modules,
+            keep=self.keep,
+            preserve_rng_state=self.preserve_rng_state,
+        )
 
-        def contexts() -> tuple[AbstractContextManager, ...]:
-            first = again = ()
-            if self.keep:
-                first, again = zip(
-                    create_selective_checkpoint_contexts(list(self.keep)),
-                    strict=True,
-                )
-            return (
-                _Within(lambda: buffers_unchanged(modules), *first),
-                # around the others, which let nothing run that did not
-                # run in the first run
-                _Within(lambda: statistics_kept(modules), *again),
+
+def checkpointed(
+    run: Callable[..., Ran],
+    *args: object,
+    modules: dict[str, nn.Module],
+    keep: Sequence[OpOverload] = (),
+    preserve_rng_state: bool = True,
+) -> Ran:
+    """Call ``run(*args)`` under a checkpoint, as :class:`Checkpointed` does.
+
+    An error of the call comes once the checkpoint is closed. In torch 2.11 it
+    leaves the checkpoint open for as long as somebody keeps the traceback, as
+    a notebook does: what runs next would go wrong.
+
+    Args:
+        run: returns tensors, in lists, tuples and dictionaries or not.
+        modules: those that it calls, by the name for an error.
+        others: as for :class:`Checkpointed`.
+
+    Raises:
+        RuntimeError: as :class:`Checkpointed`.
+    """
+    failed: list[BaseException] = []
+    begun = False
+
+    def once(*args: object) -> Ran | None:
+        nonlocal begun
+        if begun:  # again, perhaps while the first run still differentiates
+            return _run_to_the_end(run, *args, modules=modules)
+        begun = True
+        try:
+            return _run_to_the_end(run, *args, modules=modules)
+        except BaseException as error:
+            failed.append(error)
+            return None
+
+    result = checkpoint(
+        once,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=preserve_rng_state,
+        context_fn=_contexts(modules, keep),
+    )
+    if failed:
+        raise failed.pop()
+    return result
+
+
+@contextmanager
+def each_checkpointed(blocks: dict[str, nn.Module]) -> Iterator[None]:
+    """Checkpoint each of these modules where it is called in the block.
+
+    Args:
+        blocks: by the name for an error.
+
+    Raises:
+        RuntimeError: as :class:`Checkpointed`.
+    """
+    with ExitStack() as after:
+        for name, block in blocks.items():
+            own = vars(block).get("forward")
+            block.forward = _Calls(block.forward, {name: block})
+            if own is None:
+                after.callback(vars(block).pop, "forward")
+            else:
+                after.callback(setattr, block, "forward", own)
+        yield
+
+
+class _Calls(NamedTuple):
+    """A block's ``forward``, under a checkpoint."""
+
+    forward: Callable[..., object]
+    modules: dict[str, nn.Module]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        run = partial(self.forward, **kwargs)
+        return checkpointed(run, *args, modules=self.modules)
+
+
+def _run_to_the_end(
+    run: Callable[..., Ran], *args: object, modules: dict[str, nn.Module]
+) -> Ran:
+    """Call it, and let a recomputation run as far as is needed."""
+    given = tensors(args)
+    versions = [x._version for x in given]
+    result = run(*args)
+    if [x._version for x in given] != versions:
+        raise RuntimeError(
+            f"the segment that begins with {next(iter(modules))} changes its "
+            "input in place, so there would be nothing to recompute it from: "
+            "let its first stage make a new tensor (inplace=False)"
+        )
+    if not any(_fills_late(y, given) for y in tensors(result)):
+        return result
+    return tree_map(lambda y: _Last.apply(y) if _trained(y) else y, result)
+
+
+def _trained(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _contexts(
+    modules: dict[str, nn.Module], keep: Sequence[OpOverload]
+) -> Callable[[], tuple]:
+    """What surrounds a segment's first run, and its recomputation."""
+
+    def contexts() -> tuple[AbstractContextManager, ...]:
+        first = again = ()
+        if keep:
+            first, again = zip(
+                create_selective_checkpoint_contexts(list(keep)), strict=True
             )
+        return (
+            _Within(lambda: buffers_unchanged(modules), *first),
+            # around the others, which let nothing run that did not
+            # run in the first run
+            _Within(lambda: statistics_kept(modules), *again),
+        )
 
-        return contexts
+    return contexts
 
 
 class _Last(torch.autograd.Function):
@@ -209,13 +286,13 @@ class _Last(torch.autograd.Function):
         return gradient
 
 
-def _fills_late(result: torch.Tensor, x: torch.Tensor) -> bool:
+def _fills_late(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
     """Whether an operator fills what it saved only while it runs.
 
     A recomputation that stops early stops when the last tensor is saved. So
     RReLU's noise would not be there yet, nor an error.
     """
-    seen, nodes = {x.grad_fn, None}, [result.grad_fn]
+    seen, nodes = {None, *(x.grad_fn for x in given)}, [result.grad_fn]
     while nodes:
         node = nodes.pop()
         if node not in seen:

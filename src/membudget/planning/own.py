@@ -6,15 +6,14 @@ bytes at each moment and the counts are taken to lie on straight lines, if the
 largest pass confirms them to the byte. If not, every size runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from membudget.checkpointing.running import each_checkpointed
 from membudget.checks import function, instance, listed, module, stepper
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
@@ -107,8 +106,9 @@ class OwnJob(TrainedJob):
 
     def _loss_with(self, checkpointed: int) -> Loss:
         def loss(model: nn.Module, *batch: torch.Tensor) -> object:
-            blocks = map(model.get_submodule, self.blocks[:checkpointed])
-            with _checkpointed(blocks):
+            names = self.blocks[:checkpointed]
+            blocks = {name: model.get_submodule(name) for name in names}
+            with each_checkpointed(blocks):
                 return self.loss(model, *batch)
 
         return loss
@@ -184,21 +184,6 @@ def step(job: OwnJob, plan: Plan, *batch: torch.Tensor) -> float:
     job.optimizer.step()
     model.zero_grad()
     return total
-
-
-@contextmanager
-def _checkpointed(blocks: Iterator[nn.Module]) -> Iterator[None]:
-    """Checkpoint each of the blocks where it is called in the block."""
-    with ExitStack() as after:
-        for block in blocks:
-            own = vars(block).get("forward")
-            forward = block.forward
-            block.forward = partial(checkpoint, forward, use_reentrant=False)
-            if own is None:
-                after.callback(vars(block).pop, "forward")
-            else:
-                after.callback(setattr, block, "forward", own)
-        yield
 
 
 class DryPasses:
