@@ -59,8 +59,8 @@ NAMES = {
     ),
     "mode": (
         "Watching changes the step. Under any tracker CTC keeps its lengths. "
-        "Proved: under a tracker that does nothing the profiler and SavedBytes "
-        "find the same bytes."
+        "Proved: under a tracker that does nothing the profiler and "
+        "SavedBytes find the same bytes."
     ),
     "values": (
         "The step depends on values, which a dry run has not: it refuses."
