@@ -617,3 +617,26 @@ def test_an_error_of_a_stage_that_differentiates_is_its_own():
     net = Checkpointed(Fails(), segments=[(0,)])
     with pytest.raises(ArithmeticError, match="of the stage"):
         net(torch.ones(3, 4).requires_grad_())
+
+
+@pytest.mark.parametrize("before", ["a stage", "a pass without gradients"])
+def test_what_autocast_has_cast_before_a_segment_that_keeps(before):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 8), torch.randn(4, 8)
+    stages = [layer, nn.Tanh(), layer, nn.Tanh()]
+    segments = [0, (1, 2, 3)] if before == "a stage" else [(0, 1, 2, 3)]
+    net = Checkpointed(*stages, segments=segments, keep=MATMULS)
+    found = []
+    for run in nn.Sequential(*stages), net:
+        with torch.autocast("cpu", torch.bfloat16):
+            if before != "a stage":
+                with torch.no_grad():
+                    run(x)
+                if run is not net:  # else PyTorch's own gradient is None
+                    torch.clear_autocast_cache()
+            value = run(x).float().square().sum()
+        value.backward()
+        found.append([p.grad for p in layer.parameters()])
+        layer.zero_grad()
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=0.02, atol=0.02)

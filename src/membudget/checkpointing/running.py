@@ -258,9 +258,8 @@ def _contexts(
     def contexts() -> tuple[AbstractContextManager, ...]:
         first = again = ()
         if keep:
-            first, again = zip(
-                create_selective_checkpoint_contexts(list(keep)), strict=True
-            )
+            both = create_selective_checkpoint_contexts(list(keep))
+            first, again = ((_casts_anew, each) for each in both)
         return (
             _Within(lambda: buffers_unchanged(modules), *first),
             # around the others, which let nothing run that did not
@@ -269,6 +268,18 @@ def _contexts(
         )
 
     return contexts
+
+
+@contextmanager
+def _casts_anew() -> Iterator[None]:
+    """Let autocast forget the weights that it has cast before.
+
+    A cast that the first run takes from the cache is none of its operators,
+    and selective checkpointing would not know it when the segment runs again
+    (pytorch#193338).
+    """
+    torch.clear_autocast_cache()
+    yield
 
 
 class _Last(torch.autograd.Function):
