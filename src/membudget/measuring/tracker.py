@@ -135,13 +135,16 @@ class PeakTracker(TorchDispatchMode):
 
     Inside the ``with`` block each operator's new storages are added, once
     each, and subtracted when the last tensor that uses them is gone. Views
-    share a storage and count once. The count is exact in requested bytes, on
-    any device and for ``meta`` and fake tensors (enter the tracker inside
-    ``FakeTensorMode``); an allocator rounds each request up. Gradients of one
-    tensor are added up in place, as without a tracker. What an operator
+    share a storage and count once. It counts requested bytes, on any device
+    and for ``meta`` and fake tensors (enter the tracker inside
+    ``FakeTensorMode``); an allocator rounds each request up. Under a dispatch
+    mode PyTorch writes out of place where else it would write over what it
+    has just made; such results are counted in place. What an operator
     allocates and frees within itself is not seen, nor is ``torch.empty(0)``,
-    which some versions' checkpoints call. On ``meta`` attention is
-    not fused; fake tensors take the operators of their device.
+    which some versions' checkpoints call, and some gradients take another
+    formula: ``tools/operators.py`` compares with :func:`witness`, and its
+    record names each difference. On ``meta`` attention is not fused; fake
+    tensors take the operators of their device.
 
     Args:
         *existing: what is alive before the block and belongs to the account.
