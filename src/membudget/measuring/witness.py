@@ -41,8 +41,9 @@ def witness(
         RuntimeError: a profiler is running already.
     """
     function(step, "step", "a function without arguments")
-    if resolve_device(device or "cpu").type == "cuda":
-        return _of_counters(step, torch.device(device))
+    on = resolve_device("cpu" if device is None else device)
+    if on.type == "cuda":
+        return _of_counters(step, on)
     # The profiler's library reports its start on stderr, unless told not to.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if profiling():
