@@ -8,6 +8,7 @@ overflow in silence.
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
+from inspect import signature
 from math import isfinite, isnan
 from numbers import Integral, Rational, Real
 from typing import TypeVar
@@ -164,6 +165,23 @@ def stepper(value: Thing, name: str = "the optimizer") -> Thing:
     """
     kind = torch.optim.Optimizer
     return instance(value, kind, name, "a torch.optim.Optimizer")
+
+
+def plain_step(optimizer: Thing) -> Thing:
+    """The optimizer, if its step takes the gradients that are there.
+
+    Raises:
+        TypeError: it is no optimizer.
+        ValueError: its step needs a closure, as LBFGS'.
+    """
+    taken = signature(stepper(optimizer).step).parameters.get("closure")
+    if taken is not None and taken.default is taken.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates the loss again inside its "
+            "step and cannot use a gradient that is there already: use "
+            "another optimizer"
+        )
+    return optimizer
 
 
 def device(value: object, name: str = "device") -> torch.device:

@@ -5,7 +5,13 @@ from math import inf, isfinite
 import torch
 from torch import nn
 
-from membudget.checks import instance, number, scalar_loss, stepper
+from membudget.checks import (
+    instance,
+    number,
+    plain_step,
+    scalar_loss,
+    stepper,
+)
 
 
 class Stepping:
@@ -38,11 +44,7 @@ class Stepping:
                 "the optimizer has no parameters: "
                 "give it those of the model that are to be trained"
             )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "LBFGS evaluates the loss again inside its step and cannot "
-                "use a gradient that is there already: use another optimizer"
-            )
+        plain_step(optimizer)
         if max_norm is not None:
             max_norm = number(max_norm, "max_norm", above=0, infinite=True)
         self.scaler = scaler if scaler and scaler.is_enabled() else None

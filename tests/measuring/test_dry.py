@@ -1,13 +1,16 @@
 """The dry run on models that PyTorch's fake tensors do not know."""
 
 import logging
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from measuring_helpers import check_both, mean_square
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.ao import quantization
 
 from membudget.measuring import UNSURE, dry, dry_run, trace_step, unsure
 
@@ -320,3 +323,137 @@ def test_a_device_that_this_pytorch_does_not_have():
     sentence = f'say on="cpu".* machine with {other}'
     with pytest.raises(ValueError, match=sentence):
         dry_run(model, total, x, on=other)
+
+
+# What it says in its own words ----------------------------------------------
+
+
+def matched(model, x):
+    """As a matcher of scipy's looks at the outputs."""
+    y = model(x)
+    return y[y.detach().numpy().argmax(0)].sum()
+
+
+def beside(model, x):
+    y = model(x)
+    return y[np.asarray(y.detach()).argmax(0)].sum()
+
+
+def closure(parameters):
+    return torch.optim.LBFGS(parameters, lr=0.1)
+
+
+class FourBits(nn.Parameter):
+    """A weight as bitsandbytes has it."""
+
+    def __new__(cls, data, requires_grad=False, quant_state=None):
+        self = torch.Tensor._make_subclass(cls, data, requires_grad)
+        self.quant_state = quant_state
+        return self
+
+
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        codes = torch.arange(64, dtype=torch.uint8).view(8, 8)
+        self.codes = FourBits(codes, quant_state={"scale": torch.ones(8)})
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        scale = self.codes.quant_state["scale"]
+        return self.head(x @ (self.codes * scale))
+
+
+def padded(model, x):
+    return torch.nested.to_padded_tensor(model(x), 0.0).mean()
+
+
+def ragged(model, x):
+    ends = torch.tensor([0, 2, 5])
+    parts = torch.nested.nested_tensor_from_jagged(model(x), ends)
+    return parts.mean(1).sum()
+
+
+def nested(x):
+    return torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
+
+
+LINEAR, X = nn.Linear(8, 2), torch.ones(5, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "x", "made", "says"),
+    [
+        (LINEAR, matched, X, None, r"\.numpy\(\) needs the values"),
+        (LINEAR, beside, X, None, r"\.numpy\(\) needs the values"),
+        (LINEAR, mean_square, X, closure, "LBFGS evaluates the loss again"),
+        (
+            LINEAR,
+            mean_square,
+            X,
+            torch.optim.Adafactor,
+            "Adafactor looks at values in its step",
+        ),
+        (
+            LINEAR,
+            mean_square,
+            X,
+            torch.optim.ASGD,
+            "ASGD looks at values in its step",
+        ),
+        (
+            Quantised(),
+            mean_square,
+            X,
+            None,
+            r"codes is a FourBits, which keeps more .*quant_state",
+        ),
+        (LINEAR, padded, nested(X), None, "few operators on nested tensors"),
+        (
+            LINEAR,
+            ragged,
+            X,
+            None,
+            r"nested tensors.* \(PyTorch says",
+        ),
+    ],
+)
+def test_what_it_refuses_in_its_own_words(model, loss, x, made, says):
+    optimizer = made(model.parameters()) if made else None
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=says):
+        dry_run(model, loss, x, optimizer=optimizer)
+    for ours, theirs in zip(model.parameters(), before, strict=True):
+        assert torch.equal(ours, theirs) and ours.grad is None
+    assert optimizer is None or not optimizer.state
+
+
+def test_the_models_own_error_is_passed_on():
+    def fails(model, x):
+        raise ArithmeticError("the model's own")
+
+    with pytest.raises(ArithmeticError, match="the model's own"):
+        dry_run(LINEAR, fails, X)
+
+
+def test_a_weight_of_a_class_without_attributes_is_a_weight():
+    class Marked(nn.Parameter):
+        pass
+
+    model = nn.Linear(8, 2)
+    model.weight = Marked(torch.ones(2, 8))
+    check_both(model, mean_square, X)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_fake_quantisation_before_its_first_step(by_row):
+    """Which gives its statistics their size."""
+    config = "fbgemm" if by_row else "qnnpack"
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU()).train()
+    model.qconfig = quantization.get_default_qat_qconfig(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = quantization.prepare_qat(model)
+    dry = dry_run(model, mean_square, X)
+    real = trace_step(model, mean_square, X)
+    assert (dry.start, dry.peak) == (real.start, real.peak)

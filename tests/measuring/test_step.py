@@ -541,3 +541,17 @@ def test_the_first_step_keeps_to_the_budget():
     with pytest.raises(torch.OutOfMemoryError):
         trace_step(model, loss, x, budget=x.nbytes + 2000)
     assert reached == []
+
+
+def test_a_step_with_a_closure_is_refused():
+    model = nn.Linear(8, 2)
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ValueError, match="LBFGS evaluates the loss again"):
+        trace_step(model, mean_square, torch.ones(5, 8), optimizer=lbfgs)
+
+
+def test_a_nested_batch_is_not_cut():
+    rows = [torch.ones(2, 8), torch.ones(3, 8)]
+    batch = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(ValueError, match="nested tensor cannot be cut"):
+        trace_step(nn.Linear(8, 2), mean_square, batch, micro_batch=1)

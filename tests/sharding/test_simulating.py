@@ -21,6 +21,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from membudget.internals import FakeTensor, FakeTensorMode
 from membudget.measuring import PeakTracker
@@ -314,6 +315,15 @@ def test_errors_leave_nothing_behind(options, error, said):
     assert not dist.is_initialized()
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not isinstance(torch.empty(1), FakeTensor)
+
+
+def test_shards_that_wait_in_the_memory_of_the_cpu():
+    def apply(model, mesh):
+        fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(False))
+
+    with pytest.raises(ValueError, match="the simulation has no other"):
+        simulate(apply=apply)
+    assert not dist.is_initialized()
 
 
 def test_in_a_group_already():

@@ -18,8 +18,8 @@ from membudget.checks import (
     listed,
     module,
     one_of,
+    plain_step,
     scalar_loss,
-    stepper,
     whole,
 )
 from membudget.ledger import PeakLine, peak_at, peak_lines
@@ -85,7 +85,7 @@ def footprint(
         pair = listed(build(), "what build returned", use, 0)
         if len(pair) != 2:
             raise ValueError(f"build returned {len(pair)} things: use {use}")
-        return module(pair[0]), stepper(pair[1])
+        return module(pair[0]), plain_step(pair[1])
 
     def trace(size: int, steps: int) -> PeakTracker:
         model, optimizer = made()

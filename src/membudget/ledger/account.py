@@ -1,14 +1,11 @@
 """The ledger of any model, from the model itself."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from membudget.internals import UnsupportedOperatorException
 from membudget.ledger.recipes import States
 from membudget.measuring import PeakTracker, dry_run, replay
 from membudget.measuring.allocator import Usage
@@ -100,18 +97,17 @@ def account(
             :func:`membudget.measuring.dry_run` refuses.
         RuntimeError: something compiled is called.
     """
-    with refused(model):
-        tracker = dry_run(
-            model,
-            loss,
-            *batch,
-            optimizer=optimizer,
-            micro_batch=micro_batch,
-            keep_gradients=keep_gradients,
-            inference=inference,
-            on=on,
-            estimate=estimate,
-        )
+    tracker = dry_run(
+        model,
+        loss,
+        *batch,
+        optimizer=optimizer,
+        micro_batch=micro_batch,
+        keep_gradients=keep_gradients,
+        inference=inference,
+        on=on,
+        estimate=estimate,
+    )
     marks = [index for index, label in tracker.marks if label == "backward"]
     marks.append(len(tracker.timeline))  # inference has no backward pass
     forward = tracker.at(marks[0] - 1)
@@ -134,23 +130,3 @@ def account(
         moment=(at.name, at.module, at.phase),
         tracker=tracker,
     )
-
-
-@contextmanager
-def refused(model: nn.Module) -> Iterator[None]:
-    """Say what to do about an operator that does not run without data.
-
-    Raises:
-        ValueError: there is one in the block.
-    """
-    try:
-        yield
-    except (RuntimeError, UnsupportedOperatorException) as error:
-        unknown = NotImplementedError, UnsupportedOperatorException
-        if not isinstance(error, unknown) and "fake impl" not in str(error):
-            raise  # "fake impl" is missing from an operator of one's own
-        raise ValueError(
-            f"{type(model).__name__} does not run without data: {error}. Use "
-            "operators that PyTorch knows on meta, or measure a real step "
-            "with membudget.measuring.trace_step"
-        ) from error

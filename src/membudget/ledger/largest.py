@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from membudget.checks import flag, function, module, trained, whole
-from membudget.ledger.account import refused
 from membudget.measuring import PeakTracker, format_bytes, witness
 from membudget.measuring.dry import Dry, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
@@ -90,8 +89,7 @@ def largest_batch(
             "the model or the example is on meta, and real steps are to "
             "check the answer: use a device and data, or no check"
         )
-    with refused(model):
-        dry = Dry(model, *batch, optimizer=optimizer, on=on)
+    dry = Dry(model, *batch, optimizer=optimizer, on=on)
     kept = {"keep_gradients": keep_gradients, "inference": inference}
     steps = _Steps(model, dry, loss, batch, of, estimate=check, **kept)
 
@@ -248,10 +246,9 @@ class _Steps:
     def _dry(self, samples: int, run: Callable, *sizes: int, **how) -> object:
         parts = [_resized(t, samples, _where(t, samples)) for t in self.batch]
         try:
-            with refused(self.model):
-                return self.dry.trace(
-                    self.loss, *parts, run=run, sizes=sizes, **how
-                )
+            return self.dry.trace(
+                self.loss, *parts, run=run, sizes=sizes, **how
+            )
         except Exception as error:
             error.add_note(f"in a dry run, samples: {max(sizes)}")
             raise

@@ -3,19 +3,21 @@
 import copy
 from collections.abc import Callable
 from itertools import accumulate
+from traceback import walk_tb
 from typing import TypeVar
 
 import torch
 from torch import nn
 
 from membudget.checks import device as checked_device
-from membudget.checks import flag, instance, module, stepper
+from membudget.checks import flag, instance, module, plain_step, shown
 from membudget.internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
     logging_nothing,
 )
 from membudget.measuring.fakes import (
@@ -33,6 +35,23 @@ from membudget.measuring.tracker import COMPILED, PeakTracker
 from membudget.measuring.units import format_bytes
 
 Ran = TypeVar("Ran")
+
+LOOKED = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+"""What PyTorch raises where a fake tensor's values are asked for."""
+
+STEP = (
+    "{} looks at values in its step, which a dry run has not: take another "
+    "optimizer, such as AdamW, or measure a real step with trace_step"
+)
+
+NESTED = (
+    "PyTorch's fake tensors know few operators on nested tensors: pad them "
+    "(to_padded_tensor), or measure a real step with trace_step"
+)
 
 UNSURE = {
     "aten.mkldnn_rnn_layer": (
@@ -143,12 +162,15 @@ class Dry:
         if any(part._compiled_call_impl for part in model.modules()):
             raise RuntimeError(COMPILED)  # a copy is not compiled
         if optimizer is not None:
-            stepper(optimizer)
+            plain_step(optimizer)
         if on is not None:
             on = checked_device(on, "on")
         self._held = held_tensors(model, optimizer)
+        if any(t.is_nested for t in [*batch, *self._held]):
+            raise ValueError(NESTED)
         if any(t.layout is not torch.strided for t in [*batch, *self._held]):
             raise ValueError(SPARSE)
+        _without_attributes(model)
         self._device = next(
             (p.device for p in model.parameters()), torch.device("cpu")
         )
@@ -200,7 +222,8 @@ class Dry:
             else _input(self._fake, t, self._device)
             for t in batch
         ]
-        with self._fake, Fakes(self._fake), logging_nothing():
+        fakes = Fakes(self._fake)
+        with self._fake, fakes, logging_nothing():
             try:
                 return run(
                     self._model,
@@ -209,20 +232,38 @@ class Dry:
                     optimizer=self._optimizer,
                     **how,
                 )
-            except (
-                DataDependentOutputException,
-                DynamicOutputShapeException,
-                UnsupportedFakeTensorException,
-            ) as error:
-                raise ValueError(_values_needed(error, batch)) from error
-            except RuntimeError as error:
-                if CONVERTED not in str(error):
-                    raise
-                raise ValueError(
-                    "a module is converted while the model runs (Module.to), "
-                    "which a dry run cannot follow: convert it before, or "
-                    "measure with trace_step"
-                ) from error
+            except Exception as error:
+                if reason := self._reason(error, batch, fakes):
+                    raise ValueError(reason) from error
+                raise
+
+    def _reason(self, error: Exception, batch: tuple, fakes: Fakes) -> str:
+        """Why it does not run without data; empty for any other error."""
+        said = str(error)
+        if isinstance(error, LOOKED) or ".numpy() is not supported" in said:
+            if _steps_in(error, self._optimizer):
+                return STEP.format(type(self._optimizer).__name__)
+            what = said if isinstance(error, LOOKED) else ".numpy()"
+            return _values_needed(what, batch)
+        if isinstance(error, ValueError):
+            return ""
+        if fakes.nested:
+            return f"{NESTED} (PyTorch says: {said})"
+        if CONVERTED in said:
+            return (
+                "a module is converted while the model runs (Module.to), "
+                "which a dry run cannot follow: convert it before, or "
+                "measure with trace_step"
+            )
+        unknown = NotImplementedError, UnsupportedOperatorException
+        if isinstance(error, unknown) or "fake impl" in said:
+            # "fake impl" is missing from an operator of one's own
+            return (
+                f"{type(self._model).__name__} does not run without data: "
+                f"{said}. Use operators that PyTorch knows on meta, or "
+                "measure a real step with membudget.measuring.trace_step"
+            )
+        return ""
 
     def _kept(self, batch: tuple[torch.Tensor, ...]) -> set[int]:
         """Which tensors keep their values."""
@@ -246,6 +287,20 @@ def refuse_unsure(tracker: PeakTracker) -> None:
         )
 
 
+def _without_attributes(model: nn.Module) -> None:
+    """Refuse weights that are more than numbers, as those in 4 bits."""
+    for name, weight in model.named_parameters():
+        kind = type(weight)
+        own = [key for key in vars(weight) if not key.startswith("_")]
+        if own and kind.__module__.partition(".")[0] != "torch":
+            raise ValueError(
+                f"{name} is a {kind.__name__}, which keeps more than its "
+                f"numbers ({shown(own)}), and a dry run copies these alone: "
+                "measure a real step with trace_step, or hand over the model "
+                "as it was before its weights were converted"
+            )
+
+
 def _runnable(device: torch.device) -> None:
     """Refuse a device for which this PyTorch has no operators."""
     known = ["cpu", "meta"]
@@ -260,7 +315,17 @@ def _runnable(device: torch.device) -> None:
         )
 
 
-def _values_needed(error: Exception, batch: tuple[torch.Tensor, ...]) -> str:
+def _steps_in(
+    error: Exception, optimizer: torch.optim.Optimizer | None
+) -> bool:
+    """Whether the optimizer was at its step."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return optimizer is not None and any(
+        frame.f_locals.get("self") is optimizer for frame in frames
+    )
+
+
+def _values_needed(what: str, batch: tuple[torch.Tensor, ...]) -> str:
     """What to do about a step that looks at values."""
     whole = [t for t in batch if not t.is_floating_point()]
     ways = [
@@ -274,7 +339,7 @@ def _values_needed(error: Exception, batch: tuple[torch.Tensor, ...]) -> str:
     elif any(t.untyped_storage().nbytes() > SMALL for t in whole):
         ways.insert(0, "hand a slice of a large tensor over as its clone()")
     return (
-        f"{error} needs the values of a tensor, which a dry run has not: "
+        f"{what} needs the values of a tensor, which a dry run has not: "
         + "; ".join(ways)
     )
 

@@ -1,5 +1,6 @@
 """Tensors without data, as the kernels of a real step would make them."""
 
+from contextlib import nullcontext
 from functools import cache
 from math import prod
 
@@ -50,6 +51,9 @@ class Fakes(TorchDispatchMode):
     Args:
         fake: the mode below.
 
+    Attributes:
+        nested: whether there are nested tensors.
+
     Raises:
         ValueError: a tensor of floating-point numbers that is not fake, or
             one of another fake mode; a sparse one, whose bytes the fake mode
@@ -59,8 +63,10 @@ class Fakes(TorchDispatchMode):
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
         self.fake = fake
+        self.nested = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.nested |= "nested" in func.name()
         if func is torch.ops.prim.device.default:
             return device_of(*args)
         if any(map(is_wrapper, types)):
@@ -125,6 +131,8 @@ def _fake(func, args, kwargs):
     if func is aten.masked_select.default and _known(args[1]):
         return _selected(*args)
     result = func(*_without_data(args), **_without_data(kwargs))
+    if func is aten._fused_moving_avg_obs_fq_helper.default:
+        _observed(*args)
     if written and _aliases(func):
         return written[0] if len(written) == 1 else tuple(written)
     if func in KERNELS and args[0].device.type == "cpu":
@@ -380,6 +388,14 @@ def _frozen_bags(args: tuple, result: tuple) -> tuple:
     *others, most = _bags(args, result)
     summed = len(args) < 5 or args[4] == 0
     return *others, _in(len(args[2]), most) if summed else most
+
+
+def _observed(values: torch.Tensor, *args: object) -> None:
+    """The first observation gives its statistics a number for each row."""
+    *_, axis, by_row = (*args, False)[:11]
+    for tensor in args[2:6] if by_row else ():
+        with no_dispatch() if _plain(tensor) else nullcontext():
+            tensor.resize_(values.size(axis))
 
 
 def _grouped(

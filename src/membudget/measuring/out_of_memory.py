@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from membudget.checks import device as checked_device
-from membudget.checks import function, instance, stepper, trained
+from membudget.checks import function, instance, plain_step, trained
 from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
@@ -248,7 +248,7 @@ class CatchOutOfMemory:
     ) -> None:
         parameters = trained(model)
         if optimizer is not None:
-            stepper(optimizer)
+            plain_step(optimizer)
         only_tensors(batch)
         self.samples = samples_of(batch) if batch else 0
         losses = {} if loss is None else {UNCHANGED: loss}

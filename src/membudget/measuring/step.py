@@ -8,7 +8,7 @@ from reprlib import repr as short
 import torch
 from torch import nn
 
-from membudget.checks import flag, function, module, stepper, trained, whole
+from membudget.checks import flag, function, module, plain_step, trained, whole
 from membudget.internals import nothing_compiled
 from membudget.measuring.tracker import COMPILED, PeakTracker
 
@@ -72,7 +72,7 @@ def trace_step(
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     if optimizer is not None:
-        stepper(optimizer)
+        plain_step(optimizer)
     step = Step(
         model,
         loss,
@@ -129,6 +129,11 @@ class Step:
         trained(self.model, use)
         self.samples = self.size = 1  # as one, however many they are
         if self.micro_batch is not None:
+            if any(t.is_nested for t in self.batch):
+                raise ValueError(
+                    "a nested tensor cannot be cut into micro-batches: pad "
+                    "it (to_padded_tensor), or leave out micro_batch"
+                )
             self.samples = samples_of(self.batch)
             self.size = whole(self.micro_batch, "micro_batch")
 

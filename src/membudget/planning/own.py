@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from membudget.checkpointing.running import each_checkpointed
-from membudget.checks import function, instance, listed, module, stepper
+from membudget.checks import function, instance, listed, module, plain_step
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
 from membudget.measuring.dry import Dry, refuse_unsure
@@ -76,7 +76,7 @@ class OwnJob(TrainedJob):
         self.batch, self.examples = samples_of(batch), batch
         self.optimizer = optimizer
         if optimizer is not None:
-            stepper(optimizer)
+            plain_step(optimizer)
         if isinstance(blocks, nn.Module):  # a ModuleList or Sequential
             blocks = list(blocks.children())
         names = {part: name for name, part in model.named_modules()}

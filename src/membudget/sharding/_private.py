@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from membudget import TORCH
 
@@ -38,3 +40,17 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def offloads(model: nn.Module) -> bool:
+    """Whether a shard of FSDP2 waits in the CPU's memory."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            state = part._get_fsdp_state()
+            several = hasattr(state, "_fsdp_param_groups")  # since 2.12
+            groups = state._fsdp_param_groups if several else ()
+            for group in groups or [state._fsdp_param_group]:
+                policy = getattr(group, "offload_policy", None)
+                if isinstance(policy, CPUOffloadPolicy):
+                    return True
+    return False

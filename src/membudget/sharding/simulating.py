@@ -22,7 +22,7 @@ from membudget.measuring import PeakTracker
 from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
 from membudget.measuring.tracker import by_category
-from membudget.sharding._private import fake_group
+from membudget.sharding._private import fake_group, offloads
 from membudget.sharding.communication import CommunicationCounter, Traffic
 from membudget.sharding.shards import held_states
 
@@ -104,7 +104,8 @@ def simulate_rank(
         TypeError: an argument of a wrong kind.
         ValueError: no such rank, more than a million ranks or a thousand
             micro-batches, a mesh of another shape, a model that was
-            there before, a loss without a graph.
+            there before, a loss without a graph, shards that are offloaded
+            to the CPU.
         RuntimeError: this process is in a process group, build converts the
             model, or this PyTorch lacks what the simulation needs.
     """
@@ -142,6 +143,12 @@ def simulate_rank(
                 )
             total = sum(p.numel() for p in model.parameters())
             shard(model, device_mesh)
+            if offloads(model):
+                raise ValueError(
+                    "the shards wait in the CPU's memory (CPUOffloadPolicy), "
+                    "and the simulation has no other: leave the policy out, "
+                    "or measure on a device"
+                )
             parameters = list(model.parameters())
             stepper = (
                 checked_optimizer(optimizer(parameters), "what optimizer made")
