@@ -4,6 +4,7 @@ from math import inf, isfinite
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from membudget.checks import (
     instance,
@@ -91,6 +92,31 @@ class Stepping:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return self.scaler.get_scale() >= before > 0
+
+
+def backward(loss: torch.Tensor, parameters: list[nn.Parameter]) -> None:
+    """A micro-batch's backward pass, in which no optimizer may step.
+
+    Raises:
+        RuntimeError: one is about to, as from a hook on the gradients.
+    """
+    ours = {id(p) for p in parameters}
+
+    def refuse(stepping: torch.optim.Optimizer, *_: object) -> None:
+        if ours.isdisjoint(map(id, parameters_of(stepping))):
+            return
+        raise RuntimeError(
+            f"{type(stepping).__name__} steps in the backward pass, from a "
+            "hook on the gradients, so it would step once for each "
+            "micro-batch: remove the hook, and let this loop take the step. "
+            "Or keep the hook, and accumulate nothing"
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        loss.backward()
+    finally:
+        handle.remove()
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -63,6 +63,40 @@ def test_what_makes_no_accumulator(optimizer, options, message):
         Accumulator(model, optimizer(model.parameters()), **options)
 
 
+def test_an_optimizer_that_steps_in_the_backward_pass():
+    """As in the tutorial that fuses the two, to hold one gradient at once."""
+    model = classifier()
+    each = {p: optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def fused(p):
+        each[p].step()
+        each[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(fused)
+    before = [p.clone() for p in model.parameters()]
+    message = "SGD steps in the backward pass, from a hook on the gradients"
+    with Accumulator(model, sgd(model)).window() as window:
+        x, y = samples(4)
+        with pytest.raises(RuntimeError, match=message):
+            window.backward(F.cross_entropy(model(x), y), count=4)
+    assert all(map(torch.equal, model.parameters(), before))
+    assert all(p.grad is None for p in model.parameters())
+    F.cross_entropy(model(x), y).backward()  # outside it may
+    assert not any(map(torch.equal, model.parameters(), before))
+
+
+def test_another_models_optimizer_may_step_there():
+    model, other = classifier(), torch.nn.Linear(1, 1)
+    stepper = optim.SGD(other.parameters(), lr=0.1)
+    other(torch.ones(1)).backward()
+    model.register_full_backward_hook(lambda *_: stepper.step())
+    x, y = samples(4)
+    with Accumulator(model, sgd(model)).window() as window:
+        window.backward(F.cross_entropy(model(x), y), count=4)
+        assert window.step().stepped
+
+
 def test_a_total_that_is_not_above_zero():
     model = classifier()
     message = (

@@ -166,6 +166,17 @@ def test_a_block_that_counts_its_calls_is_refused():
     assert "forward" not in vars(model.blocks[0])
 
 
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused():
+    own = job_of(4, torch.optim.SGD)
+    for p in own.model.parameters():
+        one = torch.optim.SGD([p], lr=0.1)
+        p.register_post_accumulate_grad_hook(lambda _, one=one: one.step())
+    before = [p.clone() for p in own.model.parameters()]
+    with pytest.raises(RuntimeError, match="SGD steps in the backward pass"):
+        step(own, Plan(2))
+    assert all(map(torch.equal, own.model.parameters(), before))
+
+
 def test_the_search_is_exact(own):
     locks = {"micro_batch": [1, 2, 4, 11]}
     plans = [Plan(*of) for of in product(locks["micro_batch"], (0, 1, 2))]

@@ -414,6 +414,17 @@ def test_an_error_of_the_backward_pass_clears_the_step():
     assert equal(rig.state(), clean.state())
 
 
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused():
+    rig = Rig("bf16", None, (8,))
+    weight = rig.model[0].weight
+    one = torch.optim.SGD([weight], lr=0.1)
+    weight.register_post_accumulate_grad_hook(lambda _: one.step())
+    before = weight.clone()
+    with pytest.raises(RuntimeError, match="SGD steps in the backward pass"):
+        rig.backward(slice(0, 8))
+    assert torch.equal(weight, before)
+
+
 def sixteen(dtype):
     return (
         lambda precision, loss: precision.backward(loss.to(dtype)),

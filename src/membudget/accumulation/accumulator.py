@@ -15,7 +15,7 @@ from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot
 from membudget.checks import instance, module, one_of
-from membudget.stepping import Stepping, finite_loss, full
+from membudget.stepping import Stepping, backward, finite_loss, full
 
 Item = TypeVar("Item")
 
@@ -250,7 +250,8 @@ class Window:
             count: samples or non-padding tokens in it, above zero.
 
         Raises:
-            RuntimeError: the window is not open, or finished.
+            RuntimeError: the window is not open, or finished, or an optimizer
+                steps in the backward pass; it is stopped before.
             ValueError: a loss that is not a finite scalar with a graph, a
                 count that is not above zero, more than ``total``.
         """
@@ -271,7 +272,7 @@ class Window:
         self._use_unit(self.total or 2.0 ** ceil(log2(count)))
         mean = owner.reduction == "mean"
         loss = loss * ((count if mean else 1) / self._unit)
-        owner._scaled(loss).backward()
+        backward(owner._scaled(loss), owner.parameters())
         self.micro_batches += 1
         self.count += count
         self._loss_sum += value * (count if mean else 1)

@@ -27,6 +27,7 @@ from membudget.measuring.step import (
 )
 from membudget.planning.counter import Counts, WorkCounter, added
 from membudget.planning.plan import Plan, TrainedJob
+from membudget.stepping import backward, parameters_of
 
 OWN_AXES = ("micro_batch", "checkpointed")
 """What is free in a plan of an :class:`OwnJob`."""
@@ -157,6 +158,7 @@ def step(job: OwnJob, plan: Plan, *batch: torch.Tensor) -> float:
         TypeError: an argument of a wrong kind.
         ValueError: a job without an optimizer, a plan that is not one of its
             plans, or another number of samples than the job's.
+        RuntimeError: an optimizer steps in the backward pass.
     """
     instance(job, OwnJob, "the job", "a planning.OwnJob")
     loss_of, model = job.loss_of(plan), job.model
@@ -178,7 +180,7 @@ def step(job: OwnJob, plan: Plan, *batch: torch.Tensor) -> float:
         value, kept = parts_of(loss_of(model, *part))
         if size < job.batch:
             value = value * (len(part[0]) / job.batch)
-        value.backward()
+        backward(value, parameters_of(job.optimizer))
         total += value.item()
         del value, kept
     job.optimizer.step()

@@ -18,7 +18,7 @@ from membudget.checks import (
 )
 from membudget.precision.devices import support
 from membudget.precision.formats import FORMATS, format_of
-from membudget.stepping import Stepping, finite_loss
+from membudget.stepping import Stepping, backward, finite_loss
 
 TRAINED = ("fp32", "bf16", "fp16")
 """The formats that autocast takes (fp32: it does nothing)."""
@@ -130,8 +130,8 @@ class MixedPrecision(Stepping):
         Raises:
             ValueError: a loss that is not a finite fp32 scalar with a graph,
                 or a share that is not in (0, 1].
-            RuntimeError: autocast is active, or the gradient is unscaled
-                already.
+            RuntimeError: autocast is active, the gradient is unscaled
+                already, or an optimizer steps in the backward pass.
         """
         if torch.is_autocast_enabled(self.device.type):
             raise RuntimeError(
@@ -146,7 +146,7 @@ class MixedPrecision(Stepping):
         _checked(loss)
         share = number(share, "share, n_k / N,", above=0, most=1)
         try:
-            self._scaled(loss * share).backward()
+            backward(self._scaled(loss * share), self.parameters())
         except BaseException:
             self._clear()
             raise
