@@ -91,10 +91,8 @@ WRONG = {
             memory grows by 64 bytes with every step. The largest tensor
         loss.backward() => loss.backward(retain_graph=True)
             512 bytes of a step's activations are still alive
-        loss = => optimizer.zero_grad(); loss =
-        optimizer.zero_grad() =>
-        or optimizer.zero_grad() => optimizer.zero_grad(set_to_none=False)
-            gradients among them: `optimizer.zero_grad()` after each step
+        optimizer.zero_grad() => optimizer.zero_grad(set_to_none=False)
+            gradients are still there at the end
         loss = => model.logits = model(x); loss = model.loss =
         (model(x), y) => (model.logits, y)
             200 bytes that were made in the loop are still alive at the end.

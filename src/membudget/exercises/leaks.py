@@ -10,17 +10,24 @@ NUMBER = 8
 """Bytes a step that may be kept until the end: its loss, at most in fp64."""
 
 
-def leak(result: object, tracker: PeakTracker) -> str:
+GRADIENTS_LEFT = (
+    "gradients are still there at the end: call `optimizer.zero_grad()` "
+    "after each step, or before each step's backward pass."
+)
+
+
+def leak(result: object, tracker: PeakTracker, left: bool) -> str:
     """Say what is alive that should not be, while ``result`` still is.
 
     Args:
         result: what the loop returned.
         tracker: of the loop, with a mark where each forward pass begins.
+        left: whether gradients are there that should not be.
     """
     made = [
         a
         for a in tracker.allocations
-        if a.birth >= 0 and a.category != "optimizer"
+        if a.birth >= 0 and a.category not in ("optimizer", "gradients")
     ]
     begins = _begins(tracker)
     grown = _growth(made, begins)
@@ -50,17 +57,13 @@ def leak(result: object, tracker: PeakTracker) -> str:
             "when the next step begins: `backward()` frees them, "
             "unless it is told `retain_graph=True`."
         )
-    left = [a for a in made if a.death is None]
-    if any(a.category == "gradients" for a in left):
-        return (
-            f"{_bytes(left)} bytes are still alive at the end, gradients "
-            "among them: `optimizer.zero_grad()` after each step sets them "
-            "to None."
-        )
     if left:
+        return GRADIENTS_LEFT
+    stays = [a for a in made if a.death is None]
+    if stays:
         return (
-            f"{_bytes(left)} bytes that were made in the loop are still "
-            f"alive at the end. {_largest(left)}"
+            f"{_bytes(stays)} bytes that were made in the loop are still "
+            f"alive at the end. {_largest(stays)}"
         )
     return ""
 

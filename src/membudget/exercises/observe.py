@@ -1,6 +1,14 @@
 """What to look at: a function's answer, the gradient or the step it left."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from itertools import chain, islice
 from math import inf, log2
 from types import UnionType
@@ -13,7 +21,7 @@ from torch import nn
 from membudget.checkpointing import Action, Run, Stage, simulate
 from membudget.exercises.compare import Seen, numbers
 from membudget.exercises.guard import Problem, kind, message, uses_arguments
-from membudget.exercises.leaks import leak
+from membudget.exercises.leaks import GRADIENTS_LEFT, leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
 
@@ -248,9 +256,12 @@ def _scalers(args: tuple) -> list[torch.amp.GradScaler]:
 def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
     parameters = list(args[0].parameters())
     before = _flat(parameters)
-    result = fn(*args)
+    with cleared_first(parameters) as cleared:
+        result = fn(*args)
     moved = _flat(parameters) - before
-    left = any(p.grad is not None and bool(p.grad.any()) for p in parameters)
+    left = not cleared() and any(
+        p.grad is not None and bool(p.grad.any()) for p in parameters
+    )
     if graphs.unused and not (left or moved.any()):
         if is_empty(result):
             raise Problem
@@ -262,10 +273,46 @@ def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
     return Seen(parts, GRADIENTS_LEFT if left else "")
 
 
-GRADIENTS_LEFT = (
-    "gradients are still there at the end: call `optimizer.zero_grad()`, "
-    "which sets them to None."
-)
+@contextmanager
+def cleared_first(
+    parameters: list[torch.Tensor],
+) -> Iterator[Callable[[], bool]]:
+    """Tell whether gradients were cleared before the first was made.
+
+    A loop that clears them there needs none to be cleared at the end. Zeros,
+    which change no sum, are planted, and are looked for when the first
+    gradient comes.
+
+    Returns:
+        A function that tells.
+    """
+    zeros = [torch.zeros_like(p) for p in parameters if p.requires_grad]
+    versions = [zero._version for zero in zeros]
+    trained = [p for p in parameters if p.requires_grad]
+    found: list[bool] = []
+
+    def look(gradient: torch.Tensor) -> None:
+        if not found:
+            found.append(
+                all(
+                    p.grad is not zero or zero._version != version
+                    for p, zero, version in zip(
+                        trained, zeros, versions, strict=True
+                    )
+                )
+            )
+
+    for parameter, zero in zip(trained, zeros, strict=True):
+        parameter.grad = zero
+    handles = [p.register_hook(look) for p in trained]
+    try:
+        yield lambda: found == [True]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for p, zero in zip(trained, zeros, strict=True):
+            if p.grad is zero and not zero.any():
+                p.grad = None
 
 
 def training(fn: Callable, args: tuple) -> Seen:
@@ -276,9 +323,13 @@ def training(fn: Callable, args: tuple) -> Seen:
     model, optimizer, batches = args
     parameters = list(model.parameters())
     before = _flat(parameters)
-    with PeakTracker(model, optimizer, *chain(*batches)) as tracker:
+    with (
+        cleared_first(parameters) as cleared,
+        PeakTracker(model, optimizer, *chain(*batches)) as tracker,
+    ):
         model.register_forward_pre_hook(lambda *_: tracker.mark("forward"))
         result = fn(*args)
+        left = any(p.grad is not None for p in parameters)
     if not tracker.marks and is_empty(result):
         raise Problem
     if result is None:
@@ -287,7 +338,7 @@ def training(fn: Callable, args: tuple) -> Seen:
         "list of losses": _numbers(result),
         "update of the parameters": _flat(parameters) - before,
     }
-    return Seen(parts, leak(result, tracker))
+    return Seen(parts, leak(result, tracker, left and not cleared()))
 
 
 class Allowed(NamedTuple):
