@@ -21,18 +21,22 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
 
 import torch
 from torch import nn
 from torch.testing import _utils as testing_utils
-from torch.testing._internal import common_methods_invocations as listed
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from zoo import Idle, inner, most, profiled, versions
 
 from membudget.ledger.zoo import operators as record
 from membudget.measuring import dry_run, trace_step
+
+# PyTorch's tests forbid what its users may do: to set a backend's flags.
+with mock.patch.object(torch.backends, "disable_global_flags"):
+    from torch.testing._internal import common_methods_invocations as listed
 
 RECORD = Path(__file__).parents[1] / "src/membudget/ledger/operators.json"
 SCALE, SAMPLES, LARGEST = 6, 5, 3_000_000
