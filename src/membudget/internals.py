@@ -52,6 +52,12 @@ try:
         UnsupportedOperatorException,
     )
     from torch.nn.modules.batchnorm import _NormBase as NormBase
+    from torch.optim.optimizer import (
+        _foreach_supported_types as stepped_together,
+    )
+    from torch.utils._foreach_utils import (
+        _foreach_supported_types as clipped_together,
+    )
     from torch.utils._mode_utils import no_dispatch
     from torch.utils._python_dispatch import (
         TorchDispatchMode,
@@ -73,6 +79,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "current_node",
     "device_of",
+    "fakes_taken_together",
     "has_kernel",
     "has_kernel_for",
     "in_its_parts",
@@ -133,6 +140,24 @@ def in_its_parts(operator: OpOverload, args: tuple, kwargs: dict) -> object:
     """
     with key_excluded(DispatchKey.ADInplaceOrView, False):
         return operator._op_dk(_COMPOSITE, *args, **kwargs)
+
+
+@contextmanager
+def fakes_taken_together() -> Iterator[None]:
+    """Let optimizers and clipping treat fake tensors as they treat others.
+
+    By default they take all tensors at once on a GPU (``foreach``), if these
+    are of a type that is in a list.
+    """
+    lists = stepped_together, clipped_together
+    added = [types for types in lists if FakeTensor not in types]
+    for types in added:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        for types in added:
+            types.remove(FakeTensor)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The dry run on models that PyTorch's fake tensors do not know."""
 
 import logging
+import sys
 import warnings
 
 import numpy as np
@@ -457,3 +458,17 @@ def test_fake_quantisation_before_its_first_step(by_row):
     dry = dry_run(model, mean_square, X)
     real = trace_step(model, mean_square, X)
     assert (dry.start, dry.peak) == (real.start, real.peak)
+
+
+def test_an_optimizer_takes_all_at_once_where_the_real_one_does(monkeypatch):
+    """As on a GPU: PyTorch looks at the types of the parameters."""
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    devices = "_get_foreach_kernels_supported_devices"
+    monkeypatch.setattr(module, devices, lambda: ["cpu"])
+    model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 2))
+    adam = torch.optim.AdamW(model.parameters())
+    real = trace_step(model, mean_square, X, optimizer=adam)
+    dry = dry_run(model, mean_square, X, optimizer=adam)
+    assert any("_foreach_" in o.name for o in real.operators)
+    assert (dry.start, dry.peak) == (real.start, real.peak)
+    assert FakeTensor not in module._foreach_supported_types

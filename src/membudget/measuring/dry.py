@@ -18,6 +18,7 @@ from membudget.internals import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    fakes_taken_together,
     logging_nothing,
 )
 from membudget.measuring.fakes import (
@@ -223,7 +224,7 @@ class Dry:
             for t in batch
         ]
         fakes = Fakes(self._fake)
-        with self._fake, fakes, logging_nothing():
+        with self._fake, fakes, logging_nothing(), fakes_taken_together():
             try:
                 return run(
                     self._model,
