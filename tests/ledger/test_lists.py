@@ -21,15 +21,32 @@ SHAPE = Transformer(40, 16, 1, 4, context=16, fused=False)
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_cudas_lists_save_softmax_in_fp32(fused):
-    """Not fused: the probabilities twice, in fp32 and in 16 bits."""
+    """Not fused: the probabilities twice, in fp32 and in 16 bits. So are the
+    log-probabilities of the loss, which a CPU saves in fp32 alone.
+    """
     batch, tokens, heads = 3, 10, 4
     shape = Transformer(40, 16, 1, heads, context=16, fused=fused)
     cpu, cuda = (
         predict(shape, batch, tokens, recipe="autocast", lists=lists).saved
         for lists in DEVICES
     )
-    probabilities = batch * heads * tokens**2
-    assert cuda - cpu == (0 if fused else 4 * probabilities)
+    probabilities, logits = batch * heads * tokens**2, batch * tokens * 40
+    assert cuda - cpu == 2 * logits + (0 if fused else 4 * probabilities)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16"])
+def test_a_gpus_kernels_keep_bytes_of_dropout_and_fp32_of_norms(recipe):
+    """By hand: two masks in each block, and five norms."""
+    shape = Transformer(40, 16, 2, 4, context=16, dropout=True)
+    cpu, cuda = (
+        predict(shape, 3, 10, recipe=recipe, kernels=kernels).saved
+        for kernels in DEVICES
+    )
+    itemsize, tokens = (4 if recipe == "fp32" else 2), 3 * 10
+    masks = 2 * 2 * tokens * 16
+    statistics = 5 * 2 * tokens
+    saved = masks * (itemsize - 1) - statistics * (4 - itemsize)
+    assert cpu - cuda == saved
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpointed": True}])

@@ -127,7 +127,7 @@ def test_attention_that_a_checkpoint_keeps(family, recipe):
     assert kept.saved - again.saved == 2 * numbers
     for plain, message in (
         (Transformer(fused=False), "use fused=True, or no kept_attention"),
-        (NETS["mlp"](), "leave loss_chunks, kept_attention and fused_norms"),
+        (NETS["mlp"](), "leave loss_chunks and kept_attention out"),
     ):
         tokens = [12] if isinstance(plain, Transformer) else []
         with pytest.raises(ValueError, match=message):
@@ -147,12 +147,10 @@ def test_a_norm_of_one_operator(recipe):
     context = partial(autocast, None) if recipe == "autocast" else nullcontext
     step = trace_step(model, within(context, next_token), x, y)
     found = predict(
-        shape, 3, 12, recipe=recipe, optimizer=None, fused_norms=True
+        shape, 3, 12, recipe=recipe, optimizer=None, kernels="cuda"
     )
     means = 5 * 3 * 12 * 4
     assert (found.start, found.peak + means) == (step.start, step.peak)
-    with pytest.raises(ValueError, match="fused_norms out for a Chain"):
-        predict(NETS["mlp"](), 4, fused_norms=True)
 
 
 def test_the_first_stages_of_a_chain_are_a_schedule():

@@ -101,9 +101,7 @@ def test_the_residual_of_shards(stage, checkpointed):
 def test_a_gpus_rules_are_the_ledgers(network):
     plan = Plan(2, 3, 2, "autocast")
     options = {"checkpointed": 3, "loss_chunks": 2, "recipe": "autocast"}
-    gpu = {"lists": "cuda", "foreach": True}
-    if network.family == "llama":
-        gpu["fused_norms"] = True
+    gpu = {"lists": "cuda", "kernels": "cuda", "foreach": True}
     predicted = predict(network, 4, 64, micro_batch=2, **gpu, **options)
     assert at_peak(Job(network, 64, 4), plan) == predicted.at_peak
 

@@ -165,7 +165,7 @@ class Transformer:
         checkpointed: bool | int | Sequence[int] = False,
         loss_chunks: int | None = None,
         kept_attention: bool = False,
-        fused_norms: bool = False,
+        kernels: str = "cpu",
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -183,8 +183,8 @@ class Transformer:
                 plain loss.
             kept_attention: whether checkpointed blocks keep attention's
                 results (:data:`membudget.checkpointing.ATTENTION`).
-            fused_norms: whether RMSNorm is one operator, as on a GPU.
-                (LayerNorm always is.)
+            kernels: whose, as :class:`Paper`. On a GPU RMSNorm is one
+                operator. (LayerNorm always is.)
 
         Raises:
             TypeError: an argument of a wrong kind.
@@ -197,7 +197,6 @@ class Transformer:
                 "attention is to be kept, and here it is several operators: "
                 "use fused=True, or no kept_attention"
             )
-        flag(fused_norms, "fused_norms")
         batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
         itemsize = whole(itemsize, "itemsize")
         if loss_chunks is not None:
@@ -209,11 +208,10 @@ class Transformer:
             batch,
             tokens,
             itemsize,
-            Paper(autocast, lists),
+            Paper(autocast, lists, kernels),
             _chosen(checkpointed, self.depth, "block"),
             loss_chunks,
             kept_attention,
-            fused_norms,
         ).paper
 
 
@@ -243,11 +241,9 @@ class _Written:
         checkpointed,
         chunks,
         kept,
-        fused_norms,
     ) -> None:
         self.shape, self.batch, self.tokens = shape, batch, tokens
-        self.kept, self.fused_norms = kept, fused_norms
-        self.itemsize = itemsize
+        self.kept, self.itemsize = kept, itemsize
         self.paper = paper
         self.numbers = batch * tokens * shape.width
         ids = paper.input(batch * tokens, 8)
@@ -284,7 +280,7 @@ class _Written:
         width = self.shape.width
         if self.shape.family == "llama":
             weight = self.weight(width)
-            if self.fused_norms:
+            if self.paper.kernels == "cuda":
                 return op.fused_rms_norm(self.paper, x, weight)
             return op.rms_norm(self.paper, x, weight, watches)
         return op.layer_norm(
@@ -519,12 +515,14 @@ class Chain:
         itemsize: int = 4,
         autocast: int | None = None,
         lists: str = "cpu",
+        kernels: str = "cpu",
         checkpointed: bool | int | Sequence[int] = False,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
         Args:
-            batch, itemsize, autocast, lists: as :meth:`Transformer.write`.
+            batch, itemsize, autocast, lists, kernels: as
+                :meth:`Transformer.write`.
             checkpointed: which segments: all or none, the first so many, or
                 those of these numbers.
 
@@ -535,7 +533,7 @@ class Chain:
         """
         batch, itemsize = whole(batch, "batch"), whole(itemsize, "itemsize")
         chosen = _chosen(checkpointed, len(self.segments), "segment")
-        paper = Paper(autocast, lists)
+        paper = Paper(autocast, lists, kernels)
         x, shape = (
             paper.input(batch * prod(self.sample), itemsize),
             self.sample,

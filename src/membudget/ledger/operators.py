@@ -199,9 +199,15 @@ def scale(paper: Paper, x: PaperTensor) -> PaperTensor:
 
 def dropout(paper: Paper, x: PaperTensor) -> PaperTensor:
     """Saves a mask, on a CPU in the dtype of x (1 byte for each on a GPU)."""
-    mask = constant(paper, x.elements, x.itemsize)
+    itemsize = 1 if paper.kernels == "cuda" else x.itemsize
+    mask = constant(paper, x.elements, itemsize)
     reads = {"x": x, "mask": mask}
     return _row(paper, "dropout", _new(x), reads, saves=(mask,))
+
+
+def _statistic(paper: Paper, weight: PaperTensor) -> int:
+    """Bytes of a norm's mean, and of its 1/σ."""
+    return 4 if paper.kernels == "cuda" else weight.itemsize
 
 
 def layer_norm(
@@ -212,7 +218,8 @@ def layer_norm(
 ) -> PaperTensor:
     """Saves its input, mean and 1/σ of each token in the weight's dtype.
 
-    CUDA's autocast runs it in fp32, on a copy of 16-bit numbers.
+    A GPU has them in fp32. CUDA's autocast runs it in fp32, on a copy of
+    16-bit numbers.
     """
     tokens = x.elements // weight.elements
     given = _fp32(paper, x)
@@ -222,7 +229,7 @@ def layer_norm(
         _new(given),
         {"x": given, "w": weight, "b": bias},
         saves=(given,),
-        extra=2 * tokens * weight.itemsize,
+        extra=2 * tokens * _statistic(paper, weight),
         watches=(x,),
     )
 
@@ -487,23 +494,26 @@ def unfused_attention(
 def cross_entropy(
     paper: Paper, logits: PaperTensor, targets: PaperTensor
 ) -> PaperTensor:
-    """``F.cross_entropy``: saves the log-probabilities, in fp32 if autocast.
+    """``F.cross_entropy``: saves the log-probabilities.
 
-    At the worst moment of its backward pass three tensors of the logits'
-    size are alive: what it saved, and two gradients.
+    Autocast has them in fp32. CUDA's leaves the log-softmax in 16 bits, and
+    saves its result and an fp32 copy of it. At the worst moment of the
+    backward pass three tensors of the logits' size are alive: what it saved,
+    and two gradients.
     """
     given = logits
-    if paper.autocast is not None:
+    if paper.autocast is not None and paper.lists == "cpu":
         given = cast(paper, logits, 4)
     logp = of_output(paper, given, "log_softmax")
+    last = _fp32(paper, logp)
     return _row(
         paper,
         "nll_loss",
-        _new(given, 1),
-        {"x": logp},
-        saves=(logp, targets),
-        extra=given.itemsize,
-        watches=(logits, given),
+        _new(last, 1),
+        {"x": last},
+        saves=(last, targets),
+        extra=last.itemsize,
+        watches=(logits, given, logp),
     )
 
 
@@ -605,7 +615,7 @@ def batch_norm(
         _new(x),
         {"x": x, "w": weight, "b": bias},
         saves=(x,),
-        extra=2 * weight.elements * weight.itemsize,
+        extra=2 * weight.elements * _statistic(paper, weight),
     )
 
 

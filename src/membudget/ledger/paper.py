@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from membudget.checks import flag, instance, listed, one_of, whole
 
 LISTS = ("cpu", "cuda")
-"""The devices whose autocast differs."""
+"""The devices whose autocast and kernels differ."""
 
 KINDS = ("parameter", "input", "")
 """Of a tensor on paper."""
@@ -164,10 +164,14 @@ class Paper:
             those of the model: 2 for bf16 or fp16 under autocast.
         lists: whose operators autocast casts to fp32: ``"cpu"`` for the
             losses alone, ``"cuda"`` for softmax and layer norm, too.
+        kernels: whose kernels run: ``"cuda"``'s keep a byte of each number
+            that dropout may drop, and a norm's statistics in fp32; ``"cpu"``'s
+            keep both in the model's dtype.
 
     Raises:
-        TypeError: lists that are no string, or bytes that are not whole.
-        ValueError: other lists, or bytes below 1.
+        TypeError: lists or kernels that are no string, or bytes that are not
+            whole.
+        ValueError: other lists or kernels, or bytes below 1.
 
     Attributes:
         rows: what was written.
@@ -179,6 +183,7 @@ class Paper:
 
     autocast: int | None = None
     lists: str = "cpu"
+    kernels: str = "cpu"
     rows: list[Row | Segment] = field(default_factory=list, init=False)
     inputs: list[PaperTensor] = field(default_factory=list, init=False)
     parameters: list[PaperTensor] = field(default_factory=list, init=False)
@@ -188,6 +193,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         one_of(self.lists, LISTS, "list of operators for")
+        one_of(self.kernels, LISTS, "kernels of")
         if self.autocast is not None:
             self.autocast = whole(self.autocast, "autocast")
 

@@ -27,7 +27,7 @@ def predict(
     checkpointed: bool | int | Sequence[int] = False,
     loss_chunks: int | None = None,
     kept_attention: bool = False,
-    fused_norms: bool = False,
+    kernels: str = "cpu",
     foreach: bool = False,
     buffers: int | None = None,
     keep_gradients: bool = False,
@@ -45,7 +45,7 @@ def predict(
         *sizes: for a transformer, the tokens of a sequence.
         recipe: one of :data:`RECIPES`.
         lists: whose operator lists autocast follows, ``"cpu"`` or
-            ``"cuda"``; kernels stay a CPU's.
+            ``"cuda"``.
         optimizer: one of :data:`OPTIMIZERS`; None for a step without.
         micro_batch: samples that run at once; the last may be fewer. Of the
             full ones the first two are walked through.
@@ -57,8 +57,9 @@ def predict(
             the plain loss.
         kept_attention: whether a transformer's checkpointed blocks keep
             attention's results (:data:`membudget.checkpointing.ATTENTION`).
-        fused_norms: whether a transformer's RMSNorm is one operator, which
-            is PyTorch's way on a GPU.
+        kernels: whose kernels run, ``"cpu"`` or ``"cuda"``. A GPU's keep
+            one byte of each number that dropout may drop, have a norm's
+            statistics in fp32, and run RMSNorm as one operator.
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU, too.
         buffers: bytes of buffers, counted as parameters; by default those
@@ -85,18 +86,15 @@ def predict(
             "sequence for a Transformer, and none for a Chain"
         )
     how = {"checkpointed": checkpointed}
-    flag(fused_norms, "fused_norms")
     if wanted:
         how |= {
             "loss_chunks": loss_chunks,
             "kept_attention": kept_attention,
-            "fused_norms": fused_norms,
         }
-    elif loss_chunks is not None or kept_attention is not False or fused_norms:
+    elif loss_chunks is not None or kept_attention is not False:
         raise ValueError(
-            "only a Transformer's loss is cut into chunks, its attention kept "
-            "and its norms fused: leave loss_chunks, kept_attention and "
-            "fused_norms out for a Chain"
+            "only a Transformer's loss is cut into chunks and its attention "
+            "kept: leave loss_chunks and kept_attention out for a Chain"
         )
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
     if optimizer is not None:
@@ -114,6 +112,7 @@ def predict(
             itemsize=chosen.parameters,
             autocast=chosen.autocast,
             lists=lists,
+            kernels=kernels,
             **how,
         )
         if size < batch:  # its share of the batch
@@ -147,7 +146,7 @@ def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
     """The options of :func:`predict` that a device decides.
 
     On a GPU autocast follows CUDA's lists, PyTorch's optimizers work on all
-    parameters at once, and a transformer's RMSNorm is one operator.
+    parameters at once, and kernels keep other things.
 
     Args:
         network: what is trained.
@@ -159,8 +158,7 @@ def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
     """
     _checked(network)
     gpu = one_of(device, LISTS, "device") == "cuda"
-    norms = {"fused_norms": gpu} if isinstance(network, Transformer) else {}
-    return {"lists": device, "foreach": gpu, **norms}
+    return {"lists": device, "kernels": device, "foreach": gpu}
 
 
 def _checked(network: Transformer | Chain) -> None:

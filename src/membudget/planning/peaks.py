@@ -188,7 +188,7 @@ def _walked(
         itemsize=recipe.parameters,
         autocast=recipe.autocast,
         lists=step.device,
-        fused_norms=step.device == "cuda",
+        kernels=step.device,
         checkpointed=blocks[0],
         loss_chunks=step.loss_chunks,
         kept_attention=step.kept_attention,

@@ -1,8 +1,10 @@
 """Autocast by hand: which operator takes which precision, and its bytes."""
 
 import threading
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from membudget.checks import instance, one_of
@@ -44,7 +46,7 @@ LISTS: dict[str, dict[str, frozenset[str]]] = {
         ),
         "fp32": _names(
             "acos asin binary_cross_entropy_with_logits cdist "
-            "cosh cosine_embedding_loss cosine_similarity cross_entropy "
+            "cosh cosine_embedding_loss cosine_similarity "
             "cumprod cumsum dist erfinv exp expm1 group_norm "
             "hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log "
             "log10 log1p log2 log_softmax logsumexp margin_ranking_loss "
@@ -68,8 +70,8 @@ PyTorch's own promotion makes fp32 of fp32 and 16 bits. From PyTorch's
 ``aten/src/ATen/autocast_mode.cpp`` (version 2.13); left out are linear
 algebra and Fourier transforms, complex numbers, upsampling, padding, pooling
 in three dimensions or by fractions, unpooling and fake quantisation.
-``cross_entropy`` stands for the log-softmax in it. CUDA's autocast refuses
-``binary_cross_entropy``.
+``cross_entropy`` is two operators, and CUDA's autocast casts the second, the
+``nll_loss``, alone. It refuses ``binary_cross_entropy``.
 """
 
 _ALIASES = {
@@ -190,6 +192,8 @@ class Autocast(TorchFunctionMode):
                 "gradient can overflow in fp16: use "
                 "binary_cross_entropy_with_logits"
             )
+        if name == "cross_entropy" and self.device == "cuda":
+            return _cross_entropy(func, *args, **kwargs)
         rule = list_of(name, self.device)
         if rule and not _explicit(name, kwargs):
             target = _target(rule, (args, kwargs), dtype)
@@ -215,6 +219,29 @@ class Autocast(TorchFunctionMode):
         if key not in self._copies:
             self._copies[key] = item, item.to(target)
         return self._copies[key][1]
+
+
+def _cross_entropy(
+    func: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    **rest: object,
+) -> torch.Tensor:
+    """As CUDA's autocast runs it.
+
+    The log-softmax asks for its input's dtype, which leaves it as it is. Its
+    result is cast for ``nll_loss``. With smoothed labels or probabilities as
+    targets all is cast here.
+    """
+    if label_smoothing or target.is_floating_point():
+        rest["label_smoothing"] = label_smoothing
+        return func(x.float(), target, weight, **rest)
+    logs = F.log_softmax(x, min(1, x.ndim - 1))
+    weight = None if weight is None else weight.float()
+    return F.nll_loss(logs.float(), target, weight, **rest)
 
 
 def _target(rule: str, arguments: object, dtype: torch.dtype) -> torch.dtype:
