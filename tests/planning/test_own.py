@@ -177,6 +177,34 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused():
     assert all(map(torch.equal, own.model.parameters(), before))
 
 
+def test_a_block_that_changes_what_it_is_given_by_name_is_refused():
+    class Scales(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.block = nn.Linear(8, 8), Scales(8, 8)
+
+        def forward(self, x):
+            return self.block(x=self.first(x))
+
+    model = Named()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = OwnJob(
+        model,
+        lambda model, x: model(x).mean(),
+        torch.ones(4, 8),
+        optimizer=sgd,
+        blocks=[model.block],
+    )
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="block changes its input in place"):
+        step(job, Plan(4, checkpointed=1))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_the_search_is_exact(own):
     locks = {"micro_batch": [1, 2, 4, 11]}
     plans = [Plan(*of) for of in product(locks["micro_batch"], (0, 1, 2))]

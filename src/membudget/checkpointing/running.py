@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -42,9 +41,10 @@ class Checkpointed(nn.Module):
     """Stages that run one after the other, some of them checkpointed.
 
     It computes what ``nn.Sequential(*stages)`` computes and leaves the same
-    gradients, to the last bit where the operators are deterministic; its
-    ``state_dict`` has the same keys. Only while gradients are recorded does
-    anything differ: then each segment runs under
+    gradients, to the last bit where the operators are deterministic (under
+    autocast with ``keep``, a weight of several segments is cast and rounded
+    in each); its ``state_dict`` has the same keys. Only while gradients are
+    recorded does anything differ: then each segment runs under
     ``torch.utils.checkpoint`` with ``use_reentrant=False``, and again in the
     backward pass.
 
@@ -153,8 +153,9 @@ def checkpointed(
     modules: dict[str, nn.Module],
     keep: Sequence[OpOverload] = (),
     preserve_rng_state: bool = True,
+    named: dict[str, object] | None = None,
 ) -> Ran:
-    """Call ``run(*args)`` under a checkpoint, as :class:`Checkpointed` does.
+    """Call it under a checkpoint, as :class:`Checkpointed` does.
 
     An error of the call comes once the checkpoint is closed. In torch 2.11 it
     leaves the checkpoint open for as long as somebody keeps the traceback, as
@@ -162,22 +163,24 @@ def checkpointed(
 
     Args:
         run: returns tensors, in lists, tuples and dictionaries or not.
+        *args: what it is called with.
         modules: those that it calls, by the name for an error.
+        named: what else it is called with, by keyword.
         others: as for :class:`Checkpointed`.
 
     Raises:
         RuntimeError: as :class:`Checkpointed`.
     """
     failed: list[BaseException] = []
-    begun = False
+    begun, named = False, named or {}
 
     def once(*args: object) -> Ran | None:
         nonlocal begun
         if begun:  # again, perhaps while the first run still differentiates
-            return _run_to_the_end(run, *args, modules=modules)
+            return _run_to_the_end(run, args, named, modules)
         begun = True
         try:
-            return _run_to_the_end(run, *args, modules=modules)
+            return _run_to_the_end(run, args, named, modules)
         except BaseException as error:
             failed.append(error)
             return None
@@ -224,17 +227,21 @@ class _Calls(NamedTuple):
     def __call__(self, *args: object, **kwargs: object) -> object:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        run = partial(self.forward, **kwargs)
-        return checkpointed(run, *args, modules=self.modules)
+        return checkpointed(
+            self.forward, *args, modules=self.modules, named=kwargs
+        )
 
 
 def _run_to_the_end(
-    run: Callable[..., Ran], *args: object, modules: dict[str, nn.Module]
+    run: Callable[..., Ran],
+    args: tuple,
+    named: dict[str, object],
+    modules: dict[str, nn.Module],
 ) -> Ran:
     """Call it, and let a recomputation run as far as is needed."""
-    given = tensors(args)
+    given = tensors((args, named))
     versions = [x._version for x in given]
-    result = run(*args)
+    result = run(*args, **named)
     if [x._version for x in given] != versions:
         raise RuntimeError(
             f"the segment that begins with {next(iter(modules))} changes its "
