@@ -29,8 +29,7 @@ def step(name, recipe, batch, checkpointed):
         *(network, batch, tokens),
         recipe=recipe,
         checkpointed=checkpointed,
-        lists="cuda",
-        foreach=True,
+        **ledger.rules(network, "cuda"),
     )
 
 
