@@ -38,3 +38,8 @@ def test_who_has_no_home_gets_one(handed_on, tmp_path):
     assert handed_on("HOME", str(tmp_path)) == f"<{tmp_path}>"
     home = handed_on("HOME", "/no/such/home")
     assert os.access(home.strip("<>"), os.W_OK)
+
+
+def test_a_test_that_hangs_ends_and_says_where(pytestconfig):
+    assert pytestconfig.getini("faulthandler_exit_on_timeout")
+    assert 60 < float(pytestconfig.getini("faulthandler_timeout")) <= 900
