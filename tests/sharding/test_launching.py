@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 
+import cloudpickle
 import processes
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from membudget.sharding import (
     free_port,
     launch,
     launching,
+    rank_process,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -596,3 +598,11 @@ def test_a_parent_that_is_killed():
     assert (
         processes.end(lambda: [p.pid for p in found if p.is_running()]) == []
     )
+
+
+def test_code_keeps_its_file_whatever_the_pickler_calls_it():
+    """cloudpickle 3.1.3 writes "<dynamic-code>"."""
+    code = rank_process.file_of.__code__.replace(co_filename="<dynamic-code>")
+    _, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    rebuilt = rank_process._rebuild(arguments, "mine.py", [])
+    assert rebuilt.co_filename == "mine.py"

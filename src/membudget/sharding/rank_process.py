@@ -106,7 +106,8 @@ def _rebuild(arguments: tuple, file: str, lines: list[str]) -> CodeType:
     if lines:
         size = sum(map(len, lines))
         linecache.cache[file] = size, None, lines, file
-    return CodeType(*arguments)
+    # cloudpickle may write a name of its own (3.1.3: "<dynamic-code>")
+    return CodeType(*arguments).replace(co_filename=file)
 
 
 class _Pickler(cloudpickle.Pickler):
