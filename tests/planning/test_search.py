@@ -101,6 +101,19 @@ def test_a_slowdown_is_the_sum_of_its_causes(answer):
     assert slowest["traffic"] == 0
 
 
+def test_the_causes_of_a_plan_are_told_below_it(answer):
+    lines = str(answer).splitlines()
+    for place, choice in enumerate(answer.best, 1):
+        (at,) = (i for i, t in enumerate(lines) if t.startswith(f"{place}. "))
+        told = [
+            f"{cause} {share:+.2f}"
+            for cause, share in choice.causes.items()
+            if abs(share) >= 0.005
+        ]
+        assert (lines[at + 1] == f"   {', '.join(told)}") == bool(told)
+    assert any("recomputation +" in line for line in lines)
+
+
 def test_traffic_is_a_cause():
     job = Job(shape(), 16, 8)
     found = search(job, GIB, CLUSTER, ranks=4, locks={"stage": "zero-3"})
