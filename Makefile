@@ -12,6 +12,7 @@ ALONE := $(PY) tools/alone.py
 PIP := $(ALONE) $(PY) -m pip install --quiet --disable-pip-version-check \
   --no-compile
 SITE := _build/html
+WHOLE := _build/whole
 
 # Parallel tests must not fight for the cores, and sums are added in one order.
 export OMP_NUM_THREADS := 1
@@ -38,9 +39,13 @@ help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
 	  | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "make %-13s%s\n", $$1, $$2}'
 
+# A build that was broken off leaves pages that the next one takes for whole:
+# without the word of the last one that it ended well, it is begun anew.
 book: $(VENV)/book.stamp  ## build the book and say where it is
+	@[ -e $(WHOLE) ] || rm -rf _build; rm -f $(WHOLE)
 	@$(ALONE) $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
 	@$(ALONE) $(PY) tools/site_checks.py $(SITE)
+	@touch $(WHOLE)
 	@$(PY) -c 'import pathlib; print("The book:", \
 	  pathlib.Path("$(SITE)/index.html").resolve().as_uri())'
 

@@ -1,11 +1,12 @@
 """Checks of the built book: each takes a site and returns what is wrong.
 
-`make book` runs `missing_pages`; the tests in tests/book run all of them, and
+`make book` runs `missing_files`; the tests in tests/book run all of them, and
 tests/book/test_planted.py proves that each can turn red.
 """
 
 import contextlib
 import functools
+import json
 import re
 import sys
 import threading
@@ -25,6 +26,7 @@ FALLBACK = ".mb-fallback"
 OWN_FILES = ("book.css", "palette.css", "widget-host.js", "logo.svg")
 GROUPED = re.compile(r"(?<![\w.,-])\d{1,3}(?: \d{3})+(?!\w)")
 CHINESE = re.compile("[\u3400-\u9fff]")
+FILES = re.compile(r'<(?:img|script|link)\b[^>]*? (?:src|href)="([^"]*)"')
 TIMEOUT = 1000 * PATIENCE  # ms, for a page
 UNTIL_READY = TIMEOUT  # then for what it draws; only where something is wrong
 
@@ -43,6 +45,12 @@ def parsed(content):
 # Without a browser ---------------------------------------------------------
 
 
+def missing_files(site):
+    """What a build that failed, or was broken off, leaves out."""
+    found = missing_pages(site) or missing_in_search(site)
+    return found or [m for page in pages() for m in check_files(site, page)]
+
+
 def missing_pages(site):
     """Every entry of `_toc.yml` has its page: a failed build can exit 0."""
     return [
@@ -50,6 +58,33 @@ def missing_pages(site):
         for page in pages()
         if not (site / f"{page}.html").is_file()
     ]
+
+
+def missing_in_search(site):
+    """Every page is in the search index."""
+    index = site / "searchindex.js"
+    if not index.is_file():
+        return ["searchindex.js is missing"]
+    names = re.search(r'"docnames": (\[[^]]*\])', index.read_text("utf-8"))
+    found = json.loads(names[1]) if names else []
+    return [
+        f"{page} is not in the search index"
+        for page in pages()
+        if page not in found
+    ]
+
+
+def check_files(site, page):
+    """Each picture, script and style sheet of the page is there."""
+    problems = []
+    for found in FILES.findall((site / f"{page}.html").read_text("utf-8")):
+        address = urlsplit(found)
+        if address.scheme or address.netloc or not address.path:
+            continue
+        path = unquote(urljoin(f"{page}.html", address.path))
+        if not (site / path).is_file():
+            problems.append(f"{page}: {path} is missing")
+    return problems
 
 
 def check_headings(site, page):
@@ -497,4 +532,4 @@ def check_dark(page, address):
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(missing_pages(Path(sys.argv[1]))) or None)
+    sys.exit("\n".join(missing_files(Path(sys.argv[1]))) or None)

@@ -52,7 +52,7 @@ def plant(copy, page, pattern, text):
 
 
 def test_nothing_planted(window, copy, page):
-    assert checks.missing_pages(copy) == []
+    assert checks.missing_files(copy) == []
     assert [p for check in checks.STATIC for p in check(copy, page)] == []
     address = (copy / f"{page}.html").as_uri()
     assert checks.check_live(window("desktop"), address) == []
@@ -60,7 +60,26 @@ def test_nothing_planted(window, copy, page):
 
 def test_a_missing_page(copy, page):
     (copy / f"{page}.html").unlink()
-    assert checks.missing_pages(copy) == [f"{page}.html is missing"]
+    assert checks.missing_files(copy) == [f"{page}.html is missing"]
+
+
+def test_a_page_that_no_search_finds(copy, page):
+    index = copy / "searchindex.js"
+    before = index.read_text("utf-8")
+    index.write_text(before.replace(f'"{page}"', '"another"', 1), "utf-8")
+    found = checks.missing_files(copy)
+    index.write_text(before, "utf-8")
+    assert found == [f"{page} is not in the search index"]
+    index.unlink()
+    assert checks.missing_files(copy) == ["searchindex.js is missing"]
+    index.write_text(before, "utf-8")
+
+
+def test_a_missing_picture(copy, page):
+    plant(copy, page, "</article>", '<img alt="x" src="no.svg"></article>')
+    folder = page.rpartition("/")[0]
+    path = f"{folder}/no.svg" if folder else "no.svg"
+    assert f"{page}: {path} is missing" in checks.missing_files(copy)
 
 
 @pytest.mark.parametrize(

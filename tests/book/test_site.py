@@ -16,8 +16,8 @@ def server(site):
         yield address
 
 
-def test_no_page_is_missing(site):
-    assert checks.missing_pages(site) == []
+def test_nothing_is_missing(site):
+    assert checks.missing_files(site) == []
 
 
 @pytest.mark.parametrize("page", pages())
