@@ -64,7 +64,7 @@ MICRO_BATCH = dict(
         model="gpt",
         shape=GPT_124M,
         window=16,
-        micro_batches=doubling(1, 16),
+        micro_batches=doubling(1, 8),
         warm_up=0,
         repeats=3,
     ),
@@ -72,7 +72,7 @@ MICRO_BATCH = dict(
         model="gpt",
         shape=GPT_124M,
         window=256,
-        micro_batches=[1, 2, 4, 16, 64, 128, 256],
+        micro_batches=[1, 2, 4, 16, 64],
         warm_up=0,
         repeats=3,
     ),
@@ -141,7 +141,7 @@ SEGMENTS_GPT = dict(
         repeats=21,
     ),
     t4=_blocks(12),
-    large=_blocks(192),
+    large=_blocks(112),
 )
 
 
@@ -225,7 +225,7 @@ SCHEDULES_GPT = dict(
         repeats=9,
     ),
     t4=_frontier(_BYTES, 12, [15], warm_up=0, repeats=3),
-    large=_frontier(_BYTES, 192, [15, 14, 13, 12], warm_up=0, repeats=3),
+    large=_frontier(_BYTES, 112, [15, 14, 13, 12], warm_up=0, repeats=3),
 )
 
 
