@@ -9,8 +9,8 @@ from membudget.experiments import accumulation, checkpointing, schedules, sizes
 CPU = torch.device("cpu")
 CARD = {"t4": "T4", "large": "H100 80 GB"}
 RUNS = {
-    "micro_batch": (accumulation.micro_batch, sizes.MICRO_BATCH),
     "segments_mlp": (checkpointing.segments_mlp, sizes.SEGMENTS_MLP),
+    "micro_batch": (accumulation.micro_batch, sizes.MICRO_BATCH),
     "segments_gpt": (checkpointing.segments_gpt, sizes.SEGMENTS_GPT),
     "schedules_gpt": (schedules.schedules_gpt, sizes.SCHEDULES_GPT),
 }
