@@ -325,7 +325,7 @@ def test_what_was_there_before_is_not_the_models(gpu):
     ("size", "least", "most"),
     [
         ("tiny", 2 << 20, 32 << 20),
-        ("t4", 4 << 30, 9 << 30),
+        ("t4", 15 << 28, 9 << 30),
         ("large", 5 << 30, 40 << 30),
     ],
 )
