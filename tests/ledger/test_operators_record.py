@@ -32,9 +32,10 @@ def test_an_operator_is_as_recorded(name, listed):
 
 
 def test_the_record_names_its_differences(listed):
-    assert RECORD["tried"] == len(listed)
     rows = RECORD["rows"]
-    assert {row["name"] for row in rows} <= {*listed}
+    if RECORD["versions"]["torch"] == operators.versions()["torch"]:
+        assert RECORD["tried"] == len(listed)
+        assert {row["name"] for row in rows} <= {*listed}
     found = {row[of] for row in rows for of in ("tracker", "dry run")}
     assert found == {*RECORD["names"]}
     counts = zoo.operator_counts()

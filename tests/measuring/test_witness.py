@@ -247,3 +247,12 @@ def test_the_tracker_alone_counts_the_same():
     with PeakTracker(w, column) as tracker:
         (w.gather(1, column) * 1.5).sum().backward()
     assert tracker.peak - tracker.start == 525320
+
+
+def test_products_that_are_not_counted_are_none_to_add_to():
+    """On a device that is not asked about; the sum is another tensor."""
+    model, x = nn.Linear(64, 256), torch.rand(100, 8, 64)
+    with PeakTracker(device="meta") as tracker, torch.no_grad():
+        model(x.transpose(0, 1))
+        torch.empty(5, device="meta") + torch.empty(5, device="meta")
+    assert tracker.peak == 3 * 5 * 4

@@ -515,10 +515,11 @@ class PeakTracker(TorchDispatchMode):
             if storage._cdata not in self._alive:
                 self._add(storage, "temporaries")
         del changing, new
-        if overwritten and len(self.allocations) > before:
+        made = len(self.allocations) > before
+        if overwritten and made:
             self._overwrite(overwritten)
             spared = []
-        if func in _PRODUCTS and self.current.phase != "backward":
+        if func in _PRODUCTS and made and self.current.phase != "backward":
             self._remember_product(before)
         if spared and len(self.allocations) == before + len(spared):
             self._spare = spared, before, len(self.events) - len(spared)
@@ -782,8 +783,8 @@ def _reaches_one_twice(node: torch.autograd.graph.Node) -> bool:
 def _call() -> tuple[int, int]:
     """The call in Python at work, by its frame and instruction."""
     frame = sys._getframe(1)
-    while (
-        frame.f_globals.get("__name__", "").startswith((__name__, "torch._"))
+    while frame.f_back and (
+        str(frame.f_globals.get("__name__")).startswith((__name__, "torch._"))
         or frame.f_code.co_name == "__torch_dispatch__"
     ):
         frame = frame.f_back
