@@ -42,7 +42,8 @@ help:  ## list the commands
 # A build that was broken off leaves pages that the next one takes for whole:
 # without the word of the last one that it ended well, it is begun anew.
 book: $(VENV)/book.stamp  ## build the book and say where it is
-	@[ -e $(WHOLE) ] || rm -rf _build; rm -f $(WHOLE)
+	@[ -e $(WHOLE) ] || rm -rf $(SITE) _build/.doctrees _build/jupyter_execute
+	@rm -f $(WHOLE)
 	@$(ALONE) $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
 	@$(ALONE) $(PY) tools/site_checks.py $(SITE)
 	@touch $(WHOLE)

@@ -43,3 +43,15 @@ def test_who_has_no_home_gets_one(handed_on, tmp_path):
 def test_a_test_that_hangs_ends_and_says_where(pytestconfig):
     assert pytestconfig.getini("faulthandler_exit_on_timeout")
     assert 60 < float(pytestconfig.getini("faulthandler_timeout")) <= 900
+
+
+def test_a_broken_build_takes_no_records_along():
+    """Without the last build's word its own folders alone are deleted."""
+    lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
+    (wipe,) = (line for line in lines if "$(WHOLE) ] ||" in line)
+    _, _, folders = wipe.partition("rm -rf ")
+    assert folders.split() == [
+        "$(SITE)",
+        "_build/.doctrees",
+        "_build/jupyter_execute",
+    ]
