@@ -964,7 +964,7 @@ def cuda(monkeypatch):
             free=20_000,
             total=20_000_000,
         )
-        emptied = 0
+        emptied = waited = 0
 
     stub = Stub()
     device = torch.device("cuda:0")
@@ -987,7 +987,12 @@ def cuda(monkeypatch):
         stub.emptied += 1
         stub.alive = alive(stub.guard)
 
+    def wait_for_autograd(device):
+        assert not stub.emptied
+        stub.waited += 1
+
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(out_of_memory, "wait_for_autograd", wait_for_autograd)
     return stub
 
 
@@ -1012,7 +1017,7 @@ def test_cudas_error_inside_an_operator(cuda):
     said = "asked for a segment of about 20.0 MiB"
     assert str(report).splitlines()[1].startswith(said)
     # The cache is emptied when the tensors are gone.
-    assert (cuda.emptied, cuda.alive) == (1, 0)
+    assert (cuda.waited, cuda.emptied, cuda.alive) == (1, 1, 0)
 
 
 def test_on_a_cpu_no_cache_is_emptied(monkeypatch):

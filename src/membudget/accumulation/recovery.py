@@ -10,7 +10,11 @@ from membudget.accumulation._private import unsynchronised
 from membudget.accumulation.accumulator import Accumulator, Report, Window
 from membudget.accumulation.partition import partition
 from membudget.checks import function, instance, whole
-from membudget.measuring.out_of_memory import forget, is_out_of_memory
+from membudget.measuring.out_of_memory import (
+    forget,
+    is_out_of_memory,
+    wait_for_autograd,
+)
 from membudget.measuring.step import LOSS, Loss, only_tensors, samples_of
 
 RAN, NO_MEMORY, FAILED = range(3)
@@ -105,6 +109,7 @@ def recovering_step(
         else:
             return Recovered(report, size, failures, lost)
         # The error is gone here, and with it what its frames held.
+        wait_for_autograd(next(accumulator.model.parameters()).device)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         failures, lost = failures + 1, lost + attempt.started

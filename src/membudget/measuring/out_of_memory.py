@@ -351,6 +351,7 @@ class CatchOutOfMemory:
             )
 
     def _left_over(self) -> Iterator[str]:
+        wait_for_autograd(self.device)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -619,3 +620,18 @@ def forget(error: BaseException) -> None:
     traceback.clear_frames(error.__traceback__)
     # A frame that was cleared still holds its function, with its closure.
     error.__traceback__ = error.__context__ = error.__cause__ = None
+
+
+def wait_for_autograd(device: torch.device) -> None:
+    """Wait until the thread of a GPU's backward passes has let go of an error.
+
+    The caller learns of the error before that thread has left the functions
+    that failed, such as a checkpoint's recomputation, with their tensors. A
+    backward pass through an empty tensor is the next task of the same thread:
+    when it is done, they are gone. On a CPU the caller is that thread.
+    """
+    if device.type == "cpu":
+        return
+    with torch.enable_grad():
+        empty = torch.empty(0, device=device, requires_grad=True)
+        torch.autograd.grad(empty.clone(), empty, torch.empty_like(empty))
