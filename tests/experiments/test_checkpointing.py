@@ -30,7 +30,12 @@ from membudget.experiments.checkpointing import (
     traced,
 )
 from membudget.experiments.workload import META
-from membudget.measuring import FlopCounter, PeakTracker, replay
+from membudget.measuring import (
+    FlopCounter,
+    PeakTracker,
+    out_of_memory,
+    replay,
+)
 from tests.soak import SOAK
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -410,13 +415,17 @@ def gpu(monkeypatch):
         monkeypatch.setattr(place, attribute, stand_in)
 
     total = SimpleNamespace(total_memory=TOTAL)
-    reading = SimpleNamespace(allocated=5, reserved=7)
+    peaks = dict(peak_requested=3, peak_allocated=5, peak_reserved=7)
+    reading = SimpleNamespace(allocated=5, reserved=7, **peaks)
     note(torch.cuda, "empty_cache", "empty")
     note(torch.cuda, "synchronize", "wait")
     note(torch.cuda, "set_per_process_memory_fraction", "cap")
     note(torch.cuda, "get_per_process_memory_fraction", "ask", 0.75)
     note(torch.cuda, "get_device_properties", "total", total)
     note(subject, "read_memory", "read", reading)
+    note(subject, "reset_peak", "reset")
+    note(subject, "wait_for_autograd", "autograd")
+    note(out_of_memory, "wait_for_autograd", "autograd")
     return done
 
 
@@ -429,7 +438,8 @@ def test_a_cap_is_set_on_an_empty_cache_and_taken_back(gpu):
         with capped(CUDA, 4 << 30):
             gpu.append(("inside",))
             raise torch.OutOfMemoryError("full")
-    assert gpu[-5:] == [
+    assert gpu[-6:] == [
+        ("autograd", CUDA),
         ("wait", CUDA),
         ("empty",),
         ("cap", 0.25, CUDA),
@@ -468,24 +478,27 @@ def test_a_gpu_searches_from_the_allocators_prediction(
     """Under the cap alone: its two steps have to survive."""
     row = {"batch": 1040, "reserved_batch": 1021}
 
-    def step(work, *args):
-        step_on_gpu.append(("step", work.window))
-        names = ("seconds", "requested", "allocated", "reserved")
-        return dict.fromkeys(names, 1)
+    def seconds(step, *args):
+        step()
+        return [0.5]
 
     monkeypatch.setattr(subject, "_predict_largest", lambda *a: row)
     monkeypatch.setattr(subject, "workspace", lambda work: 11)
-    monkeypatch.setattr(subject, "_step", step)
+    monkeypatch.setattr(subject, "seconds", seconds)
     given = dict(model="chain", shape=CHAIN, variants=["root"], **ONCE)
     _, sample = largest_batch(CUDA, budget=1, **given)
     assert (sample["batch"], sample["workspace"]) == (1023, 11)
     assert sample["tried"] == [1021, 1022, 1024, 1023]
-    cleared = [("wait", CUDA), ("empty",)]
+    assert (sample["seconds"], sample["requested"]) == ([0.5], 3)
+    cleared = [("autograd", CUDA), ("wait", CUDA), ("empty",)]
     assert step_on_gpu == [
         *[("ask", CUDA), ("total", CUDA), *cleared, ("cap", 1 / TOTAL, CUDA)],
         *[*[("train", 1021)] * 2, *cleared, *[("train", 1022)] * 2, *cleared],
         *[*cleared, *[("train", 1023)] * 2, *cleared],
-        *[("step", 1023), *cleared, ("cap", 0.75, CUDA)],
+        # No cache is emptied before the step that is measured.
+        *[("reset", CUDA), ("train", 1023)] * 2,
+        *[("wait", CUDA), ("read", CUDA), ("train", 1023)],
+        *[*cleared, ("cap", 0.75, CUDA)],
     ]
 
 
@@ -517,4 +530,4 @@ def test_recoveries_on_a_gpu(step_on_gpu, monkeypatch):
     reads = [i for i, name in enumerate(order) if name == "read"]
     assert len(reads) == 8
     for i in reads:
-        assert order[i - 2 : i] == ["wait", "empty"]
+        assert order[i - 3 : i] == ["autograd", "wait", "empty"]

@@ -45,7 +45,8 @@ from membudget.measuring import (
     replay,
 )
 from membudget.measuring import optimizer_tensors as states
-from membudget.measuring.device import read_memory
+from membudget.measuring.device import read_memory, reset_peak
+from membudget.measuring.out_of_memory import wait_for_autograd
 
 
 @experiment(
@@ -428,6 +429,7 @@ def _simulated(
 
 def _release(device: torch.device) -> None:
     """Free what nobody holds, the allocator's cache included."""
+    wait_for_autograd(device)
     gc.collect()
     if device.type != "cpu":
         torch.cuda.synchronize(device)
@@ -528,9 +530,34 @@ def _measure_largest(
     found = dict.fromkeys(("seconds", "requested", "allocated", "reserved"))
     if batch:
         with suppress(torch.OutOfMemoryError):  # in a later step after all
-            found = _step(replace(work, window=batch), warm_up, repeats)
+            found = _going_on(replace(work, window=batch), warm_up, repeats)
     _release(work.device)
     return {"batch": batch, "tried": tried, **found}
+
+
+def _going_on(work: Segmented, warm_up: int, repeats: int) -> dict:
+    """As :func:`_step`, with the cache as the steps before have left it.
+
+    What fits because of what is in the cache would not fit without it.
+    """
+    if work.device.type == "cpu":
+        return _step(work, warm_up, repeats)
+    network, optimizer = work.build()
+
+    def train() -> None:
+        work.train(network, optimizer, work.window)
+
+    for _ in range(STEPS):
+        reset_peak(work.device)
+        train()
+    torch.cuda.synchronize(work.device)
+    memory = read_memory(work.device)
+    return {
+        "seconds": seconds(train, work.device, warm_up, repeats),
+        "requested": memory.peak_requested,
+        "allocated": memory.peak_allocated,
+        "reserved": memory.peak_reserved,
+    }
 
 
 def _survives(work: Segmented, budget: int) -> bool:
@@ -620,6 +647,7 @@ def _by_except(
     except torch.OutOfMemoryError:
         failed = True
     if failed:  # the error, and what its frames held, are gone by now
+        wait_for_autograd(work.device)
         optimizer.zero_grad()
     return failed, None
 

@@ -24,7 +24,7 @@ def describe_device(device: torch.device) -> dict:
         return {
             "kind": "cpu",
             "name": _processor(),
-            "memory": _physical_memory(),
+            "memory": physical_memory(),
             "capability": torch.backends.cpu.get_cpu_capability(),
             "driver": None,
             "cuda": None,
@@ -92,7 +92,8 @@ def _processor() -> str:
     return brand or platform.processor() or platform.machine() or "CPU"
 
 
-def _physical_memory() -> int | None:
+def physical_memory() -> int | None:
+    """Bytes of the CPU's memory; None where the system does not tell."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 from membudget.experiments.definition import experiment
+from membudget.experiments.machine import physical_memory
 from membudget.experiments.precision import _clear, seeded
 from membudget.experiments.record import Record, check_experiment
 from membudget.experiments.runner import is_out_of_memory
@@ -564,8 +565,8 @@ def _measure_one(
 ) -> dict:
     """One training on one device; None where it cannot be."""
     nothing = dict.fromkeys(ONE)
-    if run == "offloaded" and device.type == "cpu":
-        return {"outcome": "needs a GPU to offload from", **nothing}
+    if run == "offloaded" and (why := _not_offloaded(task, device)):
+        return {"outcome": why, **nothing}
     try:
         if run == "plain":
             begin = partial(start, task, device)
@@ -582,6 +583,23 @@ def _measure_one(
             raise
         traceback.clear_frames(error.__traceback__)
     return {"outcome": "out of memory", **nothing}
+
+
+def _not_offloaded(task: Task, device: torch.device) -> str | None:
+    """Why nothing can be offloaded; None if it can.
+
+    A process that takes more than the CPU's memory is killed by the system,
+    without an error.
+    """
+    if device.type == "cpu":
+        return "needs a GPU to offload from"
+    with META:
+        network = GPT(**task.shape)
+    needed = rank_states(units_of(network, network.blocks), 1).total * 5 // 4
+    there = physical_memory()
+    if there is None or needed <= there:
+        return None
+    return f"needs {needed >> 30} GiB of the CPU's memory, of {there >> 30}"
 
 
 @contextmanager
