@@ -607,7 +607,8 @@ def load(
 def best(name: str, folder: Path = RECORDS) -> Record:
     """The record that a page shows: a GPU's, the largest size, or the CPU's.
 
-    Among several the newest. Where no size needs a GPU, the size decides.
+    Among several the newest. Where no size needs a GPU, the size decides. One
+    that ran out of memory, and so lacks samples, is not shown.
 
     Raises:
         ValueError: as :func:`load`.
@@ -623,7 +624,7 @@ def best(name: str, folder: Path = RECORDS) -> Record:
     records = [
         record
         for record in load(name, folder=folder)
-        if record["outcome"] in FINISHED and record["samples"]
+        if record["outcome"] == "measured"
     ]
     if not records:
         raise LookupError(f"{name}: {missing(name, folder)}")
