@@ -524,10 +524,11 @@ def test_recoveries_on_a_gpu(step_on_gpu, monkeypatch):
     assert watched == [None] * 3  # there is a real limit
     assert [work.device for work in warmed] == [CUDA]
     caps = [done[1] for done in step_on_gpu if done[0] == "cap"]
-    assert caps == [TIGHT["budget"] / TOTAL, 0.75] * 2
+    held = 7  # by libraries
+    assert caps == [(TIGHT["budget"] + held) / TOTAL, 0.75] * 2
     # Every reading finds an empty cache.
     order = names(step_on_gpu)
     reads = [i for i, name in enumerate(order) if name == "read"]
-    assert len(reads) == 8
-    for i in reads:
+    assert len(reads) == 1 + 8  # what libraries hold, first
+    for i in reads[1:]:
         assert order[i - 3 : i] == ["autograd", "wait", "empty"]

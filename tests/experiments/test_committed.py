@@ -6,40 +6,36 @@ from experiments_helpers import WITHIN_OPERATORS
 from membudget import experiments, tabletop
 from membudget.experiments.ledger import summary
 from membudget.experiments.precision import scenarios
-from membudget.experiments.sharding import CALLS, residuals
+from membudget.experiments.sharding import residuals
 
 SCALED_LOSS = 4
-KINDS = ("parameters", "gradients", "optimizer")
-AGREE = {
-    "allocator": ("batch", "requested"),
-    "micro_batch": ("micro_batch", "bytes"),
-    "segments_mlp": ("batch", "count", "bytes"),
-    "segments_gpt": ("batch", "count", "bytes"),
-    "schedules_gpt": ("way", "number", "bytes"),
-    "largest_batch": ("batch", "count"),
-    "batch_questions": ("largest", "failures"),
-    "sharded_ranks": ("states", *CALLS),
-    "fsdp_ranks": ("ranks", "stage", *KINDS, *CALLS),
-    "fsdp_one_gpu": ("peak", *KINDS, "on_device"),
-}
-"""What is predicted of each run and measured."""
-
-MEASURED = {"bytes": "requested", "peak": "requested"}
-"""What a sample calls it."""
+COMPARED = [
+    name
+    for name, experiment in experiments.catalogue().items()
+    if experiment.compares
+]
 
 
-@pytest.mark.parametrize("name", AGREE)
+@pytest.mark.parametrize("name", COMPARED)
 def test_what_is_predicted_is_measured(name):
     for record in experiments.load(name, device="cpu"):
-        values = record["prediction"]["values"].values()
-        (rows,) = (value for value in values if isinstance(value, list))
-        for row, sample in zip(rows, record["samples"], strict=True):
-            if sample.get("outcome", "measured") != "measured":
-                continue
-            for key in AGREE[name]:
-                found = sample[MEASURED.get(key, key)]
-                slack = WITHIN_OPERATORS * (key in ("bytes", "requested"))
-                assert found == row[key] or 0 < found - row[key] <= slack
+        rows = experiments.compared(record)
+        assert any(row.rest is not None for row in rows)
+        for row in rows:
+            if row.rest is not None:
+                slack = WITHIN_OPERATORS * (row.value == "requested")
+                assert 0 <= row.rest <= slack
+
+
+def test_each_run_is_compared_with_its_own_prediction():
+    """By hand: the first values that tell a run stand in row and sample."""
+    for name in COMPARED:
+        for record in experiments.load(name, device="cpu"):
+            values = record["prediction"]["values"].values()
+            (rows,) = (value for value in values if isinstance(value, list))
+            for row, sample in zip(rows, record["samples"], strict=True):
+                same = [key for key in row if key in record["units"]]
+                assert row[same[0]] == sample[same[0]]
 
 
 def test_no_question_ran_out_of_memory():

@@ -88,6 +88,36 @@ def test_the_commit_is_stated_where_there_is_no_git(package, monkeypatch):
     assert machine.commit() == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("noted", "commit"),
+    [
+        (
+            {"url": "x", "vcs_info": {"vcs": "git", "commit_id": COMMIT}},
+            COMMIT,
+        ),
+        ({"url": "x", "dir_info": {"editable": True}}, None),
+        (None, None),
+    ],
+)
+def test_the_commit_of_a_package_that_pip_took_from_a_repository(
+    package, monkeypatch, noted, commit
+):
+    text = None if noted is None else json.dumps(noted)
+    found = SimpleNamespace(read_text={"direct_url.json": text}.get)
+    monkeypatch.setattr(machine, "distribution", {"membudget": found}.get)
+    assert machine.commit() == (commit, None)
+
+
+def test_the_size_of_a_device(monkeypatch):
+    assert machine.size_for(torch.device("cpu")) == "tiny"
+    for total, size in ((15_095 << 20, "t4"), (24 << 30, "large")):
+        card = SimpleNamespace(total_memory=total)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device, card=card: card
+        )
+        assert machine.size_for(torch.device("cuda")) == size
+
+
 @pytest.mark.parametrize("stated", ["main", COMMIT[:7], COMMIT.upper()])
 def test_a_stated_commit_that_is_none(package, monkeypatch, stated):
     monkeypatch.setenv(machine.COMMIT, stated)

@@ -441,3 +441,47 @@ def test_provenance_says_what_is_uncertain(change, words):
     record = good(**{**current(), **change})
     assert records.provenance(record).endswith(words)
     assert records.is_current(record) == ("earlier" not in words)
+
+
+def test_compared():
+    """Three runs; the second has a library's bytes in it, the third is not
+    there: the card was full."""
+    rows = [{"micro_batch": n, "bytes": 100 * n} for n in (1, 2, 4)]
+    samples = [
+        {"micro_batch": 1, "requested": 100, "workspace": None},
+        {"micro_batch": 2, "requested": 250, "workspace": 30},
+    ]
+    record = good(
+        experiment="micro_batch",
+        parameters={"micro_batches": [1, 2, 4], "warm_up": 0, "repeats": 1},
+        prediction={"utc": GOOD["utc"], "values": {"of": 7, "peak": rows}},
+        samples=samples,
+    )
+    found = records.compared(record)
+    assert [(row.run, row.predicted, row.rest) for row in found] == [
+        ("1", 100, 0),
+        ("2", 200, 20),
+    ]
+    samples[0]["requested"] = rows[1]["bytes"] = None
+    record.update(samples=samples, prediction={"values": {"peak": rows}})
+    (row,) = records.compared(record)
+    assert (row.measured, row.rest) == (None, None)
+
+
+def test_the_values_of_each_rank_are_compared_as_a_sum():
+    row = {"parameters": [4, 4], "gradients": None, "optimizer": None}
+    calls = dict.fromkeys(
+        ("gathers", "all_gather", "reductions", "reduce_scatter")
+    )
+    record = good(
+        experiment="fsdp_ranks",
+        parameters={"runs": [[2, "zero-2"]]},
+        prediction={"values": {"runs": [row | calls]}},
+        samples=[{"parameters": [4, 5]}],
+    )
+    (found,) = records.compared(record)
+    assert (found.run, found.predicted, found.rest) == ("2 zero-2", 8, 1)
+
+
+def test_what_predicts_no_value_of_a_sample_is_not_compared():
+    assert records.compared(good()) == []

@@ -1,7 +1,6 @@
 """``python -m membudget.experiments list | run | check``."""
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -91,7 +90,6 @@ def run_experiments(given: argparse.Namespace) -> int:
         raise Refused(error) from None
     experiments = experiments or list(record.catalogue(record.HERE).values())
     _prepare(given.out)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
 
     from membudget.experiments import machine, runner  # need torch
 

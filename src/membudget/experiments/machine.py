@@ -4,10 +4,12 @@ No host name, user name or path.
 """
 
 import contextlib
+import json
 import os
 import platform
 import re
 import subprocess
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import torch
@@ -61,8 +63,9 @@ def commit() -> tuple[str | None, bool | None]:
     """The commit of this code, and whether the package is as committed.
 
     Without git the commit is that of the environment variable
-    ``MEMBUDGET_COMMIT``, if it is set, and nothing is known of changes.
-    Records do not count as changes.
+    ``MEMBUDGET_COMMIT``, if it is set, or else the one from which pip has
+    installed the package, and nothing is known of changes. Records do not
+    count as changes.
 
     Raises:
         ValueError: the variable holds no commit.
@@ -79,7 +82,27 @@ def commit() -> tuple[str | None, bool | None]:
             f"{COMMIT} is {stated!r}: set it to the output of "
             "git rev-parse HEAD, or unset it"
         )
-    return stated or None, None
+    return stated or _installed_commit(), None
+
+
+def _installed_commit() -> str | None:
+    """The commit that pip has noted for a package from a repository (PEP
+    610)."""
+    with contextlib.suppress(PackageNotFoundError, ValueError):
+        noted = distribution("membudget").read_text("direct_url.json")
+        return json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
+    return None
+
+
+def size_for(device: torch.device) -> str:
+    """The one of :data:`SIZES` that a device is meant for.
+
+    ``t4`` up to 20 GB, ``large`` above; ``tiny`` on a CPU.
+    """
+    if device.type == "cpu":
+        return "tiny"
+    total = torch.cuda.get_device_properties(device).total_memory
+    return "t4" if total < 20e9 else "large"
 
 
 def _processor() -> str:

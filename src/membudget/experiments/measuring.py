@@ -28,6 +28,11 @@ from membudget.measuring import PeakTracker, replay
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="batches",
+    compares={
+        "requested": "requested",
+        "allocated": "allocated",
+        "reserved": "reserved",
+    },
 )
 def allocator(
     device: torch.device,

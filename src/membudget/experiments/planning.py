@@ -124,6 +124,7 @@ def training(job: Job, plan: Plan, device: torch.device) -> Callable[[], None]:
         "seconds": "s for our answer, each repeat",
     },
     over="questions",
+    compares={"largest": "largest", "failures": "failures"},
 )
 def batch_questions(
     device: torch.device,

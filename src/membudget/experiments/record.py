@@ -48,6 +48,8 @@ class Experiment:
         units: unit of each value of a sample.
         over: the parameter, a list, that has one sample for each value.
         source: hash of its code (:func:`source_hash`).
+        compares: values of a sample, each with the value of its row in the
+            prediction that it should be.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Experiment:
     units: dict[str, str]
     over: str
     source: str
+    compares: dict[str, str]
 
     @property
     def gpu(self) -> bool:
@@ -88,7 +91,7 @@ def catalogue(folder: Path = HERE) -> dict[str, Experiment]:
                     f"hold an experiment {node.name}: rename one"
                 )
             try:
-                given = {
+                given = {"compares": {}} | {
                     keyword.arg: _value(keyword.value, names)
                     for keyword in call.keywords
                 }
@@ -629,6 +632,71 @@ def best(name: str, folder: Path = RECORDS) -> Record:
     if not records:
         raise LookupError(f"{name}: {missing(name, folder)}")
     return max(records, key=rank)
+
+
+class Compared(NamedTuple):
+    """One value that was predicted and measured.
+
+    Attributes:
+        run: which one of the record's runs, in words.
+        value: its name in a sample.
+        predicted: in the sample's unit.
+        measured: likewise; None where the device does not tell.
+        workspace: bytes of libraries in what was measured.
+    """
+
+    run: str
+    value: str
+    predicted: float
+    measured: float | None
+    workspace: int
+
+    @property
+    def rest(self) -> float | None:
+        """What was measured beyond the prediction and the libraries."""
+        if self.measured is None:
+            return None
+        return self.measured - self.workspace - self.predicted
+
+
+def compared(record: Record) -> list[Compared]:
+    """The values of a record that were predicted and measured.
+
+    What a run has several of, one for each rank, is summed. Empty where an
+    experiment predicts something else than a value of its samples.
+
+    Raises:
+        ValueError: no experiment has the record's name.
+    """
+    pairs = find(record["experiment"]).compares
+    if not pairs:
+        return []
+    values = record["prediction"]["values"].values()
+    (rows,) = (value for value in values if isinstance(value, list))
+    over = find(record["experiment"]).over
+    found = []
+    for row, sample, run in zip(
+        rows, record["samples"], record["parameters"][over], strict=False
+    ):
+        name = " ".join(map(str, run if isinstance(run, list) else [run]))
+        for value, key in pairs.items():
+            if row[key] is None:
+                continue
+            within = value in ("requested", "allocated", "reserved")
+            found.append(
+                Compared(
+                    name,
+                    value,
+                    _sum(row[key]),
+                    _sum(sample[value]),
+                    (sample.get("workspace") or 0) * within,
+                )
+            )
+    return found
+
+
+def _sum(value: Any) -> float | None:
+    return sum(value) if isinstance(value, list) else value
 
 
 def missing(name: str, folder: Path = RECORDS) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import re
 import time
 import traceback
@@ -51,6 +52,7 @@ def run(
     Raises:
         OSError: the folder cannot be written to.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
     commit, clean = machine.commit()
     for experiment in experiments:
         fresh = record.new(

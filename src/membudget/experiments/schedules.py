@@ -35,6 +35,7 @@ from membudget.experiments.workload import META, Workload, workspace
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="runs",
+    compares={"requested": "bytes"},
 )
 def schedules_gpt(
     device: torch.device,

@@ -70,6 +70,13 @@ from membudget.sharding import (
         "seconds": "s for the simulation, each repeat",
     },
     over="runs",
+    compares={
+        "states": "states",
+        "gathers": "gathers",
+        "all_gather": "all_gather",
+        "reductions": "reductions",
+        "reduce_scatter": "reduce_scatter",
+    },
 )
 def sharded_ranks(
     device: torch.device,
@@ -134,6 +141,13 @@ def sharded_ranks(
         "seconds": "s for a step, each repeat",
     },
     over="runs",
+    compares={
+        "parameters": "parameters",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        "on_device": "on_device",
+        "requested": "peak",
+    },
 )
 def fsdp_one_gpu(
     device: torch.device,
@@ -200,6 +214,15 @@ def fsdp_one_gpu(
         "seconds": "s for a step on the slowest rank, each repeat",
     },
     over="runs",
+    compares={
+        "parameters": "parameters",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        "gathers": "gathers",
+        "all_gather": "all_gather",
+        "reductions": "reductions",
+        "reduce_scatter": "reduce_scatter",
+    },
 )
 def fsdp_ranks(
     device: torch.device,
