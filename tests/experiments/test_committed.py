@@ -6,17 +6,13 @@ from experiments_helpers import WITHIN_OPERATORS
 from membudget import experiments, tabletop
 from membudget.experiments.ledger import summary
 from membudget.experiments.precision import scenarios
+from membudget.experiments.record import COMPARES
 from membudget.experiments.sharding import residuals
 
 SCALED_LOSS = 4
-COMPARED = [
-    name
-    for name, experiment in experiments.catalogue().items()
-    if experiment.compares
-]
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", COMPARES)
 def test_what_is_predicted_is_measured(name):
     for record in experiments.load(name, device="cpu"):
         rows = experiments.compared(record)
@@ -29,7 +25,7 @@ def test_what_is_predicted_is_measured(name):
 
 def test_each_run_is_compared_with_its_own_prediction():
     """By hand: the first values that tell a run stand in row and sample."""
-    for name in COMPARED:
+    for name in COMPARES:
         for record in experiments.load(name, device="cpu"):
             values = record["prediction"]["values"].values()
             (rows,) = (value for value in values if isinstance(value, list))

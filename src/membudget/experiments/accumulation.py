@@ -30,7 +30,6 @@ from membudget.measuring import optimizer_tensors as states
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="micro_batches",
-    compares={"requested": "bytes"},
 )
 def micro_batch(
     device: torch.device,

@@ -53,7 +53,6 @@ from membudget.measuring.out_of_memory import wait_for_autograd
     sizes=SEGMENTS_MLP,
     units=SEGMENTS_UNITS,
     over="runs",
-    compares={"requested": "bytes"},
 )
 def segments_mlp(
     device: torch.device,
@@ -86,7 +85,6 @@ def segments_mlp(
     sizes=SEGMENTS_GPT,
     units=SEGMENTS_UNITS,
     over="runs",
-    compares={"requested": "bytes"},
 )
 def segments_gpt(
     device: torch.device,
@@ -122,7 +120,6 @@ def segments_gpt(
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="variants",
-    compares={"batch": "batch"},
 )
 def largest_batch(
     device: torch.device,

@@ -8,11 +8,7 @@ from membudget.experiments.record import SIZES
 
 
 def experiment(
-    *,
-    sizes: dict[str, dict],
-    units: dict[str, str],
-    over: str,
-    compares: dict[str, str] | None = None,
+    *, sizes: dict[str, dict], units: dict[str, str], over: str
 ) -> Callable[[Callable], Callable]:
     """Declare a generator function in a module of this package.
 
@@ -27,9 +23,6 @@ def experiment(
             among them ``warm_up`` and ``repeats``.
         units: the unit of each value of a sample, in words.
         over: the parameter, a list, that has one sample for each value.
-        compares: values of a sample, each with the value of its row in the
-            prediction that it should be
-            (:func:`membudget.experiments.record.compared`).
 
     Write each as a literal or as a name of
     :mod:`membudget.experiments.sizes`: the book reads them without running
@@ -69,11 +62,6 @@ def experiment(
                     f"{name} at size {size}: its parameter {over!r} must be "
                     "a list"
                 )
-        if unknown := (compares or {}).keys() - units.keys():
-            raise ValueError(
-                f"{name} compares {', '.join(sorted(unknown))}: use values "
-                f"of a sample: {', '.join(units)}"
-            )
         function.sizes, function.units, function.over = sizes, units, over
         return function
 

@@ -28,11 +28,6 @@ from membudget.measuring import PeakTracker, replay
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="batches",
-    compares={
-        "requested": "requested",
-        "allocated": "allocated",
-        "reserved": "reserved",
-    },
 )
 def allocator(
     device: torch.device,

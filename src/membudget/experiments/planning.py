@@ -124,7 +124,6 @@ def training(job: Job, plan: Plan, device: torch.device) -> Callable[[], None]:
         "seconds": "s for our answer, each repeat",
     },
     over="questions",
-    compares={"largest": "largest", "failures": "failures"},
 )
 def batch_questions(
     device: torch.device,

@@ -51,7 +51,6 @@ from membudget.precision import FORMATS, ScaleTrace, support, tf32
         "skipped": "steps that were skipped after an overflow",
     },
     over="runs",
-    compares={"requested": "dry_run", "saved": "saved"},
 )
 def mixed_precision(
     device: torch.device,

@@ -48,8 +48,6 @@ class Experiment:
         units: unit of each value of a sample.
         over: the parameter, a list, that has one sample for each value.
         source: hash of its code (:func:`source_hash`).
-        compares: values of a sample, each with the value of its row in the
-            prediction that it should be.
     """
 
     name: str
@@ -59,7 +57,6 @@ class Experiment:
     units: dict[str, str]
     over: str
     source: str
-    compares: dict[str, str]
 
     @property
     def gpu(self) -> bool:
@@ -91,7 +88,7 @@ def catalogue(folder: Path = HERE) -> dict[str, Experiment]:
                     f"hold an experiment {node.name}: rename one"
                 )
             try:
-                given = {"compares": {}} | {
+                given = {
                     keyword.arg: _value(keyword.value, names)
                     for keyword in call.keywords
                 }
@@ -634,6 +631,34 @@ def best(name: str, folder: Path = RECORDS) -> Record:
     return max(records, key=rank)
 
 
+_PEAK = {"requested": "bytes"}
+_STATES = {key: key for key in ("parameters", "gradients", "optimizer")}
+_CALLS = {
+    key: key
+    for key in ("gathers", "all_gather", "reductions", "reduce_scatter")
+}
+COMPARES: dict[str, dict[str, str]] = {
+    "allocator": {k: k for k in ("requested", "allocated", "reserved")},
+    "batch_questions": {"largest": "largest", "failures": "failures"},
+    "fsdp_one_gpu": {
+        **_STATES,
+        "on_device": "on_device",
+        "requested": "peak",
+    },
+    "fsdp_ranks": {**_STATES, **_CALLS},
+    "largest_batch": {"batch": "batch"},
+    "micro_batch": _PEAK,
+    "mixed_precision": {"requested": "dry_run", "saved": "saved"},
+    "schedules_gpt": _PEAK,
+    "segments_gpt": _PEAK,
+    "segments_mlp": _PEAK,
+    "sharded_ranks": {"states": "states", **_CALLS},
+    "step_peaks": {"requested": "dry_run"},
+}
+"""Values of a sample, each with the one of its row in the prediction that it
+should be, for each experiment that predicts some."""
+
+
 class Compared(NamedTuple):
     """One value that was predicted and measured.
 
@@ -668,12 +693,12 @@ def compared(record: Record) -> list[Compared]:
     Raises:
         ValueError: no experiment has the record's name.
     """
-    pairs = find(record["experiment"]).compares
+    over = find(record["experiment"]).over
+    pairs = COMPARES.get(record["experiment"])
     if not pairs:
         return []
     values = record["prediction"]["values"].values()
     (rows,) = (value for value in values if isinstance(value, list))
-    over = find(record["experiment"]).over
     found = []
     for row, sample, run in zip(
         rows, record["samples"], record["parameters"][over], strict=False

@@ -18,6 +18,7 @@ import torch
 from membudget.experiments import machine, record
 from membudget.experiments.progress import Progress
 from membudget.experiments.record import Experiment, Record
+from membudget.measuring.device import resolve_device
 
 
 class Result(NamedTuple):
@@ -53,6 +54,7 @@ def run(
         OSError: the folder cannot be written to.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
+    device = resolve_device(device)  # with its number
     commit, clean = machine.commit()
     for experiment in experiments:
         fresh = record.new(

@@ -35,7 +35,6 @@ from membudget.experiments.workload import META, Workload, workspace
         "workspace": "bytes that libraries hold in the allocator",
     },
     over="runs",
-    compares={"requested": "bytes"},
 )
 def schedules_gpt(
     device: torch.device,

@@ -70,13 +70,6 @@ from membudget.sharding import (
         "seconds": "s for the simulation, each repeat",
     },
     over="runs",
-    compares={
-        "states": "states",
-        "gathers": "gathers",
-        "all_gather": "all_gather",
-        "reductions": "reductions",
-        "reduce_scatter": "reduce_scatter",
-    },
 )
 def sharded_ranks(
     device: torch.device,
@@ -141,13 +134,6 @@ def sharded_ranks(
         "seconds": "s for a step, each repeat",
     },
     over="runs",
-    compares={
-        "parameters": "parameters",
-        "gradients": "gradients",
-        "optimizer": "optimizer",
-        "on_device": "on_device",
-        "requested": "peak",
-    },
 )
 def fsdp_one_gpu(
     device: torch.device,
@@ -214,15 +200,6 @@ def fsdp_one_gpu(
         "seconds": "s for a step on the slowest rank, each repeat",
     },
     over="runs",
-    compares={
-        "parameters": "parameters",
-        "gradients": "gradients",
-        "optimizer": "optimizer",
-        "gathers": "gathers",
-        "all_gather": "all_gather",
-        "reductions": "reductions",
-        "reduce_scatter": "reduce_scatter",
-    },
 )
 def fsdp_ranks(
     device: torch.device,
