@@ -1,5 +1,6 @@
 """The bytes of plans: against their programs, run and tracked."""
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -101,9 +102,13 @@ def test_the_residual_of_shards(stage, checkpointed):
 def test_a_gpus_rules_are_the_ledgers(network):
     plan = Plan(2, 3, 2, "autocast")
     options = {"checkpointed": 3, "loss_chunks": 2, "recipe": "autocast"}
-    gpu = {"lists": "cuda", "kernels": "cuda", "foreach": True}
-    predicted = predict(network, 4, 64, micro_batch=2, **gpu, **options)
-    assert at_peak(Job(network, 64, 4), plan) == predicted.at_peak
+    gpu = {"lists": "cuda", "kernels": "cuda"}
+    for way, fused in {"foreach": False, "fused": True}.items():
+        predicted = predict(
+            network, 4, 64, micro_batch=2, **gpu, **{way: True}, **options
+        )
+        one = replace(plan, fused=fused)
+        assert at_peak(Job(network, 64, 4), one) == predicted.at_peak
 
 
 def any_shape(rng):

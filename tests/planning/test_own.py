@@ -34,10 +34,11 @@ def next_token(model, x, y):
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def job_of(samples, make=torch.optim.AdamW, shape=SHAPE):
+def job_of(samples, make=torch.optim.AdamW, shape=SHAPE, **way):
     torch.manual_seed(0)
     model = shape.build("cpu")
-    optimizer = make(model.parameters(), lr=0.1, foreach=False)
+    way = way or {"foreach": False}
+    optimizer = make(model.parameters(), lr=0.1, **way)
     x, y = (torch.randint(40, (samples, 8)) for _ in range(2))
     given = {"optimizer": optimizer, "blocks": model.blocks}
     return OwnJob(model, next_token, x, y, **given)
@@ -48,13 +49,15 @@ def own():
     return job_of(11)
 
 
-def test_its_plans_are_those_of_the_same_network(own):
+@pytest.mark.parametrize("fused", [False, True])
+def test_its_plans_are_those_of_the_same_network(own, fused):
     """By the ledger, and where straight lines fill in: 3 of 11, 9."""
     other = Job(SHAPE, 8, 11, "cpu")
-    plans = [Plan(11), Plan(9), Plan(4, 1), Plan(3, 2)]
-    for plan in plans:
-        assert memory(own, plan) == memory(other, plan), plan
-        assert work(own, plan) == work(other, plan), plan
+    own = job_of(11, fused=True) if fused else own
+    for choice in [(11,), (9,), (4, 1), (3, 2)]:
+        plan, same = Plan(*choice), Plan(*choice, fused=fused)
+        assert memory(own, plan) == memory(other, same), plan
+        assert work(own, plan) == work(other, same), plan
     assert static(own, Plan(1)) == static(other, Plan(1))
 
 

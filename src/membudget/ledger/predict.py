@@ -29,6 +29,7 @@ def predict(
     kept_attention: bool = False,
     kernels: str = "cpu",
     foreach: bool = False,
+    fused: bool = False,
     buffers: int | None = None,
     keep_gradients: bool = False,
 ) -> Prediction:
@@ -62,6 +63,8 @@ def predict(
             statistics in fp32, and run RMSNorm as one operator.
         foreach: whether the optimizer works on all parameters at once, which
             is PyTorch's way on a GPU, too.
+        fused: whether one kernel does the optimizer's whole step, without
+            temporaries (``torch.optim.AdamW(…, fused=True)``).
         buffers: bytes of buffers, counted as parameters; by default those
             of the network.
         keep_gradients: the gradients stay from step to step, as after
@@ -72,8 +75,9 @@ def predict(
             for a transformer.
         ValueError: an unknown recipe or optimizer, other lists, a size that
             is not a positive whole number, blocks that do not exist or are
-            named twice, attention to be kept that is not fused, or a chain
-            with an option that is a transformer's.
+            named twice, attention to be kept that is not fused, an
+            optimizer both ``foreach`` and ``fused``, or a chain with an
+            option that is a transformer's.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(keep_gradients, "keep_gradients")
@@ -129,7 +133,9 @@ def predict(
     workspace, kept = [], 0
     if optimizer is not None:
         kept = optimizer_bytes(weights, recipe, optimizer)
-        workspace = update_workspace(weights, recipe, optimizer, foreach)
+        workspace = update_workspace(
+            weights, recipe, optimizer, foreach, fused
+        )
     return walk(
         papers,
         states=kept,

@@ -204,6 +204,7 @@ def update_workspace(
     recipe: str = "fp32",
     optimizer: str = "adam",
     foreach: bool = False,
+    fused: bool = False,
 ) -> list[int]:
     """Bytes that the optimizer's step allocates, at each of its moments.
 
@@ -211,22 +212,27 @@ def update_workspace(
     parameter. One by one (``foreach=False``, its way on a CPU) both are
     there at once, together with the denominator of the parameter before.
     All at once (``foreach=True``, its way on a GPU) the roots of all
-    parameters are there: 4 bytes per fp32 parameter more. With a master copy
-    the gradients of all parameters are first copied to fp32, where they are
-    not there in fp32. SGD and 8-bit Adam make nothing.
+    parameters are there: 4 bytes per fp32 parameter more. Fused
+    (``fused=True``, never PyTorch's own choice) one kernel makes neither.
+    With a master copy the gradients of all parameters are first copied to
+    fp32, where they are not there in fp32. SGD and 8-bit Adam make nothing.
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: an unknown recipe or optimizer, or a size below 0.
+        ValueError: an unknown recipe or optimizer, a size below 0, or an
+            optimizer both ``foreach`` and ``fused``.
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     one_of(optimizer, OPTIMIZERS, "optimizer")
-    flag(foreach, "foreach")
+    if flag(foreach, "foreach") and flag(fused, "fused"):
+        raise ValueError(
+            "foreach and fused are two ways of one step: use one of them"
+        )
     sizes, copies = _sizes(sizes), 0
     if r.master and r.gradients < r.master:
         copies = r.master * sum(sizes)
     moments = [0]
-    if optimizer == "adam":
+    if optimizer == "adam" and not flag(fused, "fused"):
         item, before = r.stepped, 0
         if foreach:
             moments = [item * sum(sizes)]

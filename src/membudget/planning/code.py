@@ -7,7 +7,7 @@ from membudget.ledger import RECIPES
 OPTIMIZERS = {
     "sgd": "torch.optim.SGD({}, lr=1e-3)",
     "momentum": "torch.optim.SGD({}, lr=1e-3, momentum=0.9)",
-    "adam": "torch.optim.Adam({}, lr=1e-3)",
+    "adam": "torch.optim.AdamW({}, lr=1e-3{})",
     "adam-8bit": "bitsandbytes.optim.Adam8bit({}, lr=1e-3)",
 }
 """How each of :data:`membudget.ledger.OPTIMIZERS` is made."""
@@ -219,7 +219,10 @@ def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
         yield "for total, weight in zip(sums, weights, strict=True):"
         hook = "partial(add_to, total)"
         yield f"    weight.register_post_accumulate_grad_hook({hook})"
-    yield f"optimizer = {OPTIMIZERS[plan.optimizer].format(stepped)}"
+    way = ", fused=True" if plan.fused else ""
+    made = OPTIMIZERS[plan.optimizer].format(stepped, way)
+    head, _, given = made.removesuffix(")").partition("(")
+    yield from _call(f"optimizer = {head}", *given.split(", "))
 
 
 def _step(plan, recipe, copied: bool, share: int) -> Iterator[str]:

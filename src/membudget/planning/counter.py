@@ -50,6 +50,8 @@ class WorkCounter(FlopCounter):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         made = tensors([result])
         packet = func.overloadpacket
+        if result is None and func._schema.is_mutable:
+            made = tensors(_written(func, args))
         if not made or packet.__name__.startswith(("empty", "new_empty")):
             return result
         given = tensors([*args, kwargs or {}])
@@ -62,6 +64,22 @@ class WorkCounter(FlopCounter):
             self.operators += 1
             self.bytes += sum(t.nbytes for t in given + made)
         return result
+
+
+def _written(func, args: Sequence) -> list:
+    """The arguments that an operator without a result writes.
+
+    A fused optimizer's could write its gradients, which it does for a scaler
+    alone.
+    """
+    schema = zip(func._schema.arguments, args, strict=False)
+    return [
+        value
+        for argument, value in schema
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and argument.name != "grads"
+    ]
 
 
 Counts = tuple[int, int, int]

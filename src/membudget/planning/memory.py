@@ -75,9 +75,9 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     found = []
     moments = _predicted(job, plan, plan.micro_batch).moments
     parts = list(zip(parts_of(moments), moments, strict=True))
-    several, foreach = plan.micro_batch < share, job.device == "cuda"
+    several, device = plan.micro_batch < share, job.device
     family = family_of(plan)
-    for part, held, extra in held_in(job.network, family, foreach, several):
+    for part, held, extra in held_in(job.network, family, device, several):
         at = max(
             (moment for place, moment in parts if place == part),
             key=load,
@@ -120,7 +120,12 @@ def parts_of(moments: Sequence[PaperMoment]) -> list[str]:
         places.setdefault(key, []).append(number)
     through, back = places[True, True][-1], places[False, False][0]
     first, last = places[False, True][0], places[False, True][-1]
-    ends = through, back - 1, back, first - 1, last, len(moments)
+    head = next(
+        n
+        for n in range(back, first)
+        if moments[n].phase == "backward" and moments[n].row.startswith("head")
+    )
+    ends = through, back - 1, back, head - 1, first - 1, last, len(moments)
     return [PARTS[bisect_left(ends, n)] for n in range(len(moments))]
 
 
@@ -157,8 +162,11 @@ def states_of(network: Transformer, family: Plan) -> States:
 
 
 @lru_cache(1000)
-def workspace(network: Transformer, family: Plan, foreach: bool) -> int:
-    """Bytes that the optimizer's step allocates, at its worst moment."""
+def workspace(network: Transformer, family: Plan, device: str) -> int:
+    """Bytes that the optimizer's step allocates, at its worst moment.
+
+    What is not fused steps as PyTorch does by itself on the device.
+    """
     recipe, sizes = family.recipe, _sizes(network)
     if family.stage != "ddp":  # the rank's rows, as they are stored
         recipe = "bf16" if RECIPES[recipe].stepped == 2 else "fp32"
@@ -167,12 +175,17 @@ def workspace(network: Transformer, family: Plan, foreach: bool) -> int:
             for unit in _units(network)
             for shape in unit.shapes
         ]
-    return max(update_workspace(sizes, recipe, family.optimizer, foreach))
+    foreach = device == "cuda" and not family.fused
+    return max(
+        update_workspace(
+            sizes, recipe, family.optimizer, foreach, family.fused
+        )
+    )
 
 
 @lru_cache(1000)
 def held_in(
-    network: Transformer, family: Plan, foreach: bool, several: bool
+    network: Transformer, family: Plan, device: str, several: bool
 ) -> list[tuple[str, Held, int]]:
     """Of FSDP2: parts of the step, what is held in them, and further bytes.
 
@@ -190,10 +203,10 @@ def held_in(
         gathered=recipe.parameters,
         reduced=recipe.gradients,
         embedding=2 if network.family == "gpt" else 1,
+        summed=several,
     )
-    # shards of the micro-batches before
-    before = several * (SCALED + moments.step.gradients)
-    last = workspace(network, family, foreach)
+    before = several * SCALED
+    last = workspace(network, family, device)
     return [
         *((part, moments.parts[part], before) for part in PARTS),
         ("optimizer", moments.step, last),
@@ -215,7 +228,11 @@ def _predicted(job: Job, plan: Plan, batch: int):
         checkpointed=plan.checkpointed,
         loss_chunks=plan.loss_chunks,
         kept_attention=plan.kept_attention,
-        **rules(job.network, job.device),
+        **{
+            **rules(job.network, job.device),
+            "foreach": job.device == "cuda" and not plan.fused,
+            "fused": plan.fused,
+        },
         keep_gradients=plan.ranks > 1 and not sharded,
     )
 

@@ -71,7 +71,7 @@ def peak(job: TrainedJob, plan: Plan, share: int) -> int:
     if isinstance(job, OwnJob):
         return job.dry.peak(plan)
     size, recipe = plan.micro_batch, plan.recipe
-    family, foreach = family_of(plan), job.device == "cuda"
+    family, device = family_of(plan), job.device
     several = size < share
     inputs = input_bytes(job, share)
     late = recipe == "master-fp32-gradients"
@@ -90,7 +90,7 @@ def peak(job: TrainedJob, plan: Plan, share: int) -> int:
         return inputs + max(
             held.total + further + _most(step, blocks, size, (part,), False)
             for part, held, further in held_in(
-                job.network, family, foreach, several
+                job.network, family, device, several
             )
         )
     held = states_of(job.network, family)
@@ -104,7 +104,7 @@ def peak(job: TrainedJob, plan: Plan, share: int) -> int:
         if several:
             last = held.gradients + _most(later, blocks, share - size)
             most = max(most, last)
-    update = held.gradients + workspace(job.network, family, foreach)
+    update = held.gradients + workspace(job.network, family, device)
     return inputs + held.parameters + held.optimizer + max(most, update)
 
 

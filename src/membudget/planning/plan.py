@@ -134,6 +134,9 @@ class Plan:
         ranks: that share the batch equally.
         kept_attention: whether checkpointed blocks keep the results of fused
             attention (selective recomputation).
+        fused: whether one kernel does Adam's step (``fused=True``);
+            otherwise it is PyTorch's own choice, on a GPU all parameters at
+            once (``foreach``).
 
     Raises:
         TypeError: an argument of a wrong kind.
@@ -149,6 +152,7 @@ class Plan:
     stage: str = "ddp"
     ranks: int = 1
     kept_attention: bool = False
+    fused: bool = True
 
     def __post_init__(self) -> None:
         numbers = {"micro_batch": 1, "checkpointed": 0, "ranks": 1}
@@ -157,7 +161,7 @@ class Plan:
         for name, least in numbers.items():
             value = whole(getattr(self, name), name, least)
             object.__setattr__(self, name, value)
-        flag(self.kept_attention, "kept_attention")
+        flag(self.kept_attention, "kept_attention"), flag(self.fused, "fused")
         one_of(self.recipe, RECIPES, "recipe")
         one_of(self.optimizer, OPTIMIZERS, "optimizer")
         one_of(self.stage, STAGES, "stage of a plan")
@@ -220,7 +224,9 @@ class Plan:
             parts.append(f"the loss in {self.loss_chunks} chunks")
         if isinstance(job, Job):  # else they are the model's own
             parts.append(WORDS.get(self.recipe, self.recipe))
-            parts.append(WORDS[self.optimizer])
+            plain = self.optimizer == "adam" and not self.fused
+            way = ", not fused" if plain else ""
+            parts.append(f"{WORDS[self.optimizer]}{way}")
         if self.ranks > 1 or self.stage != "ddp":
             parts.append(f"{self.stage} on {self.ranks} ranks")
         return ", ".join(parts)

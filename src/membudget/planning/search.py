@@ -27,6 +27,7 @@ AXES = (
     "optimizer",
     "stage",
     "kept_attention",
+    "fused",
 )
 """What a lock may hold."""
 
@@ -138,7 +139,8 @@ def search(
     loss whole or in chunks (:data:`CHUNKS`) × the stage. Recipe and optimizer
     change the training, so they are ``"fp32"`` and ``"adam"`` unless a lock
     says otherwise. Attention is kept under a checkpoint only where a lock
-    allows it, as in ``{"kept_attention": [False, True]}``. Plans with as many
+    allows it, as in ``{"kept_attention": [False, True]}``. The optimizer's
+    step is fused, which needs the least in every way. Plans with as many
     micro-batches take as long, so of these only the one with the least peak
     is looked at. Every n-th block instead
     of the first is no axis: with as many it takes as long, and never less
@@ -240,6 +242,7 @@ def _axes(
         "optimizer": OPTIMIZERS,
         "stage": STAGES if ranks > 1 else ("ddp",),
         "kept_attention": (False,),
+        "fused": (True,),
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
     given = {"recipe": "fp32", "optimizer": "adam"}
@@ -261,6 +264,8 @@ def _axes(
             values = listed(wanted, axis, "values")
         if axis in bounds:
             values = [whole(value, axis, *bounds[axis]) for value in values]
+        elif axis == "fused":
+            values = [flag(value, axis) for value in values]
         elif axis == "kept_attention":
             values = [flag(value, axis) for value in values]
             if True in values and not job.network.fused:
@@ -277,10 +282,12 @@ def _axes(
 
 
 def _families(axes: dict[str, list], ranks: int) -> Iterator[Plan]:
-    """A plan of each recipe, optimizer and stage that go together."""
-    for names in product(axes["recipe"], axes["optimizer"], axes["stage"]):
+    """A plan of each recipe, optimizer, stage and way to step that go
+    together."""
+    named = axes["recipe"], axes["optimizer"], axes["stage"]
+    for *names, fused in product(*named, axes["fused"]):
         with suppress(ValueError):
-            yield Plan(1, 0, None, *names, ranks)
+            yield Plan(1, 0, None, *names, ranks, fused=fused)
 
 
 def _sizes(share: int) -> list[int]:
@@ -317,6 +324,7 @@ def _savings(plan: Plan, share: int) -> tuple:
         plan.recipe,
         plan.optimizer,
         plan.stage,
+        plan.fused,
     )
 
 

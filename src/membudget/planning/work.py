@@ -64,15 +64,15 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     """What a plan has one rank do in one optimizer step.
 
     The step is the one of :func:`membudget.ledger.predict`, with the kernels
-    of a CPU, and an optimizer that steps one parameter at a time. Of several
-    ranks it is the one with the most sequences. What is added for sharding:
-    each rank updates its share of the parameters where the optimizer's
-    states are split, and sends what
+    of a CPU. A fused Adam reads the gradient, and reads and writes the
+    parameter and its states, in one kernel; else an optimizer steps one
+    parameter at a time. Of several ranks it is the one with the most
+    sequences. What is added for sharding: each rank updates its share of the
+    parameters where the optimizer's states are split, and sends what
     :func:`membudget.sharding.zero_traffic` says. Where every rank has whole
     gradients, the last micro-batch alone reduces them. The copies that FSDP
-    makes before and after each collective are not counted. Of 8-bit Adam,
-    which PyTorch lacks, one operator for each parameter is assumed, which
-    reads the gradient, and reads and writes the parameter and its states.
+    makes before and after each collective are not counted. 8-bit Adam, which
+    PyTorch lacks, is taken to be fused for each parameter by itself.
 
     The first call for a network, a length and a recipe takes a second; then
     it is below a millisecond. Of an :class:`OwnJob` its own model is counted.
@@ -120,7 +120,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         ]
     if base:
         terms.append((chunks - steps, _chunk(*key)))
-    ends = _updates(key[0], plan.recipe, plan.optimizer)
+    ends = _updates(key[0], plan.recipe, plan.optimizer, plan.fused)
     flops, moved, operators = added(terms)
     _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(
@@ -264,16 +264,18 @@ def _add(total: torch.Tensor, p: torch.Tensor) -> None:
 
 @lru_cache(maxsize=256)
 def _updates(
-    network: Transformer, recipe: str, optimizer: str
+    network: Transformer, recipe: str, optimizer: str, fused: bool
 ) -> tuple[Counts, Counts]:
     """What the optimizer's step takes with one block and with two."""
     return tuple(
-        update(replace(network, depth=depth), recipe, optimizer)
+        update(replace(network, depth=depth), recipe, optimizer, fused)
         for depth in (1, 2)
     )
 
 
-def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
+def update(
+    network: Transformer, recipe: str, optimizer: str, fused: bool = True
+) -> Counts:
     """Counts of the optimizer's step, without data.
 
     Args:
@@ -281,6 +283,7 @@ def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
         recipe: one of :data:`membudget.ledger.RECIPES`; a master copy's
             gradients are cast before the step, and the copy back after it.
         optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        fused: whether one kernel does Adam's.
     """
     kind = RECIPES[recipe]
     weights = list(network.build().parameters())
@@ -306,7 +309,7 @@ def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
                 gradient.zero_()
 
     stepper = None
-    if optimizer in MAKE:
+    if optimizer in MAKE and not (fused and optimizer == "adam"):
         stepper = MAKE[optimizer](stepped)
     step()  # which makes the states
     with WorkCounter() as counter:
@@ -318,4 +321,7 @@ def update(network: Transformer, recipe: str, optimizer: str) -> Counts:
     states = optimizer_bytes(sizes, recipe, optimizer)
     states -= kind.master * sum(sizes)
     moved = 3 * kind.stepped * sum(sizes) + 2 * states
-    return added([(1, counts), (1, (0, moved, len(sizes)))])
+    calls = len(sizes)
+    if optimizer == "adam":  # one kernel, and one that counts the steps
+        moved, calls = moved + 4 * len(sizes), 2
+    return added([(1, counts), (1, (0, moved, calls))])

@@ -41,10 +41,10 @@ RULES = {
 """By version, read in its source and compared with what it holds."""
 
 
-PARTS = ("forward", "loss", "gather", "head", "blocks", "end")
+PARTS = ("forward", "loss", "gather", "softmax", "head", "blocks", "end")
 """Of a micro-batch: forward through the blocks; what comes after them; the
-model's own unit gathered again; back through it; back through the blocks; what
-comes before them."""
+model's own unit gathered again; back to where its first gradient is made; back
+through the rest of it; back through the blocks; what comes before them."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def rank_moments(
     reduced: int | None = None,
     synchronise: bool = True,
     waiting: bool = False,
+    summed: bool = False,
     embedding: int = 0,
     version: str | None = None,
 ) -> Moments:
@@ -174,6 +175,8 @@ def rank_moments(
         synchronise: whether the backward pass reduces the gradients
             (``set_requires_gradient_sync``). Otherwise they stay whole.
         waiting: whether whole gradients of earlier micro-batches are there.
+        summed: whether shards of the gradients of earlier micro-batches are
+            there; the new ones are added to them, and gone then.
         embedding: how many tensors of the model's own unit, its first ones,
             are used before the first block: 2 for tokens and positions.
         version: of PyTorch, as ``"2.13"``; by default the one that is
@@ -209,6 +212,7 @@ def rank_moments(
     usual = itemsize if rules.at_once else gathered
     reduced = usual if reduced is None else whole(reduced, "reduced")
     flag(synchronise, "synchronise"), flag(waiting, "waiting")
+    flag(summed, "summed")
     own = sum(len(unit.shapes) for unit in units if not unit.name)
     embedding = whole(embedding, "embedding", 0)
     if embedding > own:
@@ -218,7 +222,9 @@ def rank_moments(
     again = frees(stage)
     ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
-    walk = _Walk(units, ranks, itemsize, gathered, reduced, waiting, rules)
+    walk = _Walk(
+        units, ranks, itemsize, gathered, reduced, waiting, summed, rules
+    )
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
@@ -264,17 +270,20 @@ class _Walk:
         gathered: int,
         reduced: int,
         waiting: bool,
+        summed: bool,
         rules: _Rules,
     ) -> None:
         self.units, self.ranks, self.rules = units, ranks, rules
         self.itemsize, self.gathered = itemsize, gathered
         self.reduced = reduced
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
-        self.waiting = waiting
+        self.waiting, self.summed = waiting, summed
         if waiting:
             self.live["gradients"] = self.reduced * sum(
                 u.numbers for u in units
             )
+        if summed:
+            self.live["gradients"] += sum(map(self.shard, units))
         self.parts: dict[str, Held] = {}
         self._start_over()
 
@@ -297,6 +306,10 @@ class _Walk:
     def whole(self, unit: Unit) -> int:
         """Bytes of a unit's gathered parameters; those of all ranks."""
         return unit.padded(self.ranks) * self.ranks * self.gathered
+
+    def shard(self, unit: Unit) -> int:
+        """Bytes of the rank's gradients of a unit."""
+        return unit.padded(self.ranks) * self.itemsize
 
     def _copies(self, unit: Unit) -> int:
         """Bytes of the shards in another dtype, which are gathered."""
@@ -354,7 +367,7 @@ class _Walk:
         fetched = self.gather(order[0]) if again else 0
         buffer = 0
         if not own:
-            self.part("gather"), self.part("head")
+            self.part("gather"), self.part("softmax"), self.part("head")
         for i, unit in enumerate(order):
             if again:
                 self.unshard(unit)
@@ -363,6 +376,8 @@ class _Walk:
                 self.part("gather")
             if again and i + 1 < len(order):
                 fetched = self.gather(order[i + 1])
+            if unit in own:
+                self.part("softmax")
             first = 0 if unit.name else embedding
             self.gradients(unit.shapes[first:], synchronise)
             if unit in own:
@@ -427,10 +442,12 @@ class _Walk:
         self.add("buffers", size)
         if self.reduced == self.itemsize:
             self.add("buffers", -size)
-        self.add("gradients", unit.padded(self.ranks) * self.itemsize)
+        self.add("gradients", self.shard(unit))
         if self.reduced != self.itemsize:
             self.add("buffers", -size)
         self.add("gradients", -last)
+        if self.summed:
+            self.add("gradients", -self.shard(unit))
         if self.rules.late:
             self.add("buffers", -buffer)
         return size * self.ranks

@@ -121,10 +121,11 @@ function* meets({ share, ranks, states, sharded, optimizer }, stage, size) {
     if (several) yield { held: beside, group: 2, size: share - size };
     return;
   }
-  const { parts, last, own } = sharded[stage];
-  const before = several ? SCALED + last[1] : 0;
+  const { parts, summed, last, own } = sharded[stage];
+  const before = several ? SCALED : 0;
   const [states_, work] = own[optimizer];
-  for (const [i, [parameters, gradients, buffers]] of parts.entries()) {
+  const there = (several ? summed : parts).entries();
+  for (const [i, [parameters, gradients, buffers]] of there) {
     const temporaries = buffers + before;
     const held = { parameters, gradients, optimizer: states_, temporaries };
     yield { held, group: 3 + i, size };

@@ -295,14 +295,15 @@ def states_table(network: Transformer) -> dict[str, Any]:
         for optimizer in OPTIMIZERS:
             family = Plan(1, recipe=recipe, optimizer=optimizer)
             held = states_of(network, family)
-            work = workspace(network, family, True)
+            work = workspace(network, family, "cuda")
             states[optimizer] = [
                 held.parameters,
                 held.gradients,
                 held.optimizer,
                 work,
             ]
-            one, two = _updates(replace(network, depth=1), recipe, optimizer)
+            shape = replace(network, depth=1)
+            one, two = _updates(shape, recipe, optimizer, family.fused)
             ends = _times(2 - depth, one), _times(depth - 1, two)
             updates[optimizer] = list(_more(*ends))[1:]
         found["states"][recipe] = states
@@ -313,23 +314,36 @@ def states_table(network: Transformer) -> dict[str, Any]:
 def sharded_table(network: Transformer, recipe: str) -> dict[str, Any]:
     """For each number of ranks and each stage what FSDP2 holds: in each of
     its parts, and while the optimizer steps, parameters, gradients and
-    buffers; and for each optimizer its states, and what its step allocates.
+    buffers; in the parts, too, where gradients of earlier micro-batches are
+    there (``summed``); and for each optimizer its states, and what its step
+    allocates.
     """
 
     def one(ranks: int, stage: str) -> dict[str, Any]:
-        own, parts = {}, []
+        own, parts, summed = {}, [], []
         for optimizer in OPTIMIZERS:
             if optimizer == "adam-8bit":
                 continue
             how = {"optimizer": optimizer, "stage": stage, "ranks": ranks}
             family = Plan(1, recipe=recipe, **how)
-            held = held_in(network, family, True, False)
-            own[optimizer] = [held[-1][1].optimizer, held[-1][2]]
-            parts = [
+            parts, summed = (
+                held_in(network, family, "cuda", several)
+                for several in (False, True)
+            )
+            own[optimizer] = [parts[-1][1].optimizer, parts[-1][2]]
+        parts, summed = (
+            [
                 [h.parameters + h.gathered, h.gradients, h.buffers]
                 for _, h, _ in held
             ]
-        return {"parts": parts[:-1], "last": parts[-1], "own": own}
+            for held in (parts, summed)
+        )
+        return {
+            "parts": parts[:-1],
+            "summed": summed[:-1],
+            "last": parts[-1],
+            "own": own,
+        }
 
     return {
         str(ranks): {
