@@ -227,11 +227,12 @@ def moments(
     stage: str = "zero-3",
     options: dict | None = None,
     sync: bool = True,
-    waiting: bool = False,
+    waiting: bool | str = False,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, int]:
     """Bytes that this rank, real or not, holds at the moments of a step.
 
+    Gradients of a micro-batch before may wait, whole or as ``"shards"``.
     Without those of the loss. ``x`` has no rows, so nor have activations.
     """
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
@@ -253,7 +254,7 @@ def moments(
     step(lambda label: None)
     with PeakTracker(model, optimizer, x) as tracker:
         if waiting:
-            model.set_requires_gradient_sync(False)
+            model.set_requires_gradient_sync(waiting == "shards")
             model(x).float().sum().backward()
         torch.zeros(0)
         tracker.mark("begin")

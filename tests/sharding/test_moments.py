@@ -131,6 +131,26 @@ def test_all_moments(ranks, widths, stage, policy, sync, waiting, bias, own):
     assert found == said
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_gradients_are_added_to_the_shards_of_those_before(
+    ranks, stage, policy, own
+):
+    build = partial(layers_of_two, (8, 9, 7, 6), False, own)
+
+    def blocks(model):
+        return list(model)[:3]
+
+    setting = ranks, ranks - 1, stage, policy, True
+    found, units = tracked(
+        build, blocks, torch.empty(0, 8), *setting, "shards"
+    )
+    assert found == predicted(units, *setting, False, summed=True)
+
+
 def test_the_residual_of_waiting_gradients_is_the_bias():
     """Of one layer: its weight's new gradient, and its bias's."""
     build = partial(layers_of_two, (8, 8, 8, 8), True, False)
