@@ -366,7 +366,7 @@ def loss_scale(args: argparse.Namespace) -> torch.amp.GradScaler:
 def train(args: argparse.Namespace) -> None:
     """All steps, and what each rank holds at the end."""
     model, scaler = build(args), loss_scale(args)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     first = 0
     if args.resume:
         loaded = load_checkpoint(args.checkpoint_dir, model, optimizer)

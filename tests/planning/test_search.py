@@ -9,6 +9,7 @@ import pytest
 
 from membudget.cards import GIB
 from membudget.ledger import GPT2, Transformer, predict
+from membudget.measuring import format_bytes
 from membudget.planning import (
     CAUSES,
     Job,
@@ -140,7 +141,7 @@ def test_nothing_fits():
     assert few.best == [] and few.smallest.peak > states
     assert few.within(states) is None
     assert "nothing fits. The smallest plan needs" in str(few)
-    with pytest.raises(ValueError, match=f"states alone are {states}"):
+    with pytest.raises(ValueError, match=f"states alone are {format_bytes(states)}"):
         search(job, states - 1, MACHINE)
 
 

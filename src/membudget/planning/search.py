@@ -177,9 +177,10 @@ def search(
     least = min(static(job, plan).total for plan in families)
     if budget < least:
         raise ValueError(
-            f"the budget is {budget} bytes, and parameters, gradients and "
-            f"optimizer states alone are {least}: use a larger budget, "
-            "more ranks, or another recipe or optimizer"
+            f"the budget is {format_bytes(budget)}, and "
+            "parameters, gradients and optimizer states alone are "
+            f"{format_bytes(least)}: use a larger budget, more ranks, or "
+            "another recipe or optimizer"
         )
     found = [
         pair
