@@ -28,6 +28,8 @@ class Card:
         date: when, year and month.
         half_flops: FLOP/s of its tensor cores on 16-bit numbers, summed in
             fp32, without zeros that are skipped.
+        tf32_flops: FLOP/s of its tensor cores on fp32 numbers that they round
+            to TF32; 0 where they cannot (before compute capability 8.0).
         flops: FLOP/s on fp32 numbers.
         bandwidth: bytes/s of its memory.
         link: bytes/s that it sends to other cards: over NVLink, or over PCIe
@@ -40,6 +42,7 @@ class Card:
     source: str
     date: str
     half_flops: float
+    tf32_flops: float
     flops: float
     bandwidth: float
     link: float
@@ -57,6 +60,7 @@ def _card(
     thread: str,
     date: str,
     half: float,
+    tf32: float,
     single: float,
     bandwidth: float,
     link: float,
@@ -68,6 +72,7 @@ def _card(
         f"https://github.com/{thread}",
         date,
         half * 1e12,
+        tf32 * 1e12,
         single * 1e12,
         bandwidth * 1e9,
         link * 1e9,
@@ -84,6 +89,7 @@ CARDS = {
         "Zheng-Chong/CatVTON/issues/133",
         "2025-11",
         65,
+        0,
         8.1,
         320,
         16,
@@ -96,6 +102,7 @@ CARDS = {
         "2024-04",
         165.2,
         82.6,
+        82.6,
         1008,
         32,
         "NVIDIA Ada GPU Architecture, white paper, 2022",
@@ -107,6 +114,7 @@ CARDS = {
         "2025-07",
         209.5,
         104.8,
+        104.8,
         1792,
         64,
         "NVIDIA RTX Blackwell GPU Architecture, white paper, 2025",
@@ -117,6 +125,7 @@ CARDS = {
         "TianheWu/CoSeR/issues/10",
         "2025-01",
         312,
+        156,
         19.5,
         1555,
         300,
@@ -128,6 +137,7 @@ CARDS = {
         "levihsu/OOTDiffusion/issues/235",
         "2025-03",
         312,
+        156,
         19.5,
         2039,
         300,
@@ -139,6 +149,7 @@ CARDS = {
         "vllm-project/vllm/issues/27508",
         "2025-10",
         989.4,
+        494.7,
         67,
         3350,
         450,

@@ -84,12 +84,28 @@ def test_a_calibration_is_refused():
 def test_a_card_by_its_data_sheet():
     slow = Machine.of_card("A100 80 GB")
     fast = Machine.of_card("A100 80 GB", "autocast", link=1e11)
-    assert slow.flops == EFFICIENCY * 19.5e12
+    assert slow.flops == EFFICIENCY * 156e12  # TF32
     assert fast.flops == EFFICIENCY * 312e12
     assert slow.bandwidth == fast.bandwidth == EFFICIENCY * 2039e9
     assert slow.operator == LAUNCH
     assert (slow.link, fast.link) == (EFFICIENCY * 300e9, 1e11)
     assert "2021" in slow.source and "not measured" in slow.source
+
+
+@pytest.mark.parametrize(
+    ("card", "recipe", "rate", "said"),
+    [
+        ("T4", "fp32", 8.1, "in fp32"),
+        ("T4", "autocast", 65, "in fp16"),
+        ("T4", "master", 8.1, "in emulated bf16"),
+        ("H100 80 GB", "fp32", 494.7, "in TF32"),
+        ("H100 80 GB", "bf16", 989.4, "in bf16"),
+    ],
+)
+def test_each_recipe_has_its_own_rate(card, recipe, rate, said):
+    found = Machine.of_card(card, recipe)
+    assert found.flops == pytest.approx(EFFICIENCY * rate * 1e12)
+    assert said in found.source
 
 
 def test_newer_cards_are_faster():

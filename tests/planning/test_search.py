@@ -141,7 +141,9 @@ def test_nothing_fits():
     assert few.best == [] and few.smallest.peak > states
     assert few.within(states) is None
     assert "nothing fits. The smallest plan needs" in str(few)
-    with pytest.raises(ValueError, match=f"states alone are {format_bytes(states)}"):
+    with pytest.raises(
+        ValueError, match=f"states alone are {format_bytes(states)}"
+    ):
         search(job, states - 1, MACHINE)
 
 

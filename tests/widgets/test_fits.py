@@ -39,8 +39,8 @@ def test_every_saving_costs_or_saves_what_its_chapter_says(model):
     assert plain == 1
     again = by_state[False, True, False, False] - 1
     assert 0.7 < again / (share_of_blocks(PRESETS[model]) / 3) < 1
-    assert by_state[False, False, True, False] < 0.5
-    assert 1 <= by_state[True, False, False, False] < 1.1
+    assert 0.5 < by_state[False, False, True, False] < 0.6  # than TF32
+    assert 1 <= by_state[True, False, False, False] < 1.15
     assert by_state[False, False, False, True] > 1
 
 

@@ -7,9 +7,9 @@ from math import inf
 
 import torch
 
-from membudget.cards import CARDS
+from membudget.cards import CARDS, Card
 from membudget.checks import function, instance, listed, number, one_of
-from membudget.ledger import RECIPES
+from membudget.ledger import RECIPES, Recipe
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import JOBS, Plan, TrainedJob
 from membudget.planning.work import Work, work
@@ -57,6 +57,11 @@ class Machine:
     ) -> "Machine":
         """A card by its data sheet, of which nothing was measured.
 
+        Products in fp32 round to TF32 where the card can, which takes
+        ``torch.set_float32_matmul_precision("high")``. Where it has no bf16,
+        autocast runs in fp16, and a model in bf16 is taken to run as fast as
+        one in fp32: PyTorch emulates it.
+
         Args:
             name: one of :data:`membudget.cards.CARDS`.
             recipe: one of :data:`membudget.ledger.RECIPES`; says in how many
@@ -70,8 +75,7 @@ class Machine:
         """
         card = CARDS[one_of(name, CARDS, "card")]
         kind = RECIPES[one_of(recipe, RECIPES, "recipe")]
-        small = 2 in (kind.parameters, kind.autocast)
-        peak = card.half_flops if small else card.flops
+        numbers, peak = _products(card, kind)
         if link is None:
             link = EFFICIENCY * card.link
         return cls(
@@ -79,9 +83,23 @@ class Machine:
             EFFICIENCY * card.bandwidth,
             LAUNCH,
             link,
-            f"{card.sheet}: its figures × {EFFICIENCY}, and "
+            f"{card.sheet}: its figures × {EFFICIENCY}, products in "
+            f"{numbers}, and "
             f"{LAUNCH * 1e6:g} µs for each operator, not measured",
         )
+
+
+def _products(card: Card, recipe: Recipe) -> tuple[str, float]:
+    """In what a card multiplies matrices by a recipe, and its FLOP/s then."""
+    if recipe.autocast:
+        return "bf16" if card.bf16 else "fp16", card.half_flops
+    if recipe.parameters == 2:
+        if card.bf16:
+            return "bf16", card.half_flops
+        return "emulated bf16", card.flops
+    if card.tf32_flops:
+        return "TF32", card.tf32_flops
+    return "fp32", card.flops
 
 
 def seconds(work: Work, machine: Machine) -> float:

@@ -276,11 +276,11 @@ const NOTES = [
     "the worst moment, by a CPU’s kernels; with several cards it is a bound. " +
     "Where that moment comes before the first gradient, none is drawn.",
   "GPU time is seconds × cards, by the card’s data sheet, not measured; fp32 " +
-    "without TF32, which is PyTorch’s default. Beside a switch stands what it " +
-    "changes now, the others as they are.",
+    "is TF32 where the card can, Adam is fused. Beside a switch stands what " +
+    "it changes now, the others as they are.",
   "With bf16 weights, gradients and Adam’s states are all bf16. That can hurt " +
-    "training: chapter 6 says when. A T4, which has no bf16, is given the " +
-    "speed of fp16.",
+    "training: page 6b says when. A T4 has no bf16: emulated, it is given " +
+    "the speed of fp32.",
   "The page’s address holds the switches: copy it to share.",
 ];
 

@@ -76,7 +76,7 @@ export function spaceOf(state) {
     sharded: model.sharded[kind.sharded]?.[ranks],
     pool: model.pool,
     machine: {
-      flops: tables.efficiency * (kind.small ? card.half : card.flops),
+      flops: card.flops[recipe],
       bandwidth: tables.efficiency * card.bandwidth,
       operator: tables.operator,
       link: tables.efficiency * card.link,

@@ -202,8 +202,6 @@ def _tables() -> dict[str, Any]:
                 "text": f"{name}: {RECIPES[name].text}",
                 "parameters": RECIPES[name].parameters,
                 "gradients": RECIPES[name].gradients,
-                "small": 2
-                in (RECIPES[name].parameters, RECIPES[name].autocast),
                 "like": "bf16" if name == "master" else name,
                 "sharded": "fp32" if name == "autocast" else name,
             }
@@ -213,8 +211,10 @@ def _tables() -> dict[str, Any]:
         "cards": {
             name: {
                 "usable": card.usable,
-                "flops": card.flops,
-                "half": card.half_flops,
+                "flops": {
+                    recipe: Machine.of_card(name, recipe).flops
+                    for recipe in MIXES
+                },
                 "bandwidth": card.bandwidth,
                 "link": card.link,
             }
