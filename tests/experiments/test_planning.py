@@ -32,7 +32,7 @@ def test_the_work_of_each_plan_is_predicted_and_timed(monkeypatch):
     for row, plan, found in zip(rows, plans, counted, strict=True):
         assert (row["flops"], row["bytes"], row["operators"]) == found
         assert work(job, plan)[:3] == found
-    assert rows[0]["peak"] == predict(job.network, 4, 8).peak
+    assert rows[0]["peak"] == predict(job.network, 4, 8, fused=True).peak
     assert [sample["seconds"] for sample in samples] == [[1.0, 1.0]] * 2
 
 

@@ -44,8 +44,8 @@ def plan_times(
     """Time of an optimizer step of a transformer by each of its plans.
 
     ``runs`` are micro-batches, how many blocks are checkpointed, and chunks
-    of the loss. All do the same step in fp32: ``batch`` sequences, and Adam,
-    one parameter at a time. Predicted are the work of each plan
+    of the loss. All do the same step in fp32: ``batch`` sequences, and a
+    fused Adam. Predicted are the work of each plan
     (:func:`membudget.planning.work`) and its peak bytes on a CPU
     (:func:`membudget.ledger.predict`). The machine's constants are fitted on
     some of the times afterwards (:func:`membudget.planning.calibrate`).
@@ -65,6 +65,7 @@ def plan_times(
             micro_batch=plan.micro_batch,
             checkpointed=plan.checkpointed,
             loss_chunks=plan.loss_chunks,
+            fused=plan.fused,
         )
         flops, moved, operators, _ = work(job, plan)
         rows.append(
@@ -90,7 +91,7 @@ def training(job: Job, plan: Plan, device: torch.device) -> Callable[[], None]:
     network = job.network.build(device)
     for block in network.blocks[: plan.checkpointed]:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    optimizer = torch.optim.AdamW(network.parameters(), foreach=False)
+    optimizer = torch.optim.AdamW(network.parameters(), fused=plan.fused)
     place = 2, job.batch, job.tokens
     ids = torch.randint(job.network.vocabulary, place, device=device)
 
