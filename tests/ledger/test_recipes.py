@@ -19,7 +19,7 @@ from membudget.ledger import (
     states,
     update_workspace,
 )
-from membudget.measuring import trace_step
+from membudget.measuring import trace_step, witness
 from membudget.models import mlp
 from tests.soak import examples
 
@@ -176,6 +176,31 @@ def test_the_workspace_of_real_optimizers(sizes, optimizer, foreach):
     # numbers of 4 bytes, such as the step, come and go
     workspace = max(update_workspace(sizes, "fp32", optimizer, foreach))
     assert 0 <= most - before - workspace <= 16
+
+
+def test_a_fused_adam_makes_nothing():
+    """By the allocator's own events, and none of the tracker's."""
+    assert update_workspace([10, 4], fused=True) == [0]
+    assert update_workspace([10, 4], "master", fused=True) == [56]
+    with pytest.raises(ValueError, match="two ways of one step"):
+        update_workspace([10], foreach=True, fused=True)
+    weights = [torch.rand(1000, requires_grad=True) for _ in range(3)]
+
+    def peak(**way):
+        adam = torch.optim.AdamW(weights, **way)
+
+        def step():
+            for w in weights:
+                w.grad = torch.ones_like(w)
+            adam.step()
+            adam.zero_grad()
+
+        return witness(step)
+
+    gradients = 3 * 4000
+    fused, at_once = peak(fused=True), peak(foreach=True)
+    assert 0 <= fused - gradients <= 64
+    assert 0 <= at_once - gradients - 3 * 4000 <= 128
 
 
 # What cannot be ----------------------------------------------------------

@@ -108,6 +108,6 @@ KIND = Kind(
     spoken={"ranks": "1 card", "batch": "16 sequences"},
     columns=("at the peak", "bytes"),
     parts=6,
-    state=100_000,
+    state=90_000,
     moves=[({"budget": 300}, [{"budget": 200}, {"budget": 20}, {"ranks": 2}])],
 )

@@ -80,7 +80,8 @@ def predict(
             option that is a transformer's.
     """
     _checked(network)
-    flag(foreach, "foreach"), flag(keep_gradients, "keep_gradients")
+    flag(foreach, "foreach"), flag(fused, "fused")
+    flag(keep_gradients, "keep_gradients")
     if buffers is not None:
         buffers = whole(buffers, "buffers", 0)
     wanted = int(isinstance(network, Transformer))

@@ -224,7 +224,8 @@ def update_workspace(
     """
     r = RECIPES[one_of(recipe, RECIPES, "recipe")]
     one_of(optimizer, OPTIMIZERS, "optimizer")
-    if flag(foreach, "foreach") and flag(fused, "fused"):
+    flag(foreach, "foreach"), flag(fused, "fused")
+    if foreach and fused:
         raise ValueError(
             "foreach and fused are two ways of one step: use one of them"
         )
@@ -232,7 +233,7 @@ def update_workspace(
     if r.master and r.gradients < r.master:
         copies = r.master * sum(sizes)
     moments = [0]
-    if optimizer == "adam" and not flag(fused, "fused"):
+    if optimizer == "adam" and not fused:
         item, before = r.stepped, 0
         if foreach:
             moments = [item * sum(sizes)]

@@ -124,8 +124,9 @@ function* meets({ share, ranks, states, sharded, optimizer }, stage, size) {
   const { parts, summed, last, own } = sharded[stage];
   const before = several ? SCALED : 0;
   const [states_, work] = own[optimizer];
-  const there = (several ? summed : parts).entries();
-  for (const [i, [parameters, gradients, buffers]] of there) {
+  for (const [i, alone] of parts.entries()) {
+    const more = summed[i].length ? summed[i] : alone.with(1, summed[i]);
+    const [parameters, gradients, buffers] = several ? more : alone;
     const temporaries = buffers + before;
     const held = { parameters, gradients, optimizer: states_, temporaries };
     yield { held, group: 3 + i, size };

@@ -315,8 +315,8 @@ def sharded_table(network: Transformer, recipe: str) -> dict[str, Any]:
     """For each number of ranks and each stage what FSDP2 holds: in each of
     its parts, and while the optimizer steps, parameters, gradients and
     buffers; in the parts, too, where gradients of earlier micro-batches are
-    there (``summed``); and for each optimizer its states, and what its step
-    allocates.
+    there (``summed``: the gradients alone, where the others are the same);
+    and for each optimizer its states, and what its step allocates.
     """
 
     def one(ranks: int, stage: str) -> dict[str, Any]:
@@ -338,9 +338,13 @@ def sharded_table(network: Transformer, recipe: str) -> dict[str, Any]:
             ]
             for held in (parts, summed)
         )
+        same = [a[::2] == b[::2] for a, b in zip(parts, summed, strict=True)]
         return {
             "parts": parts[:-1],
-            "summed": summed[:-1],
+            "summed": [
+                b[1] if alike else b
+                for alike, b in zip(same[:-1], summed, strict=False)
+            ],
             "last": parts[-1],
             "own": own,
         }
