@@ -59,9 +59,9 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     most that :func:`membudget.sharding.rank_moments` holds and the most that
     one micro-batch needs beside the model's states. These need not be at the
     same moment, so the bound is too large by as much as the smaller of the
-    two, at most; where the peak is at the loss it is exact. The parts are
-    :data:`membudget.sharding.PARTS` and the optimizer's step. Gathered
-    parameters count as parameters, and what collectives read and write as
+    two, at most; where the peak is at the loss, by less than a thousandth.
+    The parts are :data:`membudget.sharding.PARTS` and the optimizer's step.
+    Gathered parameters count as parameters, and what collectives read and write as
     temporaries.
 
     Raises:

@@ -696,7 +696,7 @@ const NOTE =
   "is an estimate from data sheets, × 0.4, not measured. The bytes are " +
   "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
   "NCCL’s buffers come on top. With zero-2 and zero-3 they are an upper " +
-  "bound. 16 bits are bf16, which older cards only emulate.";
+  "bound. 16 bits are bf16; for autocast on a card without it take fp16.";
 
 // ---- the widget ----------------------------------------------------------
 
