@@ -61,8 +61,8 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     same moment, so the bound is too large by as much as the smaller of the
     two, at most; where the peak is at the loss, by less than a thousandth.
     The parts are :data:`membudget.sharding.PARTS` and the optimizer's step.
-    Gathered parameters count as parameters, and what collectives read and write as
-    temporaries.
+    Gathered parameters count as parameters, and what collectives read and
+    write as temporaries.
 
     Raises:
         TypeError: something else than a job and a plan.

@@ -374,7 +374,9 @@ def _assumes(job: TrainedJob, ranks: int, axes, machine: Machine) -> list[str]:
             "on top."
         )
     if set(axes["recipe"]) != {"fp32"}:
-        lines.append("16 bits are bf16; for autocast on a card without it take fp16.")
+        lines.append(
+            "16 bits are bf16; for autocast on a card without it take fp16."
+        )
     if any(stage != "ddp" for stage in axes["stage"]):
         lines.append(
             "The bytes of zero-2 and zero-3 are an upper bound. NCCL's own "
