@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.datasets  # noqa: F401  (its import takes seconds)
 import torch
 import traitlets
 from anywidget import AnyWidget
@@ -46,7 +47,7 @@ MADE_BY_THE_PACKAGE = {
     "precision": "Lost ScaledStep",
     "schedules": "FrontierPoint",
     "sharding": (
-        "CheckpointError DeadlineError Finished Held Loaded Moments "
+        "CheckpointError DeadlineError Finished Held Loaded Moments Place "
         "RankError Simulation Traffic ZeroStage"
     ),
     "tabletop": "Scenes",

@@ -31,7 +31,7 @@ from membudget.sharding._private import fake_group
 from membudget.sharding.moments import RULES, _rules_of
 from tests.soak import examples
 
-MOMENTS = [field.name for field in fields(Moments)][:-1]  # not the parts
+MOMENTS = [field.name for field in fields(Moments)][:-2]  # no places
 POLICIES = {
     "none": (None, {}),
     "bf16, fp32": (torch.float32, {"gathered": 2, "reduced": 4}),

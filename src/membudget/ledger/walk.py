@@ -1,5 +1,6 @@
 """The walk through the rows: forward, backward, the optimizer's step."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,11 +44,15 @@ class Prediction:
         start: bytes that are there before the step.
         saved: bytes of activations when the forward pass is over, the loss
             included; of the first micro-batch where there are several.
+        between: what is alive when a pass enters a block, under the block's
+            name, or leaves the last one, under ``""``; a ``""`` of the
+            backward pass also stands at its end.
     """
 
     moments: tuple[PaperMoment, ...]
     start: int
     saved: int
+    between: tuple[PaperMoment, ...] = ()
 
     @property
     def at_peak(self) -> PaperMoment:
@@ -121,7 +126,9 @@ def walk(
         held = machine.make(size, "temporaries")
         machine.moment("update", "optimizer")
         machine.release(held)
-    return Prediction(tuple(machine.moments), start, machine.saved)
+    return Prediction(
+        tuple(machine.moments), start, machine.saved, tuple(machine.between)
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -139,6 +146,7 @@ class _Walk:
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.total = 0  # of what is alive
         self.moments: list[PaperMoment] = []
+        self.between: list[PaperMoment] = []
         self.saved = -1
         self.begun: set[int] = set()  # parameters with a gradient
         self.worst, self.parts = -1, ()  # since the last moment
@@ -167,6 +175,12 @@ class _Walk:
         self.moments.append(PaperMoment(name, phase, self.parts))
         self.worst = -1
 
+    def boundary(self, row: Row | Segment, then: str, phase: str) -> None:
+        """Note what is alive if the next row is of another block."""
+        if _block(row) != then:
+            held = tuple(self.live.values())
+            self.between.append(PaperMoment(then, phase, held))
+
     # One micro-batch
 
     def micro_batch(self, paper: Paper) -> None:
@@ -191,6 +205,9 @@ class _Walk:
         self.moment("loss gradient", "backward")
         self.pending[id(loss)] = _Held(0, "temporaries")
         self._backward(paper.rows)
+        self.between.append(
+            PaperMoment("", "backward", tuple(self.live.values()))
+        )
         self.release(seed)
         self.release(self.scopes[0][id(loss)])
 
@@ -261,6 +278,8 @@ class _Walk:
                         self.release(held)
             if index == end:
                 break
+            if index + 1 < end and len(self.scopes) == 1:
+                self.boundary(row, _block(rows[index + 1]), phase)
         variables.pop(id(keep), None)
         for held in variables.values():
             self.release(held)
@@ -306,11 +325,13 @@ class _Walk:
                 held.holders += 1
 
     def _backward(self, rows: Sequence[Row | Segment]) -> None:
-        for row in reversed(rows):
+        names = [_block(row) for row in rows]
+        for row, then in zip(rows[::-1], [*names[-2::-1], ""], strict=True):
             if isinstance(row, Segment):
                 self._segment(row)
             else:
                 self._row(row)
+            self.boundary(row, then, "backward")
 
     def _segment(self, segment: Segment) -> None:
         needed = [row for row in segment.rows if row.needs]
@@ -394,6 +415,13 @@ class _Walk:
         if number in self.begun:  # added to what is there
             self.release(held)
         self.begun.add(number)
+
+
+def _block(row: Row | Segment) -> str:
+    """The name of its block, as ``"blocks.3"``; none has ``""``."""
+    first = row.rows[0] if isinstance(row, Segment) else row
+    found = re.match(r"blocks\.\d+", first.name)
+    return found[0] if found else ""
 
 
 def _flat(rows: Sequence[Row | Segment]) -> list[Row]:

@@ -1,8 +1,6 @@
-"""The peak of a plan: the ledger's, and for shards a bound."""
+"""The peak of a plan: the ledger's, and what FSDP2 holds beside it."""
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -10,6 +8,7 @@ from membudget.checks import instance
 from membudget.ledger import (
     RECIPES,
     PaperMoment,
+    Prediction,
     States,
     Transformer,
     predict,
@@ -20,8 +19,8 @@ from membudget.ledger import (
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import Job, Plan, TrainedJob, checked
 from membudget.sharding import (
-    PARTS,
     Held,
+    Place,
     Unit,
     rank_moments,
     rank_states,
@@ -55,14 +54,13 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     of DDP, whose gradients stay in its buckets from step to step
     (``gradient_as_bucket_view``).
 
-    With FSDP2 it is an upper bound. For each part of the step it adds the
-    most that :func:`membudget.sharding.rank_moments` holds and the most that
-    one micro-batch needs beside the model's states. These need not be at the
-    same moment, so the bound is too large by as much as the smaller of the
-    two, at most; where the peak is at the loss, by less than a thousandth.
-    The parts are :data:`membudget.sharding.PARTS` and the optimizer's step.
-    Gathered parameters count as parameters, and what collectives read and
-    write as temporaries.
+    With FSDP2 each place of the step (:data:`membudget.sharding.PLACES`) has
+    what :func:`membudget.sharding.rank_moments` holds there beside what one
+    micro-batch needs there. Where a place has several moments, each of the
+    two is the worst; so it is an upper bound. Where several micro-batches
+    are summed, 8 bytes are added for the loss times its share. Gathered
+    parameters count as parameters, and what collectives read and write as
+    temporaries.
 
     Raises:
         TypeError: something else than a job and a plan.
@@ -73,28 +71,55 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     share = checked(job, plan)
     if plan.stage == "ddp":
         return _predicted(job, plan, share).at_peak
-    found = []
-    moments = _predicted(job, plan, plan.micro_batch).moments
-    parts = list(zip(parts_of(moments), moments, strict=True))
-    several, device = plan.micro_batch < share, job.device
-    family = family_of(plan)
-    for part, held, extra in held_in(job.network, family, device, several):
-        at = max(
-            (moment for place, moment in parts if place == part),
-            key=load,
-            default=PaperMoment("optimizer", "optimizer", (0,) * 6),
-        )
-        split = at.split
+    inputs = input_bytes(job, share)
+    how = job.network, family_of(plan), job.device
+    found = [_stepped(sharded_of(*how, False), inputs)]
+    for size, summed, scaled in passes(share, plan.micro_batch):
+        found += _under(job, plan, sharded_of(*how, summed), size, scaled)
+    return max(found, key=lambda moment: moment.live)
+
+
+def passes(share: int, size: int) -> list[tuple[int, bool, int]]:
+    """The micro-batches of a step under FSDP2 that can be its worst: their
+    sequences, whether shards of gradients are there, and bytes of the loss
+    times its share of the batch."""
+    if size >= share:
+        return [(size, False, 0)]
+    if size * 2 <= share:
+        return [(size, True, SCALED)]
+    return [(size, False, SCALED), (share - size, True, SCALED)]
+
+
+def _under(
+    job: Job, plan: Plan, sharded: "Sharded", size: int, scaled: int
+) -> list[PaperMoment]:
+    """All moments of a micro-batch under FSDP2."""
+    inputs, found = input_bytes(job, plan.share(job)), []
+    prediction = _predicted(job, replace(plan, micro_batch=size), size)
+    for place, block, moment, made in placed(prediction):
+        here, split = sharded.places[place][block], moment.split
+        held, gradients = here.held, here.held.gradients - here.whole
         needs = {
             "parameters": held.parameters + held.gathered,
-            "gradients": held.gradients,
+            "gradients": gradients + sharded.waiting(made),
             "optimizer": held.optimizer,
             "activations": split["activations"],
-            "inputs": input_bytes(job, share),
-            "temporaries": split["temporaries"] + held.buffers + extra,
+            "inputs": inputs,
+            "temporaries": sum(
+                (split["temporaries"], held.buffers, sharded.newest, scaled)
+            ),
         }
-        found.append(PaperMoment(at.row, at.phase, tuple(needs.values())))
-    return max(found, key=lambda moment: moment.live)
+        parts = tuple(needs.values())
+        found.append(PaperMoment(moment.row, moment.phase, parts))
+    return found
+
+
+def _stepped(sharded: "Sharded", inputs: int) -> PaperMoment:
+    """When the optimizer steps."""
+    step = sharded.step
+    held = step.parameters + step.gathered, step.gradients, step.optimizer
+    rest = 0, inputs, step.buffers + sharded.workspace
+    return PaperMoment("optimizer", "optimizer", (*held, *rest))
 
 
 def static(job: TrainedJob, plan: Plan) -> States:
@@ -109,25 +134,67 @@ def static(job: TrainedJob, plan: Plan) -> States:
     return states_of(job.network, family_of(plan))
 
 
-def parts_of(moments: Sequence[PaperMoment]) -> list[str]:
-    """For each moment one of :data:`membudget.sharding.PARTS`.
+def placed(
+    prediction: Prediction,
+) -> list[tuple[str, int, PaperMoment, int]]:
+    """The moments of a micro-batch: one of
+    :data:`membudget.sharding.PLACES`, the block's number or 0, the moment,
+    and bytes of the whole gradients of the units that are at work.
 
     The first moment of the backward pass makes the loss's gradient. Then the
     model's own unit is gathered again.
     """
-    places: dict[tuple[bool, bool], list[int]] = {}
-    for number, m in enumerate(moments):
-        key = m.phase == "forward", m.row.startswith("blocks.")
-        places.setdefault(key, []).append(number)
-    through, back = places[True, True][-1], places[False, False][0]
-    first, last = places[False, True][0], places[False, True][-1]
-    head = next(
-        n
-        for n in range(back, first)
-        if moments[n].phase == "backward" and moments[n].row.startswith("head")
+    found = []
+    ends = {}  # gradients when the backward pass enters a block
+    *back, leave, last = (
+        m for m in prediction.between if m.phase == "backward"
     )
-    ends = through, back - 1, back, head - 1, first - 1, last, len(moments)
-    return [PARTS[bisect_left(ends, n)] for n in range(len(moments))]
+    own = back[0].split["gradients"]
+    before = own
+    for m in back:
+        ends[_block(m.row)] = gradients = m.split["gradients"]
+        row = replace(m, row="reduce-scatter")
+        found.append(("return", _block(m.row), row, own + gradients - before))
+        before = gradients
+    done = leave.split["gradients"]
+    rest = last.split["gradients"] - done
+    for place, m, made in (
+        ("leave", leave, done - before),
+        ("last", last, rest),
+    ):
+        row = replace(m, row="reduce-scatter")
+        found.append((place, 0, row, own + made))
+    for m in prediction.between:
+        if m.phase == "forward" and m.row:
+            row = replace(m, row="all-gather")
+            found.append(("enter", _block(m.row), row, 0))
+    place = "embedding"
+    for m in prediction.moments:
+        if m.row.startswith("blocks."):
+            forward = place in ("embedding", "forward")
+            place = "forward" if forward else "backward"
+            block = _block(m.row)
+            made = 0 if forward else own + m.split["gradients"] - ends[block]
+            found.append((place, block, m, made))
+            continue
+        if place == "forward":
+            place = "loss"
+        elif place == "loss" and m.phase == "backward":
+            place = "gather"
+        elif place == "gather":
+            place = "softmax"
+        if place == "softmax" and m.phase == "backward":
+            place = "head" if m.row.startswith("head") else place
+        elif place == "backward":
+            place = "end"
+        made = m.split["gradients"] - (done - own) * (place == "end")
+        found.append((place, 0, m, made))
+    return found
+
+
+def _block(row: str) -> int:
+    """Its number."""
+    return int(row.split(".")[1].split()[0])
 
 
 def load(moment: PaperMoment) -> int:
@@ -184,18 +251,39 @@ def workspace(network: Transformer, family: Plan, device: str) -> int:
     )
 
 
-@lru_cache(1000)
-def held_in(
-    network: Transformer, family: Plan, device: str, several: bool
-) -> list[tuple[str, Held, int]]:
-    """Of FSDP2: parts of the step, what is held in them, and further bytes.
+@dataclass(frozen=True)
+class Sharded:
+    """What FSDP2 holds beside a micro-batch.
 
-    Args:
-        several: whether the step has several micro-batches.
+    Attributes:
+        places: each of :data:`membudget.sharding.PLACES`.
+        step: while the optimizer steps.
+        workspace: bytes that its step allocates.
+        waits, gathered: bytes of a number of a whole gradient that waits,
+            and of one that is made.
+        newest: bytes of one that is both, at most.
     """
-    recipe = RECIPES[family.recipe]
+
+    places: dict[str, tuple[Place, ...]]
+    step: Held
+    workspace: int
+    waits: int
+    gathered: int
+    newest: int
+
+    def waiting(self, made: int) -> int:
+        """Bytes of so many bytes of new gradients, while they wait."""
+        return made * self.waits // self.gathered
+
+
+@lru_cache(1000)
+def sharded_of(
+    network: Transformer, family: Plan, device: str, summed: bool
+) -> Sharded:
+    """Of a micro-batch; ``summed`` as for ``rank_moments``."""
+    recipe, units = RECIPES[family.recipe], _units(network)
     moments = rank_moments(
-        _units(network),
+        units,
         family.ranks,
         0,
         family.stage,
@@ -204,14 +292,18 @@ def held_in(
         gathered=recipe.parameters,
         reduced=recipe.gradients,
         embedding=2 if network.family == "gpt" else 1,
-        summed=several,
+        summed=summed,
     )
-    before = several * SCALED
-    last = workspace(network, family, device)
-    return [
-        *((part, moments.parts[part], before) for part in PARTS),
-        ("optimizer", moments.step, last),
-    ]
+    most = max(prod(shape) for unit in units for shape in unit.shapes)
+    both = moments.waits != recipe.parameters
+    return Sharded(
+        moments.places,
+        moments.step,
+        workspace(network, family, device),
+        moments.waits,
+        recipe.parameters,
+        newest=most * recipe.parameters * both,
+    )
 
 
 def _predicted(job: Job, plan: Plan, batch: int):

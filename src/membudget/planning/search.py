@@ -378,8 +378,5 @@ def _assumes(job: TrainedJob, ranks: int, axes, machine: Machine) -> list[str]:
             "16 bits are bf16; for autocast on a card without it take fp16."
         )
     if any(stage != "ddp" for stage in axes["stage"]):
-        lines.append(
-            "The bytes of zero-2 and zero-3 are an upper bound. NCCL's own "
-            "buffers come on top."
-        )
+        lines.append("NCCL's own buffers come on top.")
     return lines

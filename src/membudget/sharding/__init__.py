@@ -18,7 +18,13 @@ from membudget.sharding.launching import (
     launch,
     torchrun,
 )
-from membudget.sharding.moments import PARTS, Held, Moments, rank_moments
+from membudget.sharding.moments import (
+    PLACES,
+    Held,
+    Moments,
+    Place,
+    rank_moments,
+)
 from membudget.sharding.saving import (
     CheckpointError,
     Loaded,
@@ -44,7 +50,7 @@ from membudget.sharding.states import (
 
 __all__ = [
     "COLLECTIVES",
-    "PARTS",
+    "PLACES",
     "STAGES",
     "CheckpointError",
     "CommunicationCounter",
@@ -53,6 +59,7 @@ __all__ = [
     "Held",
     "Loaded",
     "Moments",
+    "Place",
     "RankError",
     "Ranks",
     "Simulation",

@@ -41,10 +41,21 @@ RULES = {
 """By version, read in its source and compared with what it holds."""
 
 
-PARTS = ("forward", "loss", "gather", "softmax", "head", "blocks", "end")
-"""Of a micro-batch: forward through the blocks; what comes after them; the
-model's own unit gathered again; back to where its first gradient is made; back
-through the rest of it; back through the blocks; what comes before them."""
+PLACES = {
+    "embedding": "forward, before the first block",
+    "enter": "forward, between the block before and this one",
+    "forward": "forward through this block",
+    "loss": "forward, after the last block",
+    "gather": "the model's own unit is gathered again",
+    "softmax": "back to where its first gradient is made",
+    "head": "back through the rest of what comes after the blocks",
+    "return": "backward, between the block after and this one",
+    "backward": "back through this block",
+    "leave": "backward, after the first block",
+    "end": "back through what comes before the blocks",
+    "last": "when the backward pass is over, and the rest is reduced",
+}
+"""Of a micro-batch, in order."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,26 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Place:
+    """What is held at the worst moment of a place.
+
+    Attributes:
+        held: all that the model's states need.
+        whole: bytes of whole gradients of it that come and go with what the
+            micro-batch computes: where units are reduced those that are
+            there when it begins, everywhere else all of them.
+    """
+
+    held: Held
+    whole: int
+
+    @property
+    def beside(self) -> int:
+        """Bytes beside what the micro-batch computes."""
+        return self.held.total - self.whole
+
+
+@dataclass(frozen=True)
 class Moments:
     """What a rank holds, activations aside.
 
@@ -82,7 +113,10 @@ class Moments:
         backward: at the worst moment of the backward pass.
         after_backward: when it is over.
         step: when the optimizer steps.
-        parts: at the worst moment of each of :data:`PARTS`.
+        places: of each of :data:`PLACES`, and of each block in their order
+            where it is one of a block's.
+        waits: bytes of a number of a whole gradient until the unit's are
+            complete.
     """
 
     between: Held
@@ -91,12 +125,13 @@ class Moments:
     backward: Held
     after_backward: Held
     step: Held
-    parts: dict[str, Held]
+    places: dict[str, tuple[Place, ...]]
+    waits: int
 
     @property
     def peak(self) -> Held:
         """The largest."""
-        return _largest(self.between, *self.parts.values(), self.step)
+        return _largest(self.between, self.forward, self.backward, self.step)
 
 
 def _largest(*held: Held) -> Held:
@@ -229,18 +264,18 @@ def rank_moments(
     walk.live["optimizer"] = states.optimizer
     between = walk.held()
     walk.forward(again)
-    after_forward = walk.held()
+    forward, after_forward = walk.worst, walk.held()
+    walk.worst = after_forward
     walk.backward(again, synchronise, embedding)
-    parts = walk.parts
-    after_backward = walk.held()
     return Moments(
         between,
-        _largest(parts["forward"], parts["loss"]),
+        forward,
         after_forward,
-        _largest(*(parts[name] for name in PARTS[2:])),
-        after_backward,
-        walk.held(),
-        parts,
+        walk.worst,
+        after_backward=walk.held(),
+        step=walk.held(),
+        places={name: tuple(walk.places[name]) for name in PLACES},
+        waits=walk.waits(synchronise),
     )
 
 
@@ -278,30 +313,42 @@ class _Walk:
         self.reduced = reduced
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
         self.waiting, self.summed = waiting, summed
+        self.there = 0  # bytes of whole gradients
         if waiting:
-            self.live["gradients"] = self.reduced * sum(
-                u.numbers for u in units
-            )
+            self.there = self.reduced * sum(u.numbers for u in units)
+            self.live["gradients"] = self.there
         if summed:
             self.live["gradients"] += sum(map(self.shard, units))
-        self.parts: dict[str, Held] = {}
-        self._start_over()
+        self.places: dict[str, list[Place]] = {name: [] for name in PLACES}
+        self.worst = self.held()
+        self.begin()
 
     def held(self) -> Held:
         return Held(**self.live)
 
-    def part(self, name: str) -> None:
-        """A part ends here; note its worst moment."""
-        self.parts[name] = self._worst
-        self._start_over()
+    def now(self) -> Place:
+        return Place(
+            self.held(), self.there if self.begun is None else self.begun
+        )
 
-    def _start_over(self) -> None:
-        self._worst = self.held()
+    def begin(self, between: bool = False) -> None:
+        """A place begins here; ``between`` units at work, or at work."""
+        self.begun = self.there if between else None
+        self.here = self.now()
+
+    def end(self, place: str) -> None:
+        """A place ends here; note its worst moment."""
+        self.places[place].append(self.here)
 
     def add(self, kind: str, size: int) -> None:
         self.live[kind] += size
-        if sum(self.live.values()) > self._worst.total:
-            self._worst = self.held()
+        self.worst = _largest(self.worst, self.held())
+        self.here = max(self.here, self.now(), key=lambda place: place.beside)
+
+    def grow(self, size: int) -> None:
+        """Whole gradients come, or go."""
+        self.there += size
+        self.add("gradients", size)
 
     def whole(self, unit: Unit) -> int:
         """Bytes of a unit's gathered parameters; those of all ranks."""
@@ -342,7 +389,10 @@ class _Walk:
 
     def forward(self, again: bool) -> None:
         before = 0
+        self.begin()
         for unit in self.units:
+            if unit.name:
+                self.begin(between=True)
             buffer = self.gather(unit)
             if self.rules.at_once:
                 self.add("buffers", -before)
@@ -350,49 +400,59 @@ class _Walk:
             if not self.rules.at_once:
                 self.add("buffers", -before)
             before = buffer
-            if unit.name and again:
-                self.add("gathered", -self.whole(unit))
-        self.part("forward")
+            if unit.name:
+                self.end("enter")
+                self.begin()
+                self.end("forward")
+                if again:
+                    self.add("gathered", -self.whole(unit))
+            else:
+                self.end("embedding")
+        self.begin()
+        self.end("loss")
         self.add("buffers", -before)
         for unit in self.units:
             if not unit.name and again:
                 self.add("gathered", -self.whole(unit))
-        self.part("loss")
 
     def backward(self, again: bool, synchronise: bool, embedding: int) -> None:
         own = [unit for unit in self.units if not unit.name]
         blocks = [unit for unit in self.units if unit.name][::-1]
         order = own + blocks
         late = own + ([] if embedding else blocks[-1:])
+        self.begin()
         fetched = self.gather(order[0]) if again else 0
         buffer = 0
-        if not own:
-            self.part("gather"), self.part("softmax"), self.part("head")
         for i, unit in enumerate(order):
             if again:
                 self.unshard(unit)
                 self.add("buffers", -fetched)
-            if unit in own:
-                self.part("gather")
             if again and i + 1 < len(order):
                 fetched = self.gather(order[i + 1])
+            self.end("return" if unit.name else "gather")
+            self.begin()
             if unit in own:
-                self.part("softmax")
+                self.end("softmax")
             first = 0 if unit.name else embedding
             self.gradients(unit.shapes[first:], synchronise)
-            if unit in own:
-                self.part("head")
+            self.end("backward" if unit.name else "head")
+            self.begin(between=True)
             if unit not in late:
                 buffer = self.reduce(unit, buffer, synchronise)
-        self.part("blocks")
+        self.end("leave")
+        self.begin()
         for unit in own:
             self.gradients(unit.shapes[:embedding], synchronise)
+        self.end("end")
+        self.begin(between=True)
         for unit in late:
             buffer = self.reduce(unit, buffer, synchronise)
         self.add("buffers", -buffer)
-        self.part("end")
+        self.end("last")
+        for place in ("return", "backward"):
+            self.places[place].reverse()
 
-    def _kept(self, synchronise: bool) -> int:
+    def waits(self, synchronise: bool) -> int:
         """Bytes of a number of a whole gradient until the unit's are there."""
         if not self.rules.at_once:
             return self.gathered
@@ -408,44 +468,44 @@ class _Walk:
         One of a wider dtype that waits takes a new one as it is.
         """
         made = self.gathered
-        kept = self._kept(synchronise)
+        kept = self.waits(synchronise)
         for number in map(prod, reversed(shapes)):
-            self.add("gradients", number * made)
+            self.grow(number * made)
             here = made
             if kept < made or (kept > made and not self.waiting):
-                self.add("gradients", number * kept)
-                self.add("gradients", -number * made)
+                self.grow(number * kept)
+                self.grow(-number * made)
                 here = kept
             if self.waiting and kept == self.reduced:
-                self.add("gradients", -number * here)
+                self.grow(-number * here)
 
     def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
         """Reduce-scatter a unit's gradients; the bytes of its buffer."""
-        cast_late = self.reduced != self._kept(synchronise)
+        cast_late = self.reduced != self.waits(synchronise)
         if self.waiting and cast_late:
-            self.add("gradients", -unit.numbers * self.gathered)
+            self.grow(-unit.numbers * self.gathered)
         self.add("gathered", -self.whole(unit))
         if not synchronise:
             if not self.waiting and cast_late:
                 for number in map(prod, unit.shapes):
-                    self.add("gradients", number * self.reduced)
-                    self.add("gradients", -number * self.gathered)
+                    self.grow(number * self.reduced)
+                    self.grow(-number * self.gathered)
             return buffer
-        held = self.reduced if self.waiting else self._kept(synchronise)
+        held = self.reduced if self.waiting else self.waits(synchronise)
         if not self.rules.late:
             self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
         stays = self.ranks > 1 and not self.rules.at_once
         last = prod(unit.shapes[-1]) * held if stays else 0
-        self.add("gradients", last - unit.numbers * held)
+        self.grow(last - unit.numbers * held)
         self.add("buffers", size)
         if self.reduced == self.itemsize:
             self.add("buffers", -size)
         self.add("gradients", self.shard(unit))
         if self.reduced != self.itemsize:
             self.add("buffers", -size)
-        self.add("gradients", -last)
+        self.grow(-last)
         if self.summed:
             self.add("gradients", -self.shard(unit))
         if self.rules.late:

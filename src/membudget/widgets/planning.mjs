@@ -89,11 +89,18 @@ const TOTAL = [0, 1, 2, 3].map((i) => [i + 2, i + 6, i + 10]);
 const sumAt = (row, places) =>
   places.reduce((sum, at) => sum + (row[at] ?? 0), 0);
 
+/* Rows hold for 0, 1, all but two, all but one and all blocks checkpointed,
+   and for the numbers between. */
+function caseOf(j, depth) {
+  if (j < 2) return j;
+  return j > depth - 3 ? 5 + j - depth : 2;
+}
+
 /* The moments of a group with j blocks checkpointed: constant, slope, row. */
 function linesOf(space, group, chunks, j) {
   const { step, pool, model } = space;
-  const some = j === 0 ? 0 : j === model.depth ? 2 : 1;
-  return step.rows[CHUNKS.indexOf(chunks)][group][some].map((at) => {
+  const list = step.rows[CHUNKS.indexOf(chunks)][group][caseOf(j, model.depth)];
+  return model.lists[list].map((at) => {
     const row = pool[at];
     const [c, s, d, e] = TOTAL.map((places) => sumAt(row, places));
     return { at: c + d * j, slope: s + e * j, row };
@@ -104,8 +111,8 @@ const highest = (lines, size) =>
   lines.length ? most(lines.map(({ at, slope }) => at + slope * size)) : 0;
 
 /* The groups of moments that a plan meets: what is there beside them, the
-   group, and sequences. Groups 0 to 2: a micro-batch alone, the first, a
-   later one; then the parts of one under FSDP2. */
+   group, and sequences. Groups 0 to 3: a micro-batch alone, the first, one
+   that finds gradients, a later one; then the places of one under FSDP2. */
 function* meets({ share, ranks, states, sharded, optimizer }, stage, size) {
   const several = size < share;
   if (stage === "ddp") {
@@ -114,26 +121,31 @@ function* meets({ share, ranks, states, sharded, optimizer }, stage, size) {
     const beside = { ...held, gradients };
     yield { held: { ...beside, temporaries: work } };
     if (ranks > 1 || size * 2 <= share) {
-      yield { held: beside, group: 2, size };
+      yield { held: beside, group: several ? 3 : 2, size };
       return;
     }
     yield { held, group: several ? 1 : 0, size };
-    if (several) yield { held: beside, group: 2, size: share - size };
+    if (several) yield { held: beside, group: 3, size: share - size };
     return;
   }
-  const { parts, summed, last, own } = sharded[stage];
-  const before = several ? SCALED : 0;
-  const [states_, work] = own[optimizer];
-  for (const [i, alone] of parts.entries()) {
-    const more = summed[i].length ? summed[i] : alone.with(1, summed[i]);
-    const [parameters, gradients, buffers] = several ? more : alone;
-    const temporaries = buffers + before;
-    const held = { parameters, gradients, optimizer: states_, temporaries };
-    yield { held, group: 3 + i, size };
+  const { held, summed, last, own } = sharded[stage];
+  const [optimizer_, work] = own[optimizer];
+  const later = size * 2 <= share;
+  const passes = later ? [] : [[held, size]];
+  if (several) passes.push([summed, later ? size : share - size]);
+  for (const [spots, size] of passes) {
+    for (const [place, parameters, gradients, buffers] of spots) {
+      const temporaries = buffers + (several ? SCALED : 0);
+      const beside = { parameters, gradients, temporaries };
+      const held = { ...beside, optimizer: optimizer_ };
+      yield { held, group: 4 + place, size };
+    }
   }
   const [parameters, gradients, buffers] = last;
   const temporaries = buffers + work;
-  yield { held: { parameters, gradients, optimizer: states_, temporaries } };
+  yield {
+    held: { parameters, gradients, optimizer: optimizer_, temporaries },
+  };
 }
 
 const total = (held) =>
@@ -695,8 +707,8 @@ const NOTE =
   "point to look at its plan; its column says what takes the time. The time " +
   "is an estimate from data sheets, × 0.4, not measured. The bytes are " +
   "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
-  "NCCL’s buffers come on top. With zero-2 and zero-3 they are an upper " +
-  "bound. 16 bits are bf16; for autocast on a card without it take fp16.";
+  "NCCL’s buffers come on top. 16 bits are bf16; for autocast on a card " +
+  "without it take fp16.";
 
 // ---- the widget ----------------------------------------------------------
 

@@ -14,26 +14,34 @@ peak of every plan. What the step does is affine, too
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
-from itertools import product
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from membudget.ledger import OPTIMIZERS, PRESETS, Transformer
+import torch
+
+from membudget.ledger import OPTIMIZERS, PRESETS, PaperMoment, Transformer
 from membudget.planning.counter import less
 from membudget.planning.memory import (
-    held_in,
-    parts_of,
+    placed,
+    sharded_of,
     states_of,
     workspace,
 )
-from membudget.planning.peaks import Step, _places, _walked
+from membudget.planning.peaks import (
+    Step,
+    _places,
+    _walked,
+    at_spot,
+    by_depth,
+    spots,
+)
 from membudget.planning.plan import Plan
 from membudget.planning.search import CHUNKS
 from membudget.planning.work import _updates, micro_batches
-from membudget.sharding import PARTS
+from membudget.sharding import Held, Place
 
 FILE = Path(__file__).with_name("planning.json")
 
@@ -62,138 +70,144 @@ MOST = 1024
 MANY = 2**64
 """A micro-batch so large that a moment's bytes show their coefficients."""
 
-VARIANTS = ((False, False), (True, False), (True, True))
+VARIANTS = ((False, False), (True, False), (False, True), (True, True))
 """Of a micro-batch: whether its loss is scaled and whether gradients are
-there before: the only one, the first, and one that finds gradients. Beside
-gradients the two numbers of a scaled loss are never at the peak: so the last
-is also that of a loss that is not scaled."""
-
-CASES = ("none", "some", "all")
-"""Of the blocks that are checkpointed."""
+there before."""
 
 VARYING = ("activations", "temporaries")
 
+Line = tuple[str, str, tuple[int, ...]]
+"""A row's name, its phase, and for activations, temporaries and gradients the
+coefficients c, s, c' and s'."""
 
-def peaks_of(
-    network: Transformer, tokens: int, recipe: str, chunks: int | None
-) -> list:
-    """The rows of a micro-batch.
+
+def cases_of(depth: int) -> list[range]:
+    """The numbers of checkpointed blocks whose moments are affine in them."""
+    middle = range(2, depth - 2)
+    ends = (range(at, at + 1) for at in (0, 1))
+    last = (range(at, at + 1) for at in (depth - 2, depth - 1, depth))
+    return [*ends, middle, *last]
+
+
+def alone(step: Step, depth: int) -> list[list[list[Line]]]:
+    """The rows of a micro-batch whose gradients are not reduced.
 
     Returns:
-        For each of :data:`VARIANTS` and :data:`CASES` the moments that can
-        be the worst, gradients with them; then, for each of
-        :data:`membudget.sharding.PARTS` and each case, those that can be the
-        worst without gradients. A moment is its row's name, its phase, and
-        for activations, temporaries and gradients the coefficients c, s, c'
-        and s'.
+        For each of :data:`VARIANTS` and of :func:`cases_of` the moments that
+        can be the worst.
     """
-    step = Step(
-        replace(network, depth=1), tokens, "cuda", recipe, chunks, False
-    )
-    found: list = []
+    found = []
     for scaled, kept in VARIANTS:
         variant = replace(step, scaled=scaled, kept=kept)
         found.append(
             [
-                _worst(_moments(variant, case, network.depth), case, network)
-                for case in CASES
-            ]
-        )
-    for part in PARTS:
-        found.append(
-            [
-                _worst(
-                    [
-                        [p, row, phase, *c[:8], 0, 0, 0, 0]
-                        for p, row, phase, *c in _moments(
-                            step, case, network.depth
-                        )
-                        if p == part
-                    ],
-                    case,
-                    network,
-                )
-                for case in CASES
+                _worst(_affine(partial(_moments, variant, depth), case), case)
+                for case in cases_of(depth)
             ]
         )
     return found
 
 
-@lru_cache(maxsize=64)
-def _moments(step: Step, case: str, depth: int) -> list[list]:
-    """All moments: part, row, phase and coefficients."""
-    few = {"none": (0, 1), "some": (1, 1), "all": (1, 0)}[case]
-    base = _cells(step, few)
-    further = [
-        _cells(step, tuple(n + (i == kind) for i, n in enumerate(few)))
-        if few[kind]
-        else None
-        for kind in (0, 1)
-    ]
+def under_shards(
+    step: Step, depth: int
+) -> list[dict[tuple[str, int], list[Line]]]:
+    """For each of :func:`cases_of` the rows of each spot of a step under
+    FSDP2 that can be its worst."""
     found = []
-    for at, (head, numbers) in enumerate(base):
-        again, once = (
-            [b - a for a, b in zip(numbers, more[at][1], strict=True)]
-            if more
-            else [0] * len(numbers)
-            for more in further
-        )
-        if case == "some":  # j checkpointed, depth - j not
-            constant = [
-                n - a + (depth - 1) * o
-                for n, a, o in zip(numbers, again, once, strict=True)
-            ]
-            slope = [a - o for a, o in zip(again, once, strict=True)]
-        else:
-            more = again if case == "all" else once
-            constant = [
-                n + (depth - 1) * m for n, m in zip(numbers, more, strict=True)
-            ]
-            slope = [0] * len(numbers)
-        coefficients = []
-        for i in (0, 2, 4):
-            coefficients += [*constant[i : i + 2], *slope[i : i + 2]]
-        found.append([*head, *coefficients])
+    for case in cases_of(depth):
+        by_spot = {}
+        for spot in spots((case[0], depth - case[0])):
+            if len(case) > 1 and 1 < spot[1] < depth - 3:
+                continue  # where the checkpoints end: never the worst
+            lines = _affine(partial(_at, step, depth, spot), case)
+            by_spot[spot] = _worst(lines, case)
+        found.append(by_spot)
     return found
 
 
-def _cells(step: Step, blocks: tuple[int, int]) -> list[tuple]:
-    """In the order of the places: part, row and phase, and constant and
-    slope of activations, temporaries and gradients."""
-    places: list[list] = [[] for _ in range(5)]
-    moments = _walked(step, blocks, MANY)
-    for part, moment in zip(parts_of(moments), moments, strict=True):
-        split = moment.split
+def _affine(lines: Callable[[int], list[Line]], case: range) -> list[Line]:
+    """What is alike for all of a case, from two of it."""
+    first, *more = (lines(j) for j in case[:2])
+    found = []
+    for (row, phase, base), further in zip(
+        first, *more or [first], strict=True
+    ):
         numbers = []
-        for category in VARYING:
-            above, under = divmod(split[category], MANY)
-            numbers += [under, above]
-        numbers += [0 if step.kept else split["gradients"], 0]
-        for place in _places(moment.row, blocks):
-            places[place].append(((part, moment.row, moment.phase), numbers))
-    return [cell for place in places for cell in place]
+        for i in range(0, len(base), 2):
+            steps = [further[2][k] - base[k] for k in (i, i + 1)]
+            start = [
+                base[k] - case[0] * by
+                for k, by in zip((i, i + 1), steps, strict=True)
+            ]
+            numbers += [*start, *steps]
+        found.append((row, phase, tuple(numbers)))
+    return found
 
 
-def _worst(moments: Sequence[list], case: str, network: Transformer) -> list:
-    """Those that are the worst for some sizes, without their part."""
-    depth = network.depth
-    counts = {"none": [0], "all": [0], "some": range(1, depth)}[case]
-    lines = [
-        (c[0] + c[4] + c[8], c[1] + c[5], c[2] + c[6] + c[10], c[3] + c[7])
-        for _, _, _, *c in moments
+def _moments(step: Step, depth: int, j: int) -> list[Line]:
+    """All moments: of activations, temporaries, gradients constant and slope
+    in the sequences."""
+    blocks = j, depth - j
+    few = tuple(min(count, 1) for count in blocks)
+    heads: list[tuple[str, str]] = []
+
+    def numbers(few: tuple[int, int]) -> torch.Tensor:
+        places: list[list] = [[] for _ in range(5)]
+        for moment in _walked(step, few, MANY).moments:
+            made = 0 if step.kept else moment.split["gradients"]
+            for place in _places(moment.row, few):
+                places[place].append((moment, _sizes(moment, made)))
+        heads[:] = [(m.row, m.phase) for ms in places for m, _ in ms]
+        return torch.tensor([sizes for ms in places for _, sizes in ms])
+
+    found = by_depth(numbers, blocks)
+    numbers(few)
+    return [
+        (*head, tuple(cells))
+        for head, cells in zip(heads, found.tolist(), strict=True)
     ]
-    corners = [
-        [
-            (at, slope)
-            for j in (counts[0], counts[-1])
-            for at, slope in [(c + d * j, s + e * j)]
+
+
+def _at(step: Step, depth: int, spot: tuple[str, int], j: int) -> list[Line]:
+    """The moments at a spot, as :func:`_moments`."""
+    place, number = spot
+    heads: list[tuple[str, str]] = []
+
+    def numbers(few: tuple[int, int], number: int) -> torch.Tensor:
+        here = [
+            (moment, _sizes(moment, made))
+            for at, block, moment, made in placed(_walked(step, few, MANY))
+            if (at, block) == (place, number)
         ]
-        if counts
-        else []
-        for c, s, d, e in lines
+        heads[:] = [(moment.row, moment.phase) for moment, _ in here]
+        return torch.tensor([sizes for _, sizes in here])
+
+    found = at_spot(numbers, (j, depth - j), place, number)
+    return [
+        (*head, tuple(cells))
+        for head, cells in zip(heads, found.tolist(), strict=True)
     ]
-    if not counts:
-        return []
+
+
+def _sizes(moment: PaperMoment, made: int) -> list[int]:
+    """Constant and slope of what varies, and gradients."""
+    sizes = []
+    for category in VARYING:
+        above, under = divmod(moment.split[category], MANY)
+        sizes += [under, above]
+    return [*sizes, made, 0]
+
+
+def _sums(line: Line, j: int) -> tuple[int, int]:
+    """Constant and slope of all bytes."""
+    c = line[2]
+    at, by, more, steeper = (sum(c[i::4]) for i in range(4))
+    return at + more * j, by + steeper * j
+
+
+def _worst(lines: Sequence[Line], case: range) -> list[Line]:
+    """Those that are the worst for some sizes."""
+    corners = [[_sums(line, j) for j in (case[0], case[-1])] for line in lines]
     left: list[int] = []
     order = sorted(
         range(len(lines)),
@@ -210,12 +224,9 @@ def _worst(moments: Sequence[list], case: str, network: Transformer) -> list:
             left.append(i)
     left.sort()
     kept: set[int] = set()
-    for j in counts:
-        here = [
-            (c + d * j, s + e * j) for c, s, d, e in (lines[i] for i in left)
-        ]
-        kept |= {left[i] for i in _upper(here)}
-    return [moments[i][1:] for i in sorted(kept)]
+    for j in case:
+        kept |= {left[i] for i in _upper([_sums(lines[i], j) for i in left])}
+    return [lines[i] for i in sorted(kept)]
 
 
 def _upper(lines: Sequence[tuple[int, int]]) -> set[int]:
@@ -311,153 +322,218 @@ def states_table(network: Transformer) -> dict[str, Any]:
     return found
 
 
-def sharded_table(network: Transformer, recipe: str) -> dict[str, Any]:
-    """For each number of ranks and each stage what FSDP2 holds: in each of
-    its parts, and while the optimizer steps, parameters, gradients and
-    buffers; in the parts, too, where gradients of earlier micro-batches are
-    there (``summed``: the gradients alone, where the others are the same);
-    and for each optimizer its states, and what its step allocates.
+Spot = tuple[str, int]
+
+
+def sharded_table(
+    network: Transformer, recipe: str, rows: Sequence[dict[Spot, list[Line]]]
+) -> tuple[dict[str, Any], set[tuple[int, Spot, Line]]]:
+    """For each number of ranks and each stage what FSDP2 holds.
+
+    Args:
+        network: whose states they are.
+        recipe: of precision.
+        rows: of :func:`under_shards`, for every number of tokens and chunks.
+
+    Returns:
+        What is held: at the spots where a micro-batch can be at its worst,
+        in ``"summed"`` where shards of gradients are there, parameters,
+        gradients and buffers of each; ``"last"`` while the
+        optimizer steps; and for each optimizer its states, and what its step
+        allocates. Then the rows that can be the worst, and their places.
     """
+    depth = network.depth
+    cases = cases_of(depth)
+    worst: set[tuple[int, Spot, Line]] = set()
+
+    def here(held: Held, whole: int = 0) -> list[int]:
+        weights = held.parameters + held.gathered
+        return [weights, held.gradients - whole, held.buffers]
+
+    def winners(places: dict[str, tuple[Place, ...]]) -> dict[str, Any]:
+        seen: set[Spot] = set()
+        for at, by_spot in enumerate(rows):
+            flat = [(s, one) for s, lines in by_spot.items() for one in lines]
+            held = [places[place][n].beside for (place, n), _ in flat]
+            for j in cases[at % len(cases)]:
+                sums = (_sums(line, j) for _, line in flat)
+                lines = [
+                    (base + c, slope)
+                    for base, (c, slope) in zip(held, sums, strict=True)
+                ]
+                for i in _upper(lines):
+                    worst.add((at, *flat[i]))
+                    seen.add(flat[i][0])
+        at_spots = {spot: places[spot[0]][spot[1]] for spot in seen}
+        return {spot: here(p.held, p.whole) for spot, p in at_spots.items()}
 
     def one(ranks: int, stage: str) -> dict[str, Any]:
-        own, parts, summed = {}, [], []
+        own, found = {}, {}
         for optimizer in OPTIMIZERS:
             if optimizer == "adam-8bit":
                 continue
             how = {"optimizer": optimizer, "stage": stage, "ranks": ranks}
             family = Plan(1, recipe=recipe, **how)
-            parts, summed = (
-                held_in(network, family, "cuda", several)
-                for several in (False, True)
-            )
-            own[optimizer] = [parts[-1][1].optimizer, parts[-1][2]]
-        parts, summed = (
-            [
-                [h.parameters + h.gathered, h.gradients, h.buffers]
-                for _, h, _ in held
-            ]
-            for held in (parts, summed)
-        )
-        same = [a[::2] == b[::2] for a, b in zip(parts, summed, strict=True)]
+            for name, summed in {"held": False, "summed": True}.items():
+                sharded = sharded_of(network, family, "cuda", summed)
+                found[name] = sharded
+            own[optimizer] = [sharded.step.optimizer, sharded.workspace]
         return {
-            "parts": parts[:-1],
-            "summed": [
-                b[1] if alike else b
-                for alike, b in zip(same[:-1], summed, strict=False)
-            ],
-            "last": parts[-1],
+            **{name: winners(one.places) for name, one in found.items()},
+            "last": here(sharded.step),
             "own": own,
         }
 
-    return {
+    table = {
         str(ranks): {
             stage: one(ranks, stage) for stage in ("zero-2", "zero-3")
         }
         for ranks in RANKS[1:]
     }
+    return table, worst
 
 
-def packed(network: Transformer, found: dict[str, list]) -> dict[str, Any]:
-    """The rows of several steps, each row once.
+def packed(
+    network: Transformer, found: dict[str, list[list[list[list[Line]]]]]
+) -> dict[str, Any]:
+    """The rows of several steps, each row and each list of rows once.
 
     Args:
         network: whose they are.
-        found: for each step's name what :func:`peaks_of` gave for each of
-            :data:`membudget.planning.search.CHUNKS`.
+        found: for each step's name and each of
+            :data:`membudget.planning.search.CHUNKS` groups of rows, a list
+            for each of :func:`cases_of`.
     """
     names: list[str] = []
     phases: list[str] = []
     pool: dict[tuple, int] = {}
     at: dict[tuple, int] = {}  # a row by what it is where j is fixed
+    lists: dict[tuple[int, ...], int] = {}
+    cases = cases_of(network.depth)
+    alone = [case[0] for case in cases if len(case) == 1]
 
     def number(things: list[str], one: str) -> int:
         if one not in things:
             things.append(one)
         return things.index(one)
 
-    def written(row: str, phase: str, *numbers: int) -> tuple:
+    def written(row: str, phase: str, numbers: tuple[int, ...]) -> tuple:
         row = re.sub(r"^blocks\.\d+[ .]", "a block’s ", row)
         while numbers and not numbers[-1]:
             numbers = numbers[:-1]
         return number(names, row), number(phases, phase), *numbers
 
-    def fixed(row: Sequence, j: int) -> tuple:
-        numbers = [*row[2:], *[0] * (14 - len(row))]
-        where = [
-            numbers[i + k] + numbers[i + k + 2] * j
-            for i in (0, 4, 8)
-            for k in (0, 1)
-        ]
-        return (j, *row[:2], *where)
+    def fixed(line: Line, j: int) -> tuple:
+        row, phase, c = line
+        where = [c[i] + c[i + 2] * j for i in (0, 1, 4, 5, 8, 9)]
+        return (j, *written(row, phase, ()), *where)
 
-    def place(row: Sequence, case: int) -> int:
-        one = written(*row)
-        j = (0, None, network.depth)[case]
-        if j is None:
-            where = pool.setdefault(one, len(pool))
-            for end in (0, network.depth):
-                at.setdefault(fixed(one, end), where)
+    def place(line: Line, case: range) -> int:
+        if len(case) > 1:
+            where = pool.setdefault(written(*line), len(pool))
+            for j in alone:
+                at.setdefault(fixed(line, j), where)
             return where
-        key = fixed(one, j)
+        key = fixed(line, case[0])
         if key not in at:
-            at[key] = pool.setdefault(one, len(pool))
+            at[key] = pool.setdefault(written(*line), len(pool))
         return at[key]
 
+    def listed(lines: Sequence[Line], case: range) -> int:
+        places = tuple(place(line, case) for line in lines)
+        return lists.setdefault(places, len(lists))
+
+    # those of many numbers of blocks tell most of the others
+    order = sorted(range(len(cases)), key=lambda i: len(cases[i]) == 1)
     rows: dict[str, list] = {}
-    order = (1, 0, 2)  # those of some blocks tell most of the others
     for name, steps in found.items():
         rows[name] = []
         for groups in steps:
-            numbers = []
-            for cases in groups:
-                cells = {
-                    case: [place(row, case) for row in cases[case]]
-                    for case in order
-                }
-                numbers.append([cells[case] for case in range(3)])
-            rows[name].append(numbers)
+            ordered = [
+                {i: listed(group[i], cases[i]) for i in order}
+                for group in groups
+            ]
+            rows[name].append(
+                [[one[i] for i in range(len(cases))] for one in ordered]
+            )
     return {
         "names": names,
         "phases": phases,
         "pool": [list(row) for row in pool],
+        "lists": [list(places) for places in lists],
         "rows": rows,
     }
 
 
+LIKE = {"fp32": ("fp32", "autocast"), "bf16": ("bf16",), "master": ("bf16",)}
+"""Recipes whose states are alike, by that of the states; and the recipes of
+the rows that go with them."""
+
+
 def table(network: Transformer) -> dict[str, Any]:
     """What the page has to know of a model."""
-    steps = list(product(TOKENS[network.family], ("fp32", "autocast", "bf16")))
-    peaks = {
-        f"{tokens} {recipe}": [
-            peaks_of(network, tokens, recipe, chunks) for chunks in CHUNKS
+    depth, (tokens, *_) = network.depth, TOKENS[network.family]
+    recipes = ("fp32", "autocast", "bf16")
+    steps = {
+        (recipe, chunks): Step(
+            replace(network, depth=1), tokens, "cuda", recipe, chunks, False
+        )
+        for recipe in recipes
+        for chunks in CHUNKS
+    }
+    under = {key: under_shards(step, depth) for key, step in steps.items()}
+    sharded, worst = {}, {key: [] for key in steps}
+    for states, like in LIKE.items():
+        keys = [key for key in steps if key[0] in like]
+        rows = [case for key in keys for case in under[key]]
+        sharded[states], found = sharded_table(network, states, rows)
+        for at, spot, line in found:
+            key, case = divmod(at, len(cases_of(depth)))
+            worst[keys[key]].append((case, spot, line))
+    every = sorted({spot for found in worst.values() for _, spot, _ in found})
+    for by_ranks in sharded.values():
+        for one in (
+            s for stages in by_ranks.values() for s in stages.values()
+        ):
+            for name in ("held", "summed"):
+                one[name] = [
+                    [every.index(spot), *one[name][spot]]
+                    for spot in sorted(one[name])
+                ]
+
+    def groups(key: tuple) -> list[list[list[Line]]]:
+        seen = set(worst[key])
+        return alone(steps[key], depth) + [
+            [
+                [line for line in case[spot] if (i, spot, line) in seen]
+                if spot in case
+                else []
+                for i, case in enumerate(under[key])
+            ]
+            for spot in every
         ]
-        for tokens, recipe in steps
-    }
-    works = {
-        f"{tokens} {recipe}": work_of(network, tokens, recipe)
-        for tokens, recipe in steps
-    }
-    return assembled(network, peaks, works)
 
-
-def assembled(
-    network: Transformer, peaks: dict[str, list], works: dict[str, list]
-) -> dict[str, Any]:
-    """The table, from the parts that take long."""
-    found = packed(network, peaks)
+    found = packed(
+        network,
+        {
+            f"{tokens} {recipe}": [groups((recipe, n)) for n in CHUNKS]
+            for recipe in recipes
+        },
+    )
     rows = found.pop("rows")
     return {
         "parameters": network.parameters,
-        "depth": network.depth,
-        "tokens": sorted({int(name.split()[0]) for name in rows}),
+        "depth": depth,
+        "tokens": [tokens],
         **found,
         **states_table(network),
-        "sharded": {
-            recipe: sharded_table(network, recipe)
-            for recipe in ("fp32", "bf16", "master")
-        },
+        "sharded": sharded,
         "steps": {
-            name: {"rows": rows[name], "work": works[name]} for name in rows
+            name: {
+                "rows": rows[name],
+                "work": work_of(network, tokens, name.split()[1]),
+            }
+            for name in rows
         },
     }
 
