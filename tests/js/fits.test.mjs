@@ -4,6 +4,8 @@ import { test } from "node:test";
 import {
   costWords,
   describe,
+  following,
+  goals,
   layout,
   sentence,
 } from "../../src/membudget/widgets/fits.mjs";
@@ -11,7 +13,7 @@ import { read, says, untouched } from "./grid.mjs";
 
 const cases = read("fits");
 const { state: start } = cases.find(
-  ({ state }) => state.model === "Llama 3 8B" && state.card === "A100 80 GB",
+  ({ state }) => state.model === "Llama 3.2 1B" && state.card === "RTX 4090",
 );
 
 /* The value at "now.parameters". */
@@ -43,6 +45,26 @@ test("what does not fit ends beyond the card, on an axis that stays", () => {
       edges.set(axis, stays);
     }
   }
+});
+
+test("where it fits, what is left to try is said, and what comes next", () => {
+  for (const { state, least } of cases) {
+    const n = describe(state);
+    const [fewest, fastest] = least;
+    assert.equal(goals(n) === "", n.over > 0);
+    if (n.over) continue;
+    const [fewer, faster] = [n.used > fewest, n.time > fastest];
+    assert.equal(/with \d savings?\b/.test(goals(n)), fewer);
+    assert.equal(/in \d+ % of/.test(goals(n)), faster);
+    assert.equal(goals(n).startsWith("Nothing else"), !fewer && !faster);
+  }
+  const seen = [start];
+  for (let then; (then = following(seen.at(-1))); ) {
+    const [model, card] = then;
+    seen.push({ ...seen.at(-1), model, card });
+    assert.ok(describe(seen.at(-1)).fitting > 0);
+  }
+  assert.equal(seen.length, 3);
 });
 
 test("a cost is said as a reader would", () => {

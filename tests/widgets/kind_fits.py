@@ -53,6 +53,22 @@ def printed(widget):
     }
 
 
+def fewest(widget):
+    """Savings of the combinations that fit, and their GPU time: the least."""
+    rows = zip(
+        STATES,
+        known()[widget.model],
+        slowdowns(widget.model, widget.card),
+        strict=True,
+    )
+    fits = [
+        (sum(state), time)
+        for state, (split, _), time in rows
+        if sum(split) <= CARDS[widget.card].usable
+    ]
+    return [min(column) for column in zip(*fits, strict=True)]
+
+
 def said(widget):
     peak, card = format_bytes(widget.peak), format_bytes(widget.budget)
     count = fitting(widget)
@@ -67,7 +83,7 @@ ALL = [dict(zip(SWITCHES, state, strict=True)) for state in STATES]
 KIND = Kind(
     "fits",
     Fits,
-    "Will training Llama 3 8B fit the A100 80 GB?",
+    "Will training Llama 3.2 1B fit the RTX 4090?",
     controls,
     printed,
     said,
@@ -95,7 +111,7 @@ def cases():
     """All states on two cards, and what Python says of each."""
     widget = Fits()
     for widget.model in SIZES:
-        for widget.card in ("T4", "A100 80 GB"):
+        for widget.card in ("T4", "RTX 4090", "H100 80 GB"):
             for state in ALL:
                 for key, on in state.items():
                     setattr(widget, key, on)
@@ -103,4 +119,5 @@ def cases():
                     "state": {**controls(widget), "tables": widget.tables},
                     "numbers": printed(widget),
                     "said": said(widget),
+                    "least": fewest(widget),
                 }

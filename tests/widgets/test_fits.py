@@ -13,13 +13,13 @@ from tests.soak import SOAK
 def test_the_first_picture_overflows_and_can_be_made_to_fit():
     widget = Fits()
     assert not widget.fits and widget.slowdown == 1
-    assert "which does not fit the 78.8 GiB of the A100 80 GB." in (
+    assert "which does not fit the 23.1 GiB of the RTX 4090." in (
         widget.sentence()
     )
-    widget.cut = widget.half = True
+    widget.cut = widget.forget = True
     assert widget.fits
     assert repr(widget) == (
-        "Fits(model='Llama 3 8B', card='A100 80 GB', cut=True, half=True)"
+        "Fits(model='Llama 3.2 1B', card='RTX 4090', cut=True, forget=True)"
     )
 
 
@@ -33,8 +33,8 @@ def share_of_blocks(network):
 @pytest.mark.parametrize("model", fits_rows.SIZES)
 def test_every_saving_costs_or_saves_what_its_chapter_says(model):
     """By the rows: the blocks' forward pass again is a third of their work,
-    and less of the time, which has more in it; 16 bits halve bytes and, next
-    to TF32, products, and no more than that. Each further micro-batch reads
+    and less of the time, which has more in it; 16 bits halve the products next
+    to TF32, and not all bytes. Each further micro-batch reads
     the weights twice, writes their gradients, and adds them to the others."""
     times = fits_rows.slowdowns(model, "A100 80 GB")
     by_state = dict(zip(fits_rows.STATES, times, strict=True))
@@ -42,7 +42,7 @@ def test_every_saving_costs_or_saves_what_its_chapter_says(model):
     assert plain == 1
     again = by_state[False, True, False, False] - 1
     assert 0.7 < again / (share_of_blocks(PRESETS[model]) / 3) < 1
-    assert 0.5 < by_state[False, False, True, False] < 0.6  # than TF32
+    assert 0.5 < by_state[False, False, True, False] < 0.65  # than TF32
     whole, size = fits_rows.plan(model, *4 * [False]), fits_rows.SIZES[model]
     machine = Machine.of_card("A100 80 GB")
     took = seconds(work(fits_rows.job(model), whole), machine)

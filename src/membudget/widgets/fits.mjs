@@ -2,6 +2,7 @@
    Everything is looked up in rows that Python computed. */
 
 import {
+  button,
   byteTicks,
   checkBox,
   choice,
@@ -15,6 +16,7 @@ import {
   number,
   numberList,
   percent,
+  plural,
   svg,
   table,
   text,
@@ -38,10 +40,17 @@ const SEEN = PARTS.filter((part) => part !== "inputs");
 const SWITCHES = {
   cut: ["Split the batch", "one sequence at a time", "03_accumulation"],
   forget: ["Forget activations", "keep each block’s input", "04_checkpointing"],
-  half: ["Use bf16", "weights, gradients, Adam", "06_precision"],
+  half: ["Mix precisions", "16-bit products, fp32 Adam", "06_precision"],
   share: ["Share over cards", "weights, Adam and batch", "07_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
+
+/* What to make fit, one after the other: a model and a card. */
+const CHALLENGES = [
+  ["Llama 3.2 1B", "RTX 4090"],
+  ["Llama 3 8B", "A100 40 GB"],
+  ["Llama 3 70B", "H100 80 GB"],
+];
 
 const place = (state) =>
   KEYS.reduce((found, key) => 2 * found + Number(state[key]), 0);
@@ -57,6 +66,8 @@ export function describe(state) {
   const all = peaks.map(sum);
   const at = place(state);
   const time = (changes) => times[card][place({ ...state, ...changes })];
+  const switches = (row) => row.toString(2).replaceAll("0", "").length;
+  const fitting = [...all.keys()].filter((row) => all[row] <= budget);
   const split = (sizes) =>
     Object.fromEntries(PARTS.map((part, i) => [part, sizes[i]]));
   return {
@@ -65,7 +76,10 @@ export function describe(state) {
     peak: all[at],
     budget,
     over: Math.max(all[at] - budget, 0),
-    fitting: all.filter((size) => size <= budget).length,
+    fitting: fitting.length,
+    used: switches(at),
+    fewest: Math.min(...fitting.map(switches)),
+    fastest: Math.min(...fitting.map((row) => times[card][row])),
     least: Math.min(...all),
     time: times[card][at],
     unsplit: all[place({ ...state, cut: false })],
@@ -106,6 +120,22 @@ export function sentence(state) {
   const least = `No combination fits: the least needs ${formatBytes(n.least)}.`;
   const count = `${n.fitting} of 16 combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
   return `${told}${stepWords(n, state)} ${n.fitting ? count : least}`;
+}
+
+/** What is left to try where it fits; "" where nothing is. */
+export function goals({ over, used, fewest, time, fastest }) {
+  if (over) return "";
+  const left = [];
+  if (used > fewest) left.push(`with ${plural(fewest, "saving")}`);
+  if (time > fastest) left.push(`in ${percent(fastest, 1)} of the GPU time`);
+  if (left.length) return `It also fits ${left.join(", or ")}.`;
+  return "Nothing else fits with fewer savings, or in less GPU time.";
+}
+
+/** The challenge that follows: a model and a card; null after the last. */
+export function following({ model, card }) {
+  const at = CHALLENGES.findIndex(([m, c]) => m === model && c === card);
+  return CHALLENGES[at + 1] ?? null;
 }
 
 const verdict = ({ over, peak, budget }) =>
@@ -273,14 +303,15 @@ function results(id, n) {
 const NOTES = [
   "The plain step runs in fp32 with Adam, all sequences at once, on one card.",
   "The frame is the memory that a step can use. The fill is what is alive at " +
-    "the worst moment, by a CPU’s kernels; with several cards it is a bound. " +
+    "the worst moment, by a CPU’s kernels. " +
     "Where that moment comes before the first gradient, none is drawn.",
   "GPU time is seconds × cards, by the card’s data sheet, not measured; fp32 " +
     "is TF32 where the card can, Adam is fused. Beside a switch stands what " +
     "it changes now, the others as they are.",
-  "With bf16 weights, gradients and Adam’s states are all bf16. That can hurt " +
-    "training: page 6b says when. A T4 has no bf16: emulated, it is given " +
-    "the speed of fp32.",
+  "Mixed precision is autocast on one card. Over several, bf16 weights are " +
+    "gathered from fp32 shards. A T4 has no bf16: emulated, it is given the " +
+    "speed of fp32. Weights and Adam’s states in bf16 alone need half as much " +
+    "and can hurt training: page 6b says when, the planner has them.",
   "The page’s address holds the switches: copy it to share.",
 ];
 
@@ -292,7 +323,7 @@ const keys = ["model", "card", ...KEYS, "tables"];
 const inBook = () =>
   document.querySelector('script[type="text/x-esm"][data-widget]') !== null;
 
-function build({ id, get, set }) {
+function build({ id, get, set, picture }) {
   const { tables } = get();
   const change = (key) => (value) => set({ [key]: value });
   const switches = KEYS.map((key) => {
@@ -324,11 +355,24 @@ function build({ id, get, set }) {
   const cards = sized(tables.cards, (size) => size);
   const card = select("Card", "card", cards);
 
+  const tried = html("span", {});
+  const next = button({
+    ...{ label: "", key: "next" },
+    onClick: () => {
+      const [model, card] = following(get());
+      const off = Object.fromEntries(KEYS.map((key) => [key, false]));
+      set({ ...off, model, card });
+    },
+  });
+  const goal = html("p", { class: "mb-goal" }, tried, " ", next.root);
+  const whole = html("div", {}, picture, goal);
+
   let last = {};
   return {
     controls: switches,
     legend: legend(id, Object.fromEntries(SEEN.map((part) => [part, part]))),
     more: [model, card],
+    picture: whole,
     note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
     draw(state, width) {
       const n = describe(state);
@@ -337,6 +381,10 @@ function build({ id, get, set }) {
       for (const one of switches) {
         one.show(state[one.key], n.costs[one.key], count);
       }
+      tried.textContent = goals(n);
+      const then = n.over ? null : following(state);
+      next.root.hidden = !then;
+      next.root.textContent = then ? `Next: ${then.join(" on an ")}` : "";
       model.update({ value: state.model });
       card.update({ value: state.card });
       const drawn = draw(id, state, n, plan);

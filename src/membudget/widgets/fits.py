@@ -20,7 +20,7 @@ class Fits(Widget):
         card: one of :data:`membudget.cards.CARDS`.
         cut: whether sequences run one at a time.
         forget: whether every block is checkpointed.
-        half: whether everything is in bf16, and not in fp32.
+        half: whether precision is mixed, and not fp32.
         share: whether ZeRO-3 shares the step over several cards.
 
     Raises:
@@ -29,14 +29,14 @@ class Fits(Widget):
         TypeError: an argument that is none of these.
 
     Example:
-        >>> Fits(cut=True, half=True).fits
+        >>> Fits(cut=True, forget=True).fits
         True
     """
 
     name = "fits"
 
-    model = traitlets.Enum(list(SIZES), "Llama 3 8B").tag(sync=True)
-    card = traitlets.Enum(list(CARDS), "A100 80 GB").tag(sync=True)
+    model = traitlets.Enum(list(SIZES), "Llama 3.2 1B").tag(sync=True)
+    card = traitlets.Enum(list(CARDS), "RTX 4090").tag(sync=True)
     cut = traitlets.Bool(False).tag(sync=True)
     forget = traitlets.Bool(False).tag(sync=True)
     half = traitlets.Bool(False).tag(sync=True)
