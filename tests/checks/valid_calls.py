@@ -441,6 +441,9 @@ ROWS = {
         flops=1e9, bandwidth=1e9, operator=1e-6, link=1e9, source="a sheet"
     ),
     "planning.Machine.of_card": lambda: dict(name="T4", link=1e9),
+    "planning.Machine.rate": lambda: dict(
+        self=planning.Machine.of_card("T4"), recipe="bf16"
+    ),
     "planning.calibrate": lambda: dict(run=lambda plan: 1.0, job=job()),
     "planning.seconds": lambda: dict(
         work=planning.Work(1, 2, 3, 4), machine=planning.Machine.of_card("T4")

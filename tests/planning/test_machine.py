@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from membudget.cards import CARDS
-from membudget.ledger import Transformer
+from membudget.ledger import PRESETS, Transformer
 from membudget.planning import (
     Job,
     Machine,
     Plan,
     Work,
     calibrate,
+    search,
     seconds,
     work,
 )
@@ -82,30 +83,50 @@ def test_a_calibration_is_refused():
 
 
 def test_a_card_by_its_data_sheet():
-    slow = Machine.of_card("A100 80 GB")
-    fast = Machine.of_card("A100 80 GB", "autocast", link=1e11)
-    assert slow.flops == EFFICIENCY * 156e12  # TF32
-    assert fast.flops == EFFICIENCY * 312e12
-    assert slow.bandwidth == fast.bandwidth == EFFICIENCY * 2039e9
-    assert slow.operator == LAUNCH
-    assert (slow.link, fast.link) == (EFFICIENCY * 300e9, 1e11)
-    assert "2021" in slow.source and "not measured" in slow.source
+    card = Machine.of_card("A100 80 GB")
+    assert card.rate("fp32") == EFFICIENCY * 156e12  # TF32
+    assert card.rate("autocast") == EFFICIENCY * 312e12
+    assert card.bandwidth == EFFICIENCY * 2039e9
+    assert card.operator == LAUNCH
+    linked = Machine.of_card("A100 80 GB", link=1e11)
+    assert (card.link, linked.link) == (EFFICIENCY * 300e9, 1e11)
+    assert "2021" in card.source and "not measured" in card.source
 
 
 @pytest.mark.parametrize(
     ("card", "recipe", "rate", "said"),
     [
-        ("T4", "fp32", 8.1, "in fp32"),
-        ("T4", "autocast", 65, "in fp16"),
-        ("T4", "master", 8.1, "in emulated bf16"),
-        ("H100 80 GB", "fp32", 494.7, "in TF32"),
-        ("H100 80 GB", "bf16", 989.4, "in bf16"),
+        ("T4", "fp32", 8.1, "fp32 products in fp32"),
+        ("T4", "autocast", 65, "16-bit ones in fp16 (autocast)"),
+        ("T4", "master", 8.1, "or emulated bf16"),
+        ("H100 80 GB", "fp32", 494.7, "fp32 products in TF32"),
+        ("H100 80 GB", "bf16", 989.4, "16-bit ones in bf16,"),
     ],
 )
 def test_each_recipe_has_its_own_rate(card, recipe, rate, said):
-    found = Machine.of_card(card, recipe)
-    assert found.flops == pytest.approx(EFFICIENCY * rate * 1e12)
+    found = Machine.of_card(card)
+    assert found.rate(recipe) == pytest.approx(EFFICIENCY * rate * 1e12)
     assert said in found.source
+    done = Work(10**12, 0, 0, 0)
+    assert seconds(done, found, recipe) == 1e12 / found.rate(recipe)
+
+
+def test_a_machine_that_lacks_a_rate():
+    made = Machine({"fp32": 1e12}, 1e11, 1e-5, inf, "made up")
+    with pytest.raises(ValueError, match="no recipe 'bf16'"):
+        made.rate("bf16")
+    with pytest.raises(ValueError, match="no recipe 'half'"):
+        Machine({"half": 1e12}, 1e11, 1e-5, inf, "made up")
+
+
+def test_the_search_knows_that_16_bits_are_faster():
+    """Twice as fast as TF32, and what is not a product takes its time."""
+    job = Job(PRESETS["Llama 3.2 1B"], 512, 8)
+    both = {"recipe": ["fp32", "autocast"]}
+    found = search(job, 10**12, Machine.of_card("A100 80 GB"), locks=both)
+    fp32 = search(job, 10**12, Machine.of_card("A100 80 GB"))
+    assert found.best[0].plan.recipe == "autocast"
+    assert 0.5 < found.best[0].seconds / fp32.best[0].seconds < 0.75
 
 
 def test_newer_cards_are_faster():

@@ -37,7 +37,7 @@ def answer(widget):
     return search(
         widget.job,
         max(widget.bytes, least),
-        Machine.of_card(widget.card, widget.recipe),
+        Machine.of_card(widget.card),
         ranks=widget.ranks,
         locks=locks,
     )
@@ -122,7 +122,7 @@ def plans(rng, count):
             ranks,
         )
         moment = at_peak(job, plan)
-        machine = Machine.of_card(widget.card, widget.recipe)
+        machine = Machine.of_card(widget.card)
         state = widget.state()
         del state["tables"]
         yield {
@@ -135,7 +135,7 @@ def plans(rng, count):
             },
             "peak": moment.live,
             "phase": moment.phase,
-            "seconds": seconds(work(job, plan), machine),
+            "seconds": seconds(work(job, plan), machine, plan.recipe),
         }
 
 

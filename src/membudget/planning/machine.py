@@ -1,6 +1,6 @@
 """How long a machine takes for the work of a plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
@@ -25,10 +25,11 @@ bytes. A round number; nothing was measured for it."""
 
 @dataclass(frozen=True)
 class Machine:
-    """Four constants of a rank's machine.
+    """Constants of a rank's machine.
 
     Args:
-        flops: FLOP/s in matrix products.
+        flops: FLOP/s in matrix products; where they depend on the recipe of
+            precision, of each.
         bandwidth: bytes/s that operators read and write.
         operator: seconds for each operator.
         link: bytes/s that a rank sends; infinite where it sends nothing.
@@ -36,25 +37,42 @@ class Machine:
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: a rate that is not above 0, or seconds below 0.
+        ValueError: a rate that is not above 0, seconds below 0, or an unknown
+            recipe.
     """
 
-    flops: float
+    flops: float | Mapping[str, float]
     bandwidth: float
     operator: float
     link: float
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("flops", "bandwidth", "link"):
-            number(getattr(self, name), name, above=0, infinite=True)
+        rates = {name: getattr(self, name) for name in ("bandwidth", "link")}
+        if isinstance(self.flops, Mapping):
+            for recipe in self.flops:
+                one_of(recipe, RECIPES, "recipe")
+            rates |= self.flops
+        else:
+            rates["flops"] = self.flops
+        for name, rate in rates.items():
+            number(rate, name, above=0, infinite=True)
         number(self.operator, "operator", 0)
         instance(self.source, str, "source", "a string")
 
+    def rate(self, recipe: str) -> float:
+        """FLOP/s in the matrix products of a recipe.
+
+        Raises:
+            TypeError, ValueError: an unknown recipe, or one without a rate.
+        """
+        one_of(recipe, RECIPES, "recipe")
+        if not isinstance(self.flops, Mapping):
+            return self.flops
+        return self.flops[one_of(recipe, self.flops, "recipe")]
+
     @classmethod
-    def of_card(
-        cls, name: str, recipe: str = "fp32", link: float | None = None
-    ) -> "Machine":
+    def of_card(cls, name: str, link: float | None = None) -> "Machine":
         """A card by its data sheet, of which nothing was measured.
 
         Products in fp32 round to TF32 where the card can, which takes
@@ -64,27 +82,27 @@ class Machine:
 
         Args:
             name: one of :data:`membudget.cards.CARDS`.
-            recipe: one of :data:`membudget.ledger.RECIPES`; says in how many
-                bits matrices are multiplied.
             link: bytes/s to the other cards; None for the data sheet's.
 
         Raises:
             TypeError: an argument of a wrong kind.
-            ValueError: an unknown card or recipe, or a link that is not
-                above 0.
+            ValueError: an unknown card, or a link that is not above 0.
         """
         card = CARDS[one_of(name, CARDS, "card")]
-        kind = RECIPES[one_of(recipe, RECIPES, "recipe")]
-        numbers, peak = _products(card, kind)
+        products = {name: _products(card, RECIPES[name]) for name in RECIPES}
+        single, mixed, half = (
+            products[name][0] for name in ("fp32", "autocast", "bf16")
+        )
+        halves = half if half == mixed else f"{mixed} (autocast) or {half}"
         if link is None:
             link = EFFICIENCY * card.link
         return cls(
-            EFFICIENCY * peak,
+            {name: EFFICIENCY * peak for name, (_, peak) in products.items()},
             EFFICIENCY * card.bandwidth,
             LAUNCH,
             link,
-            f"{card.sheet}: its figures × {EFFICIENCY}, products in "
-            f"{numbers}, and "
+            f"{card.sheet}: its figures × {EFFICIENCY}, fp32 products in "
+            f"{single}, 16-bit ones in {halves}, and "
             f"{LAUNCH * 1e6:g} µs for each operator, not measured",
         )
 
@@ -102,16 +120,22 @@ def _products(card: Card, recipe: Recipe) -> tuple[str, float]:
     return "fp32", card.flops
 
 
-def seconds(work: Work, machine: Machine) -> float:
+def seconds(work: Work, machine: Machine, recipe: str = "fp32") -> float:
     """How long a step takes: FLOPs/F + bytes/B + operators · c + traffic/link.
+
+    Args:
+        work: of a plan.
+        machine: that does it.
+        recipe: of the plan, which says how fast matrices are multiplied.
 
     Raises:
         TypeError: something else than the work of a plan and a machine.
+        ValueError: a recipe for which the machine has no rate.
     """
     instance(work, Work, "work", "what planning.work returns")
     instance(machine, Machine, "machine", "a Machine")
     return (
-        work.flops / machine.flops
+        work.flops / machine.rate(recipe)
         + work.bytes / machine.bandwidth
         + work.operators * machine.operator
         + work.traffic / machine.link

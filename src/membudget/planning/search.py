@@ -204,7 +204,7 @@ def search(
         )
     ]
     timed = sorted(
-        (seconds(work(job, plan), machine), size, place)
+        (_time(job, plan, machine), size, place)
         for place, (size, plan) in enumerate(found)
     )
     fastest = timed[0]
@@ -329,6 +329,10 @@ def _savings(plan: Plan, share: int) -> tuple:
     )
 
 
+def _time(job: TrainedJob, plan: Plan, machine: Machine) -> float:
+    return seconds(work(job, plan), machine, plan.recipe)
+
+
 def _causes(
     job: TrainedJob, plan: Plan, fastest: Plan, machine: Machine
 ) -> dict[str, float]:
@@ -340,19 +344,19 @@ def _causes(
 
     def spent(plan: Plan, **other: object) -> float:
         done = work(job, replace(plan, **other))
-        return seconds(done._replace(traffic=0), machine)
+        return seconds(done._replace(traffic=0), machine, plan.recipe)
 
     def recomputation(plan: Plan) -> float:
         return spent(plan) - spent(plan, **once)
 
     once = {"checkpointed": 0, "loss_chunks": None}
-    whole_time = seconds(work(job, fastest), machine)
+    whole_time = _time(job, fastest, machine)
     alike = {"micro_batch": fastest.micro_batch}
     parts = {
         "recomputation": recomputation(plan) - recomputation(fastest),
         "small micro-batches": spent(plan, **once)
         - spent(plan, **once, **alike),
-        "traffic": seconds(work(job, plan), machine)
+        "traffic": _time(job, plan, machine)
         - spent(plan)
         - (whole_time - spent(fastest)),
         "other": spent(plan, **once, **alike) - spent(fastest, **once),

@@ -106,8 +106,8 @@ def slowdowns(model: str, card: str) -> list[float]:
 
     def time(savings: tuple[bool, ...], done: list[int]) -> float:
         way = plan(model, *savings)
-        machine = Machine.of_card(card, way.recipe)
-        return way.ranks * seconds(Work(*done), machine)
+        done = Work(*done)
+        return way.ranks * seconds(done, Machine.of_card(card), way.recipe)
 
     pairs = zip(STATES, known()[model], strict=True)
     times = [time(savings, done) for savings, (_, done) in pairs]

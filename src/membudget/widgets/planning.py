@@ -163,7 +163,7 @@ class Planning(Widget):
         return search(
             self.job,
             self.bytes,
-            Machine.of_card(self.card, self.recipe),
+            Machine.of_card(self.card),
             ranks=self.ranks,
             locks=self.locks,
         )
@@ -212,7 +212,7 @@ def _tables() -> dict[str, Any]:
             name: {
                 "usable": card.usable,
                 "flops": {
-                    recipe: Machine.of_card(name, recipe).flops
+                    recipe: Machine.of_card(name).rate(recipe)
                     for recipe in MIXES
                 },
                 "bandwidth": card.bandwidth,
