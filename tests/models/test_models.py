@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import data
+from membudget.measuring import witness
 from membudget.models import (
     GPT,
     Block,
@@ -498,3 +499,27 @@ def test_targets_for_other_tokens():
 def test_a_model_hands_out_what_its_head_reads(kind):
     model, tokens = kind(), torch.randint(256, (2, 7))
     assert torch.equal(model.head(model.hidden(tokens)), model(tokens))
+
+
+@pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="from torch 2.13 on"
+)
+def test_pytorchs_own_loss_without_logits():
+    """It needs less than a loss in chunks, which needs a part of the plain
+    one; without options it chunks nothing. The gradients agree."""
+    torch.manual_seed(0)
+    head = nn.Linear(256, 8192, bias=False)
+    x, y = torch.randn(2048, 256), torch.randint(8192, (2048,))
+    x.requires_grad_()
+    options = nn.LinearCrossEntropyOptions()
+    ways = [
+        lambda: F.cross_entropy(head(x), y),
+        lambda: F.linear_cross_entropy(x, head.weight, y),
+        lambda: chunked_loss(head, x[None], y[None], 16),
+        lambda: F.linear_cross_entropy(x, head.weight, y, options=options),
+    ]
+    most = [witness(lambda loss=loss: loss().backward()) for loss in ways]
+    assert most[0] == most[1] > 7 * most[2] and most[2] > most[3]
+    gradients = [torch.autograd.grad(loss(), head.weight)[0] for loss in ways]
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
