@@ -80,9 +80,34 @@ def _card(
     )
 
 
+GA10X = "NVIDIA Ampere GA102 GPU Architecture, white paper, 2021"
 A100 = "NVIDIA A100 Tensor Core GPU, data sheet, 2021, SXM"
 
 CARDS = {
+    "RTX 3070": _card(
+        7.78,
+        True,
+        "meta-llama/codellama/issues/82",
+        "2023-11",
+        40.6,
+        20.3,
+        20.3,
+        448,
+        32,
+        GA10X,
+    ),
+    "RTX 3060": _card(
+        11.75,
+        True,
+        "meta-llama/llama/issues/455",
+        "2023-07",
+        25.5,
+        12.7,
+        12.7,
+        360,
+        32,
+        f"{GA10X}, each of 28 multiprocessors at 1.777 GHz",
+    ),
     "T4": _card(
         14.56,
         False,
@@ -94,6 +119,18 @@ CARDS = {
         320,
         16,
         "NVIDIA T4 Tensor Core GPU, data sheet, 2019",
+    ),
+    "RTX 4080": _card(
+        15.99,
+        True,
+        "aigc-apps/sd-webui-EasyPhoto/issues/281",
+        "2023-11",
+        97.5,
+        48.7,
+        48.7,
+        716.8,
+        32,
+        "NVIDIA Ada GPU Architecture, white paper, 2022",
     ),
     "RTX 4090": _card(
         23.64,

@@ -156,7 +156,7 @@ def test_what_is_smallest_stands_first(page):
         return control(page, key).locator("option").all_inner_texts()[:2]
 
     assert first("model") == ["GPT-2 124M", "Llama 3.2 1B"]
-    assert first("card") == ["none", "T4"]
+    assert first("card") == ["none", "RTX 3070"]
     assert first("recipe")[0] == "fp32: everything in fp32"
 
 

@@ -357,7 +357,7 @@ function build({ id, get, set, picture }) {
 
   const tried = html("span", {});
   const next = button({
-    ...{ label: "", key: "next" },
+    ...{ label: "Next", key: "next" },
     onClick: () => {
       const [model, card] = following(get());
       const off = Object.fromEntries(KEYS.map((key) => [key, false]));
@@ -384,7 +384,7 @@ function build({ id, get, set, picture }) {
       tried.textContent = goals(n);
       const then = n.over ? null : following(state);
       next.root.hidden = !then;
-      next.root.textContent = then ? `Next: ${then.join(" on an ")}` : "";
+      next.root.textContent = then ? `Next: ${then.join(" on an ")}` : "Next";
       model.update({ value: state.model });
       card.update({ value: state.card });
       const drawn = draw(id, state, n, plan);
