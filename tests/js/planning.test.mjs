@@ -6,6 +6,7 @@ import {
   CAUSES,
   codeOf,
   describe,
+  gapWords,
   layout,
   momentOf,
   peakOf,
@@ -50,15 +51,19 @@ test("the search finds Python's plans", () => {
           assert.equal(plan[part], wanted[part], `${part} ${why}`);
         }
         close(plan.seconds, wanted.seconds, why);
-        assert.equal(planText(n.space, plan), wanted.text);
+        assert.equal(planText(plan), wanted.text);
       }
     }
+    assert.equal(n.yours && planText(n.yours), numbers.yours?.text ?? null);
+    if (numbers.yours) assert.equal(n.yours.peak, numbers.yours.peak, why);
+    if (numbers.gap) near(n.gap, numbers.gap, why);
+    const first = n.yours ? 1 : 0;
     for (const [i, wanted] of numbers.best.entries()) {
-      const { causes } = describe(whole({ ...state, pick: i }));
+      const { causes } = describe(whole({ ...state, pick: first + i }));
       CAUSES.forEach((key, j) => near(causes[key], wanted.causes[j], why));
     }
     if (numbers.next === null) assert.equal(n.next, null, why);
-    else close(n.next.slowdown, numbers.next, why);
+    else close(n.slowdown(n.next), numbers.next, why);
   }
 });
 
@@ -66,6 +71,27 @@ test("where nothing fits the smallest is named", () => {
   const told = sentence({ ...start, budget: 1 });
   assert.match(told, /^Nothing fits in 1\.00 MiB\. The smallest of /);
   assert.match(sentence(start), /^The fastest plan in 14\.1 GiB: /);
+});
+
+test("the gap between the reader's plan and the best is said", () => {
+  const state = { ...start, card: "T4", recipe: "autocast" };
+  assert.equal(gapWords(describe(state)), "");
+  const slow = { ...state, checkpointed: "all", chunks: "16", micro: 1 };
+  assert.match(gapWords(describe(slow)), /^Yours takes [1-9]\d* % longer /);
+  assert.match(gapWords(describe({ ...slow, budget: 1 })), / too much\.$/);
+  const { best } = describe(state);
+  const [{ blocks, chunks, size }] = best;
+  assert.equal(blocks, 0);
+  const same = { checkpointed: "none", chunks: String(chunks ?? "none") };
+  const found = describe({ ...state, ...same, micro: size });
+  assert.equal(gapWords(found), "Yours is as fast as the best.");
+});
+
+test("what another precision would need is said", () => {
+  const large = { model: "Llama 3 8B", card: "A100 80 GB", tokens: 8192 };
+  const state = { ...start, ...large, recipe: "autocast" };
+  assert.match(sentence(state), /With bf16 the smallest needs [67]\d\.\d GiB\./);
+  assert.match(sentence({ ...state, recipe: "any" }), /^The fastest plan /);
 });
 
 test("the axis stays while the budget is dragged", () => {
@@ -89,8 +115,8 @@ test("a place in the picture is a budget, and a point a plan", () => {
 
 test("the code says what the plan is", () => {
   const state = { ...start, budget: 300, recipe: "bf16" };
-  const { space, plan } = describe(state);
-  const code = codeOf(state, space, plan);
+  const { plan } = describe(state);
+  const code = codeOf(plan);
   assert.match(code, /recipe="bf16"/);
   assert.match(code, new RegExp(`\\n {4}${plan.size},\\n`));
 });

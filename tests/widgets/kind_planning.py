@@ -13,6 +13,7 @@ MIB = 2**20
 
 
 def make(model="small GPT", **settings):
+    settings = {"card": "T4", "recipe": "fp32"} | settings
     return widgets.Planning(model, **settings)
 
 
@@ -29,7 +30,7 @@ def _numbers(state):
 
 def shown(widget):
     n = numbers(widget)
-    offered = n["best"] + n["frontier"]
+    offered = [n["yours"]] * bool(n["yours"]) + n["best"] + n["frontier"]
     place = widget.pick if widget.pick < len(offered) else 0
     return place, offered
 
@@ -63,7 +64,8 @@ def printed(widget):
         "least": n["frontier"][0]["peak"],
         "frontier": len(n["frontier"]),
         "seconds": plan["seconds"],
-        "slowdown": plan["slowdown"],
+        "slowdown": plan["seconds"]
+        / min(one["seconds"] for one in n["frontier"]),
     }
     for i, one in enumerate(n["best"]):
         found[f"best.{i}.peak"] = one["peak"]
@@ -98,12 +100,13 @@ KIND = Kind(
         {"checkpointed": "any", "chunks": "any", "pick": 4},
         {"pick": 0, "card": "RTX 4090", "budget": 500},
         {"micro": 2},
+        {"recipe": "any", "micro": 0},
     ],
     given=[
         {"budget": 300, "ranks": 2},
         {"batch": 4, "optimizer": "adam-8bit"},
     ],
-    tabs=("model", "card", "ranks"),
+    tabs=("model", "card", "ranks", "recipe"),
     rest=("ranks", {"ranks": 32}),
     spoken={"ranks": "1 card", "batch": "16 sequences"},
     columns=("at the peak", "bytes"),

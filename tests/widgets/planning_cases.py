@@ -20,18 +20,25 @@ from membudget.widgets.planning_rows import MIXES, RANKS, SHOWN
 from tests.soak import SOAK
 
 
-def answer(widget):
-    """As ``widget.answer``; where a budget is below the states, the same
-    without those that fit: there are none."""
-    locks = widget.locks
+def answer(widget, locks):
+    """The search; where a budget is below the states, the same without those
+    that fit: there are none."""
+    recipes = MIXES if widget.recipe == "any" else [widget.recipe]
     stages = STAGES if widget.ranks > 1 else STAGES[:1]
     if "stage" in locks:
         stages = (locks["stage"],)
-    how = {"recipe": widget.recipe, "optimizer": widget.optimizer}
     least = min(
         static(
-            widget.job, Plan(1, **how, stage=stage, ranks=widget.ranks)
+            widget.job,
+            Plan(
+                1,
+                recipe=recipe,
+                optimizer=widget.optimizer,
+                stage=stage,
+                ranks=widget.ranks,
+            ),
         ).total
+        for recipe in recipes
         for stage in stages
     )
     return search(
@@ -41,6 +48,13 @@ def answer(widget):
         ranks=widget.ranks,
         locks=locks,
     )
+
+
+def switched(widget):
+    """Whether the reader has set a switch."""
+    free = "any", "any", 0, "any"
+    set_ = widget.checkpointed, widget.chunks, widget.micro, widget.stage
+    return set_ != free
 
 
 def of(job, choice):
@@ -53,24 +67,27 @@ def of(job, choice):
         "peak": choice.peak,
         "seconds": choice.seconds,
         "slowdown": choice.slowdown,
-        "causes": [choice.causes[cause] for cause in CAUSES[:3]],
+        "causes": [choice.causes[cause] for cause in CAUSES],
         "text": plan.text(job),
     }
 
 
 def numbers(widget):
-    found, job = answer(widget), widget.job
+    found, job = answer(widget, widget.free), widget.job
     more = found.within(widget.bytes + GIB)
-    best = found.best
+    best = [c for c in found.best if c.peak <= widget.bytes]
     if best and more and more.seconds >= best[0].seconds:
         more = None
+    yours = None
+    if switched(widget):
+        locked = answer(widget, widget.locks)
+        yours = locked.within(widget.bytes) or locked.smallest
     return {
         "best": [of(job, choice) for choice in best],
-        "frontier": [
-            {key: value for key, value in of(job, choice).items()}
-            for choice in found.frontier
-        ],
+        "frontier": [of(job, choice) for choice in found.frontier],
         "next": more and more.slowdown,
+        "yours": yours and of(job, yours),
+        "gap": yours.seconds / best[0].seconds - 1 if yours and best else 0,
     }
 
 
@@ -95,7 +112,7 @@ def widgets_(rng, count):
         widget.tokens = rng.choice(
             widget.tables["models"][widget.model]["tokens"]
         )
-        recipes = MIXES if SOAK else ("fp32",)
+        recipes = ("any", *MIXES) if SOAK else ("fp32", "fp32", "any")
         widget.recipe = recipes[index % len(recipes)]
         widget.optimizer = rng.choice(list(OPTIMIZERS))
         widget.stage = rng.choice(("any", "any", *STAGES))
@@ -108,6 +125,8 @@ def widgets_(rng, count):
 def plans(rng, count):
     """Single plans: peak, its split's sum, and seconds."""
     for widget in widgets_(rng, count):
+        if widget.recipe == "any":
+            widget.recipe = "fp32"
         job, ranks = widget.job, widget.ranks
         share = job.batch // ranks
         stage = widget.locks.get("stage", "zero-3" if ranks > 1 else "ddp")

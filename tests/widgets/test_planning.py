@@ -11,16 +11,31 @@ from membudget.widgets import planning_rows as rows
 
 
 def test_defaults():
+    """Something that does not fit."""
     widget = Planning()
-    assert (widget.model, widget.card, widget.ranks) == ("GPT-2 124M", "T4", 1)
-    assert widget.bytes == CARDS["T4"].usable // 2**20 * 2**20
-    assert widget.job == Job(rows.SHOWN["GPT-2 124M"], 1024, 16)
-    assert widget.locks == {"recipe": "fp32", "optimizer": "adam"}
+    assert (widget.model, widget.ranks) == ("Llama 3 8B", 1)
+    assert widget.bytes == CARDS["A100 80 GB"].usable // 2**20 * 2**20
+    assert widget.job == Job(rows.SHOWN["Llama 3 8B"], 8192, 16)
+    assert widget.free == {"recipe": "autocast", "optimizer": "adam"}
+    assert widget.locks == widget.free
+    with pytest.raises(ValueError, match="alone are 120 GiB"):
+        widget.answer  # noqa: B018
     assert widget.sentence() == (
-        "GPT-2 124M, 16 × 1024 tokens: its states alone need 1.85 GiB, and "
-        "the budget is 14.1 GiB of one T4. The planner finds the fastest way "
-        "to train it."
+        "Llama 3 8B, 16 × 8192 tokens: its states alone need 120 GiB, and "
+        "the budget is 78.8 GiB of one A100 80 GB. The planner finds the "
+        "fastest way to train it."
     )
+
+
+def test_the_readers_switches():
+    widget = Planning("small GPT", card="T4", checkpointed="all", micro=1)
+    assert widget.free == {"recipe": "autocast", "optimizer": "adam"}
+    yours, best = widget.yours, widget.answer.best[0]
+    assert (yours.plan.checkpointed, yours.plan.micro_batch) == (6, 1)
+    assert yours.seconds > best.seconds
+    widget.recipe = "any"
+    assert widget.free["recipe"] == list(rows.MIXES)
+    assert widget.answer.best[0].seconds <= best.seconds
 
 
 def test_locks():

@@ -30,7 +30,8 @@ import {
    sequences of a micro-batch, and in the blocks that are checkpointed.
 
    search(state): as membudget.planning.search.
-   peakOf(space, plan), timeOf(space, plan): of one plan.
+   peakOf(space, plan), timeOf(space, plan): of one plan. A space is what the
+   reader asks for, with one recipe of precision.
    layout(state, width): where everything stands in the picture. */
 
 const SHOWN = {
@@ -47,7 +48,13 @@ const [SCALED, TOKEN] = [8, 16]; // bytes: of a scaled loss, of a token
 const CHUNKS = [null, 2, 4, 8, 16];
 const SHARDED = ["zero-2", "zero-3"];
 export const STAGES = ["ddp", ...SHARDED];
-export const CAUSES = ["recomputation", "small micro-batches", "traffic"];
+export const CAUSES = [
+  "recomputation",
+  "small micro-batches",
+  "traffic",
+  "precision",
+];
+const FREE = { checkpointed: "any", chunks: "any", micro: 0, stage: "any" };
 const WORDS = {
   master: "bf16 with an fp32 copy",
   sgd: "SGD",
@@ -60,9 +67,13 @@ const WORDS = {
 
 const most = (values) => values.reduce((a, b) => (b > a ? b : a));
 
-/** What the reader asks for. */
-export function spaceOf(state) {
-  const { tables, ranks, recipe, optimizer, tokens } = state;
+/* The recipes that may be. */
+const recipesOf = ({ tables, recipe }) =>
+  recipe === "any" ? Object.keys(tables.recipes) : [recipe];
+
+/** What the reader asks for, with one of the recipes. */
+export function spaceOf(state, recipe = recipesOf(state)[0]) {
+  const { tables, ranks, optimizer, tokens } = state;
   const model = tables.models[state.model];
   const kind = tables.recipes[recipe];
   const card = tables.cards[state.card];
@@ -234,21 +245,21 @@ const secondsOf = (work, machine) =>
 export const timeOf = (space, plan) =>
   secondsOf(workOf(space, plan), space.machine);
 
-/* The slowdown less 1, by cause; what is left is another recipe's: none. */
-function causesOf(space, plan, fastest) {
+/* The slowdown less 1, by cause. */
+function causesOf(plan, fastest) {
   const spent = (plan, more = {}) => {
-    const work = workOf(space, { ...plan, ...more });
-    return secondsOf({ ...work, traffic: 0 }, space.machine);
+    const work = workOf(plan.space, { ...plan, ...more });
+    return secondsOf({ ...work, traffic: 0 }, plan.space.machine);
   };
   const once = { blocks: 0, chunks: null };
   const again = (plan) => spent(plan) - spent(plan, once);
-  const whole = timeOf(space, fastest);
+  const whole = fastest.seconds;
   const alike = { ...once, size: fastest.size };
   const parts = {
     recomputation: again(plan) - again(fastest),
     "small micro-batches": spent(plan, once) - spent(plan, alike),
-    traffic:
-      timeOf(space, plan) - spent(plan) - (whole - spent(fastest)),
+    traffic: plan.seconds - spent(plan) - (whole - spent(fastest)),
+    precision: spent(plan, alike) - spent(fastest, once),
   };
   return Object.fromEntries(CAUSES.map((key) => [key, parts[key] / whole]));
 }
@@ -290,36 +301,43 @@ function sizeOf({ share, ranks }, size, peak, free) {
   return low;
 }
 
+/* The plans of each micro-batch: peak and seconds. */
+function bySize(space, plan, sizes, free) {
+  const lines = new Map(); // of a group, for all sizes
+  const peak = (size) => {
+    let worst = 0;
+    for (const { held, group, size: m } of meets(space, plan.stage, size)) {
+      if (group !== undefined && !lines.has(group)) {
+        lines.set(group, linesOf(space, group, plan.chunks, plan.blocks));
+      }
+      const need = group === undefined ? 0 : highest(lines.get(group), m);
+      worst = Math.max(worst, total(held) + need);
+    }
+    return TOKEN * space.tokens * space.share + worst;
+  };
+  return sizes.map((one) => {
+    const size = sizeOf(space, one, peak, free);
+    const found = { ...plan, space, size, peak: peak(size) };
+    return { ...found, seconds: timeOf(space, found) };
+  });
+}
+
 /** All plans, the fastest first, and the frontier; as Python's search. */
 export function search(state) {
-  const space = spaceOf(state);
   const all = axesOf(state);
   const found = [];
-  for (const stage of all.stages) {
-    for (const blocks of all.blocks) {
-      for (const chunks of all.chunks) {
-        const lines = new Map(); // of a group, for all sizes
-        const peak = (size) => {
-          let worst = 0;
-          for (const { held, group, size: m } of meets(space, stage, size)) {
-            if (group !== undefined && !lines.has(group)) {
-              lines.set(group, linesOf(space, group, chunks, blocks));
-            }
-            const need = group === undefined ? 0 : highest(lines.get(group), m);
-            worst = Math.max(worst, total(held) + need);
-          }
-          return TOKEN * space.tokens * space.share + worst;
-        };
-        for (const size of all.sizes) {
-          const m = sizeOf(space, size, peak, !state.micro);
-          const best = { stage, blocks, chunks, size: m, peak: peak(m) };
-          best.seconds = timeOf(space, best);
-          best.place = found.length;
-          found.push(best);
+  for (const recipe of recipesOf(state)) {
+    const space = spaceOf(state, recipe);
+    for (const stage of all.stages) {
+      for (const blocks of all.blocks) {
+        for (const chunks of all.chunks) {
+          found.push(...bySize(space, { stage, blocks, chunks }, all.sizes,
+            !state.micro));
         }
       }
     }
   }
+  for (const [place, plan] of found.entries()) plan.place = place;
   found.sort(
     (a, b) => a.seconds - b.seconds || a.peak - b.peak || a.place - b.place,
   );
@@ -330,7 +348,6 @@ export function search(state) {
       frontier.push(plan);
     }
   }
-  for (const plan of found) plan.slowdown = plan.seconds / fastest.seconds;
   return {
     ...{ fastest, found, plans: found.length },
     frontier: frontier.reverse(),
@@ -341,14 +358,15 @@ export function search(state) {
 function bestOf({ share, budget }, found) {
   const best = new Map();
   for (const plan of found) {
-    const { size, blocks, chunks, stage, peak } = plan;
-    const key = [size < share, blocks > 0, chunks !== null, stage].join();
+    const { size, blocks, chunks, stage, peak, space } = plan;
+    const saved = [size < share, blocks > 0, chunks !== null];
+    const key = [...saved, space.recipe, stage].join();
     if (peak <= budget && !best.has(key)) best.set(key, plan);
   }
   return [...best.values()].slice(0, 3);
 }
 
-let last = {}; // the answers to the last two questions
+let last = {}; // the answers to the last few questions
 /* Another budget, or another plan to look at, asks nothing new. */
 function answer(state) {
   const { tables, pick, budget, ...asked } = state;
@@ -356,35 +374,62 @@ function answer(state) {
   if (last.tables !== tables) last = { tables, found: new Map() };
   const { found } = last;
   if (!found.has(key)) {
-    if (found.size > 1) found.delete(found.keys().next().value);
+    if (found.size > 7) found.delete(found.keys().next().value);
     found.set(key, search(state));
   }
   return found.get(key);
 }
 
-/** What the widget shows: the answer, and the plan that is looked at. */
-export function describe(state) {
+/* The fastest plan within the budget; the smallest where none is. */
+const within = ({ frontier }, size) =>
+  frontier.findLast(({ peak }) => peak <= size);
+
+/* The plan that the reader's switches say; null where they say nothing. */
+function yoursOf(state, space) {
+  if (Object.entries(FREE).every(([key, free]) => state[key] === free)) {
+    return null;
+  }
   const found = answer(state);
+  return within(found, space.budget) ?? found.frontier[0];
+}
+
+/** What the widget shows: the answer to the problem, the plan that is looked
+    at, and what the reader's switches say. */
+export function describe(state) {
+  const found = answer({ ...state, ...FREE });
   const { frontier, fastest } = found;
   const space = spaceOf(state);
   const best = bestOf(space, found.found);
-  const offered = [...best, ...frontier];
+  const yours = yoursOf(state, space);
+  const offered = [...(yours ? [yours] : []), ...best, ...frontier];
   const plan = offered[state.pick] ?? offered[0];
-  const within = (size) => frontier.findLast(({ peak }) => peak <= size);
-  const next = within(space.budget + GIB) ?? null;
+  const next = within(found, space.budget + GIB) ?? null;
   const buys = next && !(best.length && next.seconds >= best[0].seconds);
+  const slowdown = ({ seconds }) => seconds / fastest.seconds;
   return {
     ...{ ...found, space, best, offered, plan, next: buys ? next : null },
-    moment: momentOf(space, plan),
-    causes: causesOf(space, plan, fastest),
+    ...{ yours, slowdown },
+    gap: yours && best.length ? yours.seconds / best[0].seconds - 1 : null,
+    moment: momentOf(plan.space, plan),
+    causes: causesOf(plan, fastest),
   };
+}
+
+/** Where nothing fits: what other recipes need at least. */
+export function otherwise(state) {
+  if (state.recipe === "any") return [];
+  return Object.keys(state.tables.recipes)
+    .filter((recipe) => recipe !== state.recipe)
+    .map((recipe) => answer({ ...state, ...FREE, recipe }).frontier[0])
+    .sort((a, b) => a.peak - b.peak);
 }
 
 // ---- words ---------------------------------------------------------------
 
 /** As Plan.text of Python. */
-export function planText({ share, model, recipe, optimizer, ranks }, plan) {
-  const { size, blocks, chunks, stage } = plan;
+export function planText(plan) {
+  const { size, blocks, chunks, stage, space } = plan;
+  const { share, model, recipe, optimizer, ranks } = space;
   const rest = share % size;
   const words = [`${Math.floor(share / size)} × ${size} sequences`];
   if (rest) words[0] += ` and a last micro-batch of ${rest}`;
@@ -399,42 +444,60 @@ export function planText({ share, model, recipe, optimizer, ranks }, plan) {
 const times = (slowdown) => `× ${slowdown.toFixed(2)}`;
 
 /* What differs between plans, shortly. */
-function shortText({ share, model, ranks }, { size, blocks, chunks, stage }) {
+function shortText({ size, blocks, chunks, stage, space }) {
+  const { share, model, ranks, recipe } = space;
   const parts = Math.ceil(share / size);
-  const words = [parts > 1 ? `${parts} × ${size}` : `${size} at once`];
+  const words = [recipe];
+  words.push(parts > 1 ? `${parts} × ${size}` : `${size} at once`);
   if (blocks) words.push(`${blocks}/${model.depth} checkpointed`);
   if (chunks) words.push(`loss in ${chunks}`);
   if (ranks > 1) words.push(stage);
   return words.join(" · ");
 }
 
+/** What the reader's switches cost; "" where they say nothing. */
+export function gapWords({ yours, gap, space }) {
+  if (!yours) return "";
+  const over = yours.peak - space.budget;
+  if (over > 0) return `Yours needs ${formatBytes(over)} too much.`;
+  const more = Math.round(100 * gap);
+  if (!more) return "Yours is as fast as the best.";
+  return `Yours takes ${more} % longer than the best that fits.`;
+}
+
+/* Where nothing fits: the least, and what another precision would need. */
+function leastWords(state, { space, plans, frontier }) {
+  const [least] = frontier;
+  const told =
+    `Nothing fits in ${formatBytes(space.budget)}. The smallest of ` +
+    `${grouped(plans)} plans needs ${formatBytes(least.peak)}: ` +
+    `${planText(least)}.`;
+  const [other] = otherwise(state);
+  if (!other || other.peak >= least.peak) return told;
+  const { recipe } = other.space;
+  return `${told} With ${recipe} the smallest needs ${formatBytes(other.peak)}.`;
+}
+
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
-  const { space, best, frontier } = n;
-  const [least] = frontier;
+  const { space, best } = n;
   const budget = formatBytes(space.budget);
-  const buys = n.next
-    ? ` The next GiB buys ${times(n.next.slowdown)}.`
-    : best.length
-      ? " The next GiB buys nothing."
-      : "";
-  if (!best.length) {
-    return (
-      `Nothing fits in ${budget}. The smallest of ${grouped(n.plans)} plans ` +
-      `needs ${formatBytes(least.peak)}: ${planText(space, least)}.${buys}`
-    );
-  }
+  let buys = best.length ? " The next GiB buys nothing." : "";
+  if (n.next) buys = ` The next GiB buys ${times(n.slowdown(n.next))}.`;
+  if (!best.length) return leastWords(state, n) + buys;
+  const told = gapWords(n);
+  const rest = told ? ` ${told}` : buys;
   return (
-    `The fastest plan in ${budget}: ${planText(space, best[0])}. It needs ` +
-    `${formatBytes(best[0].peak)} and takes ${times(best[0].slowdown)} as ` +
-    `long as the fastest of all.${buys}`
+    `The fastest plan in ${budget}: ${planText(best[0])}. It needs ` +
+    `${formatBytes(best[0].peak)} and takes ${times(n.slowdown(best[0]))} as ` +
+    `long as the fastest of all.${rest}`
   );
 }
 
 /** A program that makes the plan, and prints its whole training loop. */
-export function codeOf(state, space, plan) {
-  const { tokens, batch, ranks, recipe, optimizer, model } = space;
+export function codeOf(plan) {
+  const { tokens, batch, ranks, recipe, optimizer, model } = plan.space;
   const given = [String(plan.size)];
   if (plan.blocks) given.push(`checkpointed=${plan.blocks}`);
   if (plan.chunks) given.push(`loss_chunks=${plan.chunks}`);
@@ -479,7 +542,8 @@ export function layout(state, width, before = null) {
   const top = topOf(state, n);
   const long = plot.right - plot.left;
   const x = (size) => plot.left + (Math.min(size, top) * long) / top;
-  const slowest = Math.max(n.frontier[0].slowdown, n.plan.slowdown);
+  const seen = [n.frontier[0], n.plan, ...(n.yours ? [n.yours] : [])];
+  const slowest = Math.max(...seen.map(n.slowdown));
   const high = Math.max(1.1, 1 + 1.12 * (slowest - 1));
   const y = (slow) => BOTTOM - ((slow - 1) * (BOTTOM - plot.top)) / (high - 1);
   const step = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find(
@@ -503,7 +567,7 @@ export function layout(state, width, before = null) {
   let slow = 1;
   const causes = CAUSES.filter((key) => n.causes[key] >= 0.005).map((key) => {
     const from = slow;
-    slow = Math.min(slow + n.causes[key], n.plan.slowdown);
+    slow = Math.min(slow + n.causes[key], n.slowdown(n.plan));
     return { key, y: y(slow), height: y(from) - y(slow) };
   });
   let [left, under] = [3, BAR + TALL + 2 * ROW];
@@ -518,7 +582,7 @@ export function layout(state, width, before = null) {
     left += long + 10;
     return one;
   });
-  const place = ({ peak, slowdown }) => ({ x: x(peak), y: y(slowdown) });
+  const place = (plan) => ({ x: x(plan.peak), y: y(n.slowdown(plan)) });
   const old = before && describe(before).plan;
   const moved = old && (old.peak !== n.plan.peak) && old.peak <= top;
   return {
@@ -526,6 +590,7 @@ export function layout(state, width, before = null) {
     points: n.frontier.filter(({ peak }) => peak <= top).map(place),
     beyond: n.frontier.filter(({ peak }) => peak > top).length,
     at: { ...place(n.plan), cut: n.plan.peak > top },
+    ring: n.yours && n.yours.peak <= top ? place(n.yours) : null,
     budget: x(n.space.budget),
     pinned: n.space.budget > top,
     ghost: moved && x(old.peak),
@@ -561,6 +626,7 @@ const FILL = {
   recomputation: "recomputation",
   "small micro-batches": "phase-backward",
   traffic: "inputs",
+  precision: "parameters",
 };
 
 function* drawBar(id, n, { plot, parts, at, ghost, budget }) {
@@ -593,8 +659,10 @@ function* drawWords(id, n, { plot, words }) {
   }
 }
 
+const ringOf = ({ x, y }) => ({ cx: x, cy: y, r: 10, class: "mb-yours" });
+
 function* drawFrontier(id, n, plan) {
-  const { plot, points, at, causes, rises, beyond } = plan;
+  const { plot, points, at, causes, rises, beyond, ring } = plan;
   for (const { y, label } of rises) {
     yield line(plot.left, y, plot.right, y, "mb-grid");
     yield text(plot.left - 6, y + 4, label, END);
@@ -612,6 +680,7 @@ function* drawFrontier(id, n, plan) {
   }
   const r = points.length > 30 ? 2.5 : 3.5;
   for (const point of points) yield dot(point, "mb-point", r);
+  if (ring) yield svg("circle", ringOf(ring));
   if (!at.cut) {
     yield line(at.x, plot.top - 4, at.x, at.y, "mb-cursor");
     yield dot(at, "mb-chosen", 7);
@@ -638,13 +707,19 @@ function* drawBudget(id, n, state, { plot, budget, pinned }) {
   yield text(budget + (left ? -13 : 13), BOTTOM + 36, label, look);
 }
 
-function verdict({ best, plan, frontier, space }) {
+function verdict(n) {
+  const { best, plan, yours, frontier, space } = n;
   if (!best.length) {
     return `nothing fits: least ${formatBytes(frontier[0].peak)}`;
   }
   const free = space.budget - plan.peak;
-  if (free < 0) return `${formatBytes(-free)} too much`;
-  return `it fits, ${times(plan.slowdown)} as long`;
+  const whose = plan === yours ? "yours: " : "";
+  if (free < 0) return `${whose}${formatBytes(-free)} too much`;
+  if (whose) {
+    const more = Math.round(100 * n.gap);
+    return more ? `yours: ${more} % longer` : "yours: as fast as the best";
+  }
+  return `it fits, ${times(n.slowdown(plan))} as long`;
 }
 
 function draw(id, state, n, plan) {
@@ -673,9 +748,12 @@ function results(id, n) {
     label,
     cells: [size(part, moment.split[part])],
   }));
-  const plans = best.map(({ peak, slowdown }, i) => ({
+  const plans = best.map((one, i) => ({
     label: `${i + 1}.`,
-    cells: [size(`best.${i}.peak`, peak), slow(`best.${i}.slowdown`, slowdown)],
+    cells: [
+      size(`best.${i}.peak`, one.peak),
+      slow(`best.${i}.slowdown`, n.slowdown(one)),
+    ],
   }));
   const causes = CAUSES.map((key) => [
     ...[key, `cause.${key}`, n.causes[key]],
@@ -692,7 +770,7 @@ function results(id, n) {
         grouped(space.model.parameters)],
       ["budget", ...size("budget", space.budget)],
       ["a step", "seconds", plan.seconds, `${plan.seconds.toPrecision(3)} s`],
-      ["slowdown", ...slow("slowdown", plan.slowdown)],
+      ["slowdown", ...slow("slowdown", n.slowdown(plan))],
       ...causes,
       ["the least peak", ...size("least", n.frontier[0].peak)],
       ["plans on the frontier", "frontier", n.frontier.length],
@@ -703,12 +781,33 @@ function results(id, n) {
 const NOTE =
   "The bar is what a card holds at the worst moment. Below it, on the same " +
   "axis, stands each plan that no other beats in both bytes and time: the " +
-  "more memory, the faster. The dashed line is the budget: drag it. Click a " +
+  "more memory, the faster. The ring is the plan of your own switches. The " +
+  "dashed line is the budget: drag it. Click a " +
   "point to look at its plan; its column says what takes the time. The time " +
   "is an estimate from data sheets, × 0.4, not measured. The bytes are " +
   "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
   "NCCL’s buffers come on top. 16 bits are bf16; for autocast on a card " +
   "without it take fp16.";
+
+/* Problems, with switches that are set badly: until yours is as fast. */
+const MISSION = {
+  ...{ budget: 0, optimizer: "adam", pick: 0 },
+  ...{ checkpointed: "all", chunks: "16", micro: 1, stage: "any" },
+};
+const MISSIONS = {
+  "GPT-2 on an RTX 3070": {
+    ...{ model: "GPT-2 124M", card: "RTX 3070", ranks: 1, batch: 32 },
+    ...{ tokens: 1024, recipe: "autocast" },
+  },
+  "8B on eight H100s": {
+    ...{ model: "Llama 3 8B", card: "H100 80 GB", ranks: 8, batch: 64 },
+    ...{ tokens: 8192, recipe: "master", stage: "zero-3" },
+  },
+  "8B on one A100": {
+    ...{ model: "Llama 3 8B", card: "A100 80 GB", ranks: 1, batch: 8 },
+    ...{ tokens: 8192, recipe: "autocast" },
+  },
+};
 
 // ---- the widget ----------------------------------------------------------
 
@@ -744,9 +843,11 @@ function build({ id, get, set, picture }) {
     onChange: change("budget"),
   });
   const batch = power("Sequences of a step", "batch");
-  const recipes = Object.fromEntries(
-    Object.entries(tables.recipes).map(([name, { text }]) => [name, text]),
-  );
+  const texts = Object.entries(tables.recipes);
+  const recipes = {
+    any: "any, as is best",
+    ...Object.fromEntries(texts.map(([name, { text }]) => [name, text])),
+  };
   const recipe = select("Precision", "recipe", recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
   const checkpointed = select("Checkpoint", "checkpointed", {
@@ -776,7 +877,7 @@ function build({ id, get, set, picture }) {
   const best = [0, 1, 2].map((place) =>
     button({
       ...{ label: "", key: `best-${place}` },
-      onClick: () => set({ pick: place }),
+      onClick: () => set({ pick: shift + place }),
     }),
   );
   const code = html("pre", { class: "mb-code" });
@@ -785,10 +886,25 @@ function build({ id, get, set, picture }) {
     {},
     picture,
     html("div", { class: "mb-plans" }, ...best.map(({ root }) => root)),
+    html(
+      "p",
+      { class: "mb-missions" },
+      html("b", {}, "Beat the planner: "),
+      ...Object.entries(MISSIONS).map(
+        ([label, more], i) =>
+          button({
+            ...{ label, key: `mission-${i + 1}` },
+            onClick: () => {
+              set({ ...MISSION, ...more });
+              whole.parentElement.querySelector("details").open = true;
+            },
+          }).root,
+      ),
+    ),
   );
 
   let plan;
-  let offered = 0;
+  let [offered, shift] = [0, 0]; // plans before the frontier; yours
   drag(picture, {
     grab: (place) => {
       if (Math.abs(place.x - plan.budget) < 14) return "budget";
@@ -827,10 +943,12 @@ function build({ id, get, set, picture }) {
     else if (state.optimizer === "adam-8bit") why = "8-bit Adam goes with ddp";
     stage.update({ value: why ? "any" : state.stage, disabled: why });
     const shown = n.offered[state.pick] ? state.pick : 0;
+    const first = n.yours ? 1 : 0;
+    let text = shown < offered ? "of the best" : "on the frontier";
+    if (shown < first) text = "yours";
     pick.update({
       ...{ value: shown, max: n.offered.length - 1 },
-      text: shown < n.best.length ? "of the best" : "on the frontier",
-      spoken: planText(n.space, n.plan),
+      ...{ text, spoken: planText(n.plan) },
     });
     best.forEach(({ root }, i) => {
       const one = n.best[i];
@@ -838,20 +956,20 @@ function build({ id, get, set, picture }) {
       root.setAttribute("aria-pressed", String(one === n.plan));
       if (!one) return root.replaceChildren();
       root.replaceChildren(
-        html("b", {}, times(one.slowdown)),
-        html("span", {}, shortText(n.space, one)),
+        html("b", {}, times(n.slowdown(one))),
+        html("span", {}, shortText(one)),
         html("i", {}, formatBytes(one.peak)),
       );
     });
-    code.textContent = codeOf(state, n.space, n.plan);
+    code.textContent = codeOf(n.plan);
   };
 
   return {
-    controls: [model, card, ranks],
+    controls: [model, card, ranks, recipe],
     picture: whole,
     legend: legend(id, SHOWN),
     more: [
-      ...[budget, batch, recipe, optimizer, checkpointed, chunks],
+      ...[budget, batch, optimizer, checkpointed, chunks],
       ...[micro, stage, pick],
     ],
     note: html(
@@ -863,7 +981,8 @@ function build({ id, get, set, picture }) {
     ),
     draw(state, width, before) {
       const n = describe(state);
-      offered = n.best.length;
+      shift = n.yours ? 1 : 0;
+      offered = n.best.length + shift;
       plan = layout(state, width, before);
       show(state, n);
       return {

@@ -8,7 +8,15 @@ import traitlets
 from membudget.cards import CARDS
 from membudget.checks import whole
 from membudget.ledger import OPTIMIZERS, PRESETS, RECIPES
-from membudget.planning import STAGES, Answer, Job, Machine, Plan, search
+from membudget.planning import (
+    STAGES,
+    Answer,
+    Choice,
+    Job,
+    Machine,
+    Plan,
+    search,
+)
 from membudget.planning.machine import EFFICIENCY, LAUNCH
 from membudget.planning.memory import static
 from membudget.widgets.base import Checked, Widget, format_bytes
@@ -58,14 +66,16 @@ class Planning(Widget):
             least as many as ranks.
         tokens: of each: one of
             :data:`membudget.widgets.planning_rows.TOKENS` for the model.
-        recipe: one of :data:`membudget.widgets.planning_rows.MIXES`.
+        recipe: one of :data:`membudget.widgets.planning_rows.MIXES`, or
+            ``"any"``.
         optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
         checkpointed: ``"any"``, ``"none"`` or ``"all"``.
         chunks: ``"any"``, ``"none"`` or a number as text.
         micro: the micro-batch's lock; 0 for none.
         stage: ``"any"`` or one of :data:`membudget.planning.STAGES`. On one
             card, and with 8-bit Adam, it does not count.
-        pick: which plan is shown: the best three, then the frontier.
+        pick: which plan is shown: that of the locks if there are any, the
+            best three, then the frontier.
 
     Raises:
         traitlets.TraitError: one of them is not as said above (the widget
@@ -79,13 +89,13 @@ class Planning(Widget):
 
     name = "planning"
 
-    model = traitlets.Enum(list(SHOWN), "GPT-2 124M").tag(sync=True)
-    card = traitlets.Enum(list(CARDS), "T4").tag(sync=True)
+    model = traitlets.Enum(list(SHOWN), "Llama 3 8B").tag(sync=True)
+    card = traitlets.Enum(list(CARDS), "A100 80 GB").tag(sync=True)
     ranks = Checked(partial(power, most=RANKS[-1]), 1).tag(sync=True)
     budget = Checked(partial(whole, least=0, most=2**22), 0).tag(sync=True)
     batch = Checked(partial(power, most=LARGEST), 16).tag(sync=True)
-    tokens = Checked(whole, 1024).tag(sync=True)
-    recipe = traitlets.Enum(list(MIXES), "fp32").tag(sync=True)
+    tokens = Checked(whole, 8192).tag(sync=True)
+    recipe = traitlets.Enum([ANY, *MIXES], "autocast").tag(sync=True)
     optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
     checkpointed = traitlets.Enum([ANY, "none", "all"], ANY).tag(sync=True)
     chunks = traitlets.Enum(list(CHUNKS), ANY).tag(sync=True)
@@ -94,7 +104,7 @@ class Planning(Widget):
     pick = Checked(partial(whole, least=0, most=10**6), 0).tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
-    def __init__(self, model: str = "GPT-2 124M", **settings: Any) -> None:
+    def __init__(self, model: str = "Llama 3 8B", **settings: Any) -> None:
         self.set_trait("tables", _tables())
         if isinstance(model, str) and model in SHOWN:
             settings.setdefault("tokens", known()[model]["tokens"][-1])
@@ -133,10 +143,20 @@ class Planning(Widget):
         return (self.budget or CARDS[self.card].usable // MIB) * MIB
 
     @property
+    def free(self) -> dict[str, Any]:
+        """Locks of the problem, as :func:`membudget.planning.search` takes
+        them: the axes that the reader's switches leave free."""
+        recipe = list(MIXES) if self.recipe == ANY else self.recipe
+        found = {"recipe": recipe, "optimizer": self.optimizer}
+        return found | (
+            {"stage": "ddp"} if self.optimizer == "adam-8bit" else {}
+        )
+
+    @property
     def locks(self) -> dict[str, Any]:
-        """As :func:`membudget.planning.search` takes them."""
+        """Those of the problem and of the reader's switches."""
         share = self.job.batch // self.ranks
-        found = {"recipe": self.recipe, "optimizer": self.optimizer}
+        found = self.free
         if self.checkpointed != ANY:
             depth = self.job.network.depth
             found["checkpointed"] = {"none": 0, "all": depth}[
@@ -147,9 +167,7 @@ class Planning(Widget):
             found["loss_chunks"] = chunks
         if self.micro:
             found["micro_batch"] = min(self.micro, share)
-        if self.optimizer == "adam-8bit":
-            found["stage"] = "ddp"
-        elif self.ranks > 1 and self.stage != ANY:
+        if "stage" not in found and self.ranks > 1 and self.stage != ANY:
             found["stage"] = self.stage
         return found
 
@@ -160,19 +178,32 @@ class Planning(Widget):
         Raises:
             ValueError: a budget below the model's states.
         """
-        return search(
-            self.job,
-            self.bytes,
-            Machine.of_card(self.card),
-            ranks=self.ranks,
-            locks=self.locks,
-        )
+        return self._search(self.free)
+
+    @property
+    def yours(self) -> Choice:
+        """The plan of the reader's switches: the fastest that fits, or the
+        smallest; its slowdown is against what the switches allow.
+
+        Raises:
+            ValueError: as ``answer``.
+        """
+        found = self._search(self.locks)
+        return found.within(self.bytes) or found.smallest
+
+    def _search(self, locks: dict[str, Any]) -> Answer:
+        machine = Machine.of_card(self.card)
+        how = {"ranks": self.ranks, "locks": locks}
+        return search(self.job, self.bytes, machine, **how)
 
     def sentence(self) -> str:
         """What the model's states need, and what the card has."""
-        how = {"recipe": self.recipe, "optimizer": self.optimizer}
-        plan = Plan(1, **how, stage="ddp", ranks=self.ranks)
-        states = static(self.job, plan).total
+        how = {"optimizer": self.optimizer, "ranks": self.ranks}
+        recipes = MIXES if self.recipe == ANY else [self.recipe]
+        states = min(
+            static(self.job, Plan(1, recipe=recipe, **how)).total
+            for recipe in recipes
+        )
         return (
             f"{self.model}, {self.job.batch} × {self.tokens} tokens: its "
             f"states alone need {format_bytes(states)}, and the budget is "
