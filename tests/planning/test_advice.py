@@ -52,7 +52,7 @@ def test_micro_batches_come_before_checkpoints():
 
 def test_long_sequences_need_checkpoints():
     job = Job(PRESETS["Llama 3.2 1B"], 8192, 8)
-    budget = CARDS["RTX 4090"].usable
+    budget = CARDS["RTX 5090"].usable * 9 // 10
     for chunks in CHUNKS:
         assert memory(job, Plan(1, 0, chunks, "autocast")) > budget
     assert memory(job, Plan(1, 16, 16, "autocast")) <= budget

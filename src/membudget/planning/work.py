@@ -33,7 +33,7 @@ from membudget.models import chunked_loss
 from membudget.planning.counter import Counts, WorkCounter, added, less
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import JOBS, Plan, TrainedJob
-from membudget.sharding import STAGES, zero_traffic
+from membudget.sharding import STAGES
 
 MAKE = {
     "sgd": partial(torch.optim.SGD, lr=0.1, foreach=False),
@@ -68,11 +68,12 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     parameter and its states, in one kernel; else an optimizer steps one
     parameter at a time. Of several ranks it is the one with the most
     sequences. What is added for sharding: each rank updates its share of the
-    parameters where the optimizer's states are split, and sends what
-    :func:`membudget.sharding.zero_traffic` says. Where every rank has whole
-    gradients, the last micro-batch alone reduces them. The copies that FSDP
-    makes before and after each collective are not counted. 8-bit Adam, which
-    PyTorch lacks, is taken to be fused for each parameter by itself.
+    parameters where the optimizer's states are split. Under DDP the last
+    micro-batch alone reduces the gradients. With FSDP2 each one gathers the
+    parameters, under ZeRO-3 twice, and reduces its gradients
+    (:func:`membudget.sharding.fsdp_traffic`). Neither padding nor the copies
+    that FSDP makes before and after each collective are counted. 8-bit Adam,
+    which PyTorch lacks, is taken to be fused for each parameter by itself.
 
     The first call for a network, a length and a recipe takes a second; then
     it is below a millisecond. Of an :class:`OwnJob` its own model is counted.
@@ -127,15 +128,19 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         flops,
         moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
         operators + called,
-        zero_traffic(
-            network.parameters,
-            plan.stage,
-            plan.recipe,
-            ranks=plan.ranks,
-            accumulation_steps=steps,
-            synchronise_last=not stage.gradients,
-        ),
+        _sent(network.parameters, plan, steps),
     )
+
+
+def _sent(parameters: int, plan: Plan, micro_batches: int) -> int:
+    """Bytes that a rank sends in a step."""
+    recipe = RECIPES[plan.recipe]
+    moved = 2 * recipe.gradients
+    if plan.stage != "ddp":
+        gathers = 2 if plan.stage == "zero-3" else 1
+        each = gathers * recipe.parameters + recipe.gradients
+        moved = micro_batches * each
+    return parameters * moved * (plan.ranks - 1) // plan.ranks
 
 
 def _chunks(rows: int, wanted: int) -> int:

@@ -224,9 +224,9 @@ function workOf(space, { stage, size, blocks, chunks }) {
     );
   });
   const [moved, called] = model.updates[recipe][optimizer];
-  let sent = stage === "zero-3" ? 2 * parts * kind.parameters : 0;
-  if (stage === "zero-2") sent = kind.parameters;
-  sent += (split ? parts : 2) * kind.gradients;
+  const gathers = { ddp: 0, "zero-2": 1, "zero-3": 2 }[stage];
+  const sent =
+    gathers * parts * kind.parameters + (split ? parts : 2) * kind.gradients;
   return {
     flops: done[0],
     bytes: done[1] + (split ? Math.ceil(moved / ranks) : moved),
