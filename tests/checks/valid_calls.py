@@ -566,6 +566,7 @@ ROWS = {
     "planning.Plan.code": lambda: dict(self=PLAN, job=JOB),
     "planning.Plan.share": lambda: dict(self=PLAN, job=JOB),
     "planning.Plan.text": lambda: dict(self=PLAN, job=JOB),
+    "planning.Plan.trainer": lambda: dict(self=PLAN, job=JOB),
     "planning.at_peak": lambda: dict(job=JOB, plan=PLAN),
     "planning.largest_micro_batch": lambda: dict(
         what=(of := model()),

@@ -6,6 +6,7 @@ from membudget.checks import check_positions, flag, instance, one_of, whole
 from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.planning import code
+from membudget.planning.trainer import arguments
 
 STAGES = ("ddp", "zero-2", "zero-3")
 """What PyTorch has of :data:`membudget.sharding.STAGES`: DDP and FSDP2."""
@@ -244,6 +245,24 @@ class Plan:
         """
         share = self.share(job)
         return job._program(self, share)
+
+    def trainer(self, job: TrainedJob) -> dict[str, object]:
+        """The plan as arguments of Hugging Face's Trainer.
+
+        It takes the loss from the model, and clips the gradients. It shards
+        block by block.
+
+        Returns:
+            Keyword arguments of ``transformers.TrainingArguments``, from
+            version 5 on.
+
+        Raises:
+            TypeError: as :meth:`share`.
+            ValueError: as :meth:`share`, or a plan that the Trainer has no
+                arguments for.
+        """
+        share = self.share(job)
+        return arguments(job.depth, self, share)
 
 
 def checked(job: TrainedJob, plan: Plan) -> int:
