@@ -159,7 +159,8 @@ def _checkpoints(plan) -> Iterator[str]:
 def _loss(plan, recipe) -> Iterator[str]:
     yield "\ndef loss_of(model, tokens, targets):"
     if recipe.autocast:
-        yield "    with torch.autocast(device, torch.bfloat16):"
+        cast = "    with torch.autocast(device, torch.bfloat16):"
+        yield f"{cast}  # T4: float16, GradScaler"
     head = "return F.cross_entropy"
     given = ["model(tokens).flatten(0, 1)", "targets.flatten()"]
     if plan.loss_chunks is not None:
