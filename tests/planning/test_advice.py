@@ -22,8 +22,8 @@ EIGHT = PRESETS["Llama 3 8B"]
 H100, FAST = CARDS["H100 80 GB"].usable, Machine.of_card("H100 80 GB")
 
 
-def time(job, plan, machine=FAST):
-    return seconds(work(job, plan), machine, plan.recipe)
+def time(job, plan):
+    return seconds(work(job, plan), FAST, plan.recipe)
 
 
 @pytest.mark.parametrize("size", [1, 8])
