@@ -61,6 +61,56 @@ check_selection_weights = Exercise(
 )
 
 
+# A loss that compares samples
+
+
+def cached_backward(model, loss, x, micro_batch):
+    with torch.no_grad():
+        z = torch.cat([model(part) for part in x.split(micro_batch)])
+    z.requires_grad_()
+    loss(z).backward()
+    parts = zip(x.split(micro_batch), z.grad.split(micro_batch), strict=True)
+    for part, g in parts:
+        model(part).backward(g)
+
+
+def _contrast(z: torch.Tensor) -> torch.Tensor:
+    scores = z[::2] @ z[1::2].T
+    return F.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def _pairs(number: int, micro_batch: int) -> Case:
+    def make() -> tuple:
+        x, _ = map(
+            torch.cat, zip(*loops.samples(*[1] * 2 * number), strict=True)
+        )
+        return loops.small_model(), _contrast, x, micro_batch
+
+    return Case(f"{number} pairs, {micro_batch} rows at a time", make)
+
+
+check_cached_backward = Exercise(
+    cached_backward,
+    cases=[_pairs(4, 2), _pairs(5, 4), _pairs(3, 5)],
+    observe=gradient(lambda model, loss, x, micro_batch: micro_batch),
+    mistakes="""
+        model(part).backward(g) => model(part).sum().backward()
+            this starts from a gradient of one for each number: start from
+            the loss's own gradient for these rows, `backward(g)`.
+        model(part).backward(g) => model(part).backward(g * len(part) / len(x))
+        or loss(z) => (loss(z) / -(-len(x) // micro_batch))
+            the loss is one loss of all rows already, and so is the gradient
+            of each embedding: neither needs a weight.
+        model(part).backward(g) => loss(model(part)).backward()
+            each micro-batch is compared with itself alone: take the gradient
+            of the loss of all rows.
+        """,
+    shown=(
+        "The gradient is that of all pairs together, and no graph ever held "
+        "more than one micro-batch."
+    ),
+)
+
 # The gradient of a window
 
 
