@@ -32,7 +32,7 @@ $(shell mkdir -p "$(HOME)")
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test notebooks measure peers zoo bench soak mutate \
+.PHONY: help book serve test lab notebooks measure peers zoo bench soak mutate \
         matrix lint constraints clean FORCE
 
 help:  ## list the commands
@@ -53,13 +53,30 @@ book: $(VENV)/book.stamp  ## build the book and say where it is
 serve: book  ## build the book and show it (PORT=8000)
 	$(PY) -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
+# What has a subject's name, or a page's: NAME=accumulation, NAME=03_accumulation.
+OF := tests/$(NAME) $(foreach kind,exercises experiments widgets,\
+  tests/$(kind)/test_$(NAME).py) \
+  $(foreach form,%.ipynb ??_%.ipynb lab?_%.ipynb,\
+  $(foreach folder,chapters labs,$(folder)/$(subst %,$(NAME),$(form))))
+FOUND := $(if $(NAME),$(wildcard $(OF)))
+
 # Modules go to the workers in the folders' order, the longest first. By their
 # number of tests, which is xdist's, long ones that have few would come last, to
 # one worker. Nobody installs or builds meanwhile: the tests read both.
-test: $(VENV)/test.stamp book lint  ## run every test
+ifdef NAME
+test: $(VENV)/test.stamp
+	$(if $(FOUND),,$(error nothing is named $(NAME): take a room, a page \
+	  or a lab, such as NAME=accumulation or NAME=03a_another_gradient))
+	$(ALONE) $(PY) -m pytest --numprocesses auto --dist loadscope --nbval $(FOUND)
+else
+test: $(VENV)/test.stamp book lint  ## run every test, or one subject's (NAME=)
 	@$(PY) tools/browser.py
 	$(ALONE) $(PY) -m pytest --numprocesses auto --dist loadscope \
 	  --no-loadscope-reorder --nbval labs chapters tests
+endif
+
+lab: $(VENV)/test.stamp  ## open the notebooks in JupyterLab
+	$(VENV)/bin/jupyter lab
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)

@@ -28,7 +28,8 @@ def problems(path, root=ROOT):
         found += [f"code cell {number}: {text}" for text in of_code(cell)]
         if cell.execution_count != number:
             found.append(
-                f"code cell {number}: executed as {cell.execution_count}"
+                f"code cell {number}: executed as {cell.execution_count}: "
+                f"`make notebooks NB={path.parent.name}/{path.name}` mends it"
             )
     for cell in cells:
         if cell.cell_type == "markdown" and re.search(r"!\[\]\(", cell.source):

@@ -55,3 +55,34 @@ def test_a_broken_build_takes_no_records_along():
         "_build/.doctrees",
         "_build/jupyter_execute",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("accumulation", "tests/exercises/test_accumulation.py"),
+        ("accumulation", "labs/lab1_accumulation.ipynb"),
+        ("03a_another_gradient", "chapters/03a_another_gradient.ipynb"),
+    ],
+)
+def test_one_subject_is_tested_by_its_name(name, found):
+    asked = subprocess.run(
+        ["make", "-n", "test", f"NAME={name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    tests = asked.strip().splitlines()[-1].split("--nbval ")[1].split()
+    assert found in tests
+    assert all((ROOT / path).exists() for path in tests)
+
+
+def test_a_name_that_nothing_has():
+    asked = subprocess.run(
+        ["make", "-n", "test", "NAME=nonsense"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert asked.returncode
+    assert "nothing is named nonsense: take a room" in asked.stderr
