@@ -44,7 +44,7 @@ MADE_BY_THE_PACKAGE = {
         "SnapshotSummary Status Timing"
     ),
     "planning": "Answer Choice Work",
-    "precision": "Lost ScaledStep",
+    "precision": "Lost",
     "schedules": "FrontierPoint",
     "sharding": (
         "CheckpointError DeadlineError Finished Held Loaded Moments Place "

@@ -108,10 +108,6 @@ def over(micro_batches):
         list(opened.over(micro_batches))
 
 
-def mixed() -> precision.MixedPrecision:
-    return precision.MixedPrecision(optimizer(), "fp32")
-
-
 def job() -> planning.Job:
     return planning.Job(PAPER, 2, 2)
 
@@ -137,11 +133,6 @@ def run_ranks(worker, *args, deadline=None, **kwargs):
         mock.patch.object(pool, "_collect", lambda *rest: []),
     ):
         return pool.run(worker, *args, deadline=deadline, **kwargs)
-
-
-def launch(worker, *args, ranks=None, **options):
-    with mock.patch.object(sharding.Ranks, "run", lambda *rest: []):
-        return sharding.launch(worker, *args, ranks=ranks, **options)
 
 
 def entered(manager):
@@ -183,7 +174,6 @@ STAND_INS = {
     "precision.tf32": lambda device: entered(precision.tf32(device)),
     "sharding.Ranks.run": run_ranks,
     "sharding.joined": lambda backend: entered(sharding.joined(backend)),
-    "sharding.launch": launch,
 }
 """What is called instead: it enters the context, or starts no process."""
 
@@ -317,7 +307,6 @@ ROWS = {
     ),
     "ledger.korthikanti": lambda: dict(batch=1, tokens=2, width=4, heads=2),
     "ledger.largest_batch": lambda: step() | dict(limit=2000, of=2),
-    "ledger.loss_peak": lambda: dict(batch=1, tokens=2, vocabulary=8),
     "ledger.optimizer_bytes": lambda: dict(
         sizes=[3], recipe="fp32", optimizer="adam"
     ),
@@ -484,12 +473,6 @@ ROWS = {
     "precision.MasterWeights": lambda: dict(
         model=model(), optimizer=lambda copies: torch.optim.SGD(copies, lr=0.1)
     ),
-    "precision.MixedPrecision": lambda: dict(
-        optimizer=optimizer(), format="fp16", max_norm=1.0, emulated=True
-    ),
-    "precision.MixedPrecision.backward": lambda: dict(
-        self=mixed(), loss=torch.ones((), requires_grad=True) * 2, share=0.5
-    ),
     "precision.ScaleTrace": lambda: dict(scaler=torch.amp.GradScaler("cpu")),
     "precision.best_scale": lambda: dict(tensors=TENSORS),
     "precision.binades": lambda: dict(tensors=TENSORS),
@@ -524,7 +507,6 @@ ROWS = {
         units=units(), ranks=2, gathered=4, reduced=4, accumulation_steps=2
     ),
     "sharding.held_states": lambda: dict(model=model(), optimizer=optimizer()),
-    "sharding.launch": lambda: dict(worker=print, args=(3,), ranks=2),
     "sharding.load_checkpoint": lambda: dict(
         folder=HERE, model=(of := model()), optimizer=optimizer(of)
     ),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from membudget import exercises, models, precision
+from membudget import exercises, models
 from membudget.exercises import amp_loops
 from membudget.exercises.core import CORRECT, NOT_RIGHT
 from membudget.exercises.mistakes import mistakes
@@ -207,16 +207,6 @@ def disabled(model, optimizer, scaler, x, y, dtype):
     finish(optimizer, scaler)
 
 
-def by_the_package(model, optimizer, scaler, x, y, dtype):
-    of = {torch.bfloat16: ("bf16", None), torch.float16: ("fp16", scaler)}
-    name, scaler = of[dtype]
-    mixed = precision.MixedPrecision(
-        optimizer, name, scaler=scaler, emulated=True
-    )
-    mixed.backward(loss_in(mixed.autocast, model, x, y))
-    mixed.step()
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -226,7 +216,6 @@ def by_the_package(model, optimizer, scaler, x, y, dtype):
         ("sensitive_step", around_the_model),
         ("sensitive_step", uncached),
         ("train_step", disabled),
-        ("train_step", by_the_package),
     ],
 )
 def test_other_right_answers(name, answer):

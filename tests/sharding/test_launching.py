@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import signal
-import socket
 import subprocess
 import sys
 from types import CodeType, SimpleNamespace
@@ -25,8 +24,6 @@ from membudget.sharding import (
     RankError,
     Ranks,
     first_rank,
-    free_port,
-    launch,
     launching,
     rank_process,
 )
@@ -76,7 +73,8 @@ def works(pool):
 def test_results_come_in_order_of_ranks():
     """Eight are more than most machines of these tests have cores."""
     everyone = [(rank, 8) for rank in range(8)]
-    assert launch(workers.place, ranks=8) == everyone
+    with Ranks(8) as eight:
+        assert eight.run(workers.place) == everyone
 
 
 def test_what_a_worker_gets(pool):
@@ -453,11 +451,6 @@ def test_a_worker_that_starts_a_thread(monkeypatch):
 # What cannot be ----------------------------------------------------------
 
 
-def test_ranks_are_missing():
-    with pytest.raises(ValueError, match="ranks is missing: say how many"):
-        launch(workers.place)
-
-
 def test_a_backend_that_is_not_there():
     for backend, name in ("cpu:gloo,cuda:other", "other"), ("", ""):
         said = f"^there is no backend {name!r} for 2 ranks here: use one of gl"
@@ -485,14 +478,6 @@ def test_the_store_listens_to_this_machine_only(pool):
         if c.status == psutil.CONN_LISTEN and c.laddr.port == number
     ]
     assert listening == ["127.0.0.1"]
-
-
-def test_free_ports_are_free():
-    ports = {free_port() for _ in range(20)}
-    assert len(ports) > 1
-    for port in ports:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", port))
 
 
 # Nobody stays behind -----------------------------------------------------

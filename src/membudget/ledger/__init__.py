@@ -13,7 +13,6 @@ from membudget.ledger.formulas import (
     block_activations,
     head_activations,
     korthikanti,
-    loss_peak,
 )
 from membudget.ledger.largest import largest_batch
 from membudget.ledger.lines import PeakLine, peak_at, peak_lines
@@ -67,7 +66,6 @@ __all__ = [
     "head_activations",
     "korthikanti",
     "largest_batch",
-    "loss_peak",
     "optimizer_bytes",
     "peak_at",
     "peak_lines",

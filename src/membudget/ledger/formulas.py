@@ -61,7 +61,7 @@ def head_activations(
 
     b·t·s·V for the log-probabilities, the last norm's tensors, and two
     numbers of the loss. (The loss's own backward pass needs three tensors of
-    b·t·V numbers at once: :func:`loss_peak`.)
+    b·t·V numbers at once.)
 
     Raises:
         TypeError: sizes that are no whole numbers, another shape or flag.
@@ -73,23 +73,6 @@ def head_activations(
     if shape.family == "llama":
         norm = n * (s * d + 4 * d + 4 * d + 4)
     return norm + n * s * shape.vocabulary + 2 * s
-
-
-def loss_peak(
-    batch: int, tokens: int, vocabulary: int, itemsize: int = 4
-) -> int:
-    """Bytes of cross-entropy at the worst moment of its backward pass.
-
-    The log-probabilities, their gradient, and the gradient of the logits:
-    3·s·b·t·V.
-
-    Raises:
-        TypeError: sizes that are no whole numbers, another shape or flag.
-        ValueError: sizes below 1.
-    """
-    numbers = whole(batch, "batch") * whole(tokens, "tokens")
-    numbers *= whole(vocabulary, "vocabulary")
-    return 3 * whole(itemsize, "itemsize") * numbers
 
 
 def activations(

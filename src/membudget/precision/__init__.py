@@ -3,6 +3,7 @@
 from membudget.precision.casting import LISTS, Autocast, list_of
 from membudget.precision.devices import support, tf32
 from membudget.precision.formats import FORMATS, Format, format_of
+from membudget.precision.masters import MasterWeights
 from membudget.precision.scaling import (
     DynamicScale,
     Lost,
@@ -10,11 +11,6 @@ from membudget.precision.scaling import (
     best_scale,
     binades,
     lost,
-)
-from membudget.precision.training import (
-    MasterWeights,
-    MixedPrecision,
-    ScaledStep,
 )
 
 __all__ = [
@@ -25,9 +21,7 @@ __all__ = [
     "Format",
     "Lost",
     "MasterWeights",
-    "MixedPrecision",
     "ScaleTrace",
-    "ScaledStep",
     "best_scale",
     "binades",
     "format_of",

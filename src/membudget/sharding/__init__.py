@@ -13,9 +13,7 @@ from membudget.sharding.launching import (
     RankError,
     Ranks,
     first_rank,
-    free_port,
     joined,
-    launch,
     torchrun,
 )
 from membudget.sharding.moments import (
@@ -67,11 +65,9 @@ __all__ = [
     "Unit",
     "ZeroStage",
     "first_rank",
-    "free_port",
     "fsdp_traffic",
     "held_states",
     "joined",
-    "launch",
     "load_checkpoint",
     "rank_moments",
     "rank_states",

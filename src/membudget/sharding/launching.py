@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import count, pairwise
+from itertools import count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from membudget.checks import flag, function, instance, number, whole
+from membudget.checks import function, instance, number, whole
 from membudget.sharding import rank_process
 
 DEADLINE = 600.0
@@ -87,52 +87,6 @@ def first_rank(rank: int, line: str) -> None:
         print(line, flush=True)
 
 
-def launch(
-    worker: Callable,
-    *args: object,
-    ranks: int | None = None,
-    **options: object,
-) -> list:
-    """Run a function on several ranks of this machine, once.
-
-    From a notebook or a script it starts ``ranks`` processes
-    (:class:`Ranks`). Under ``torchrun`` this process is one of the ranks
-    already: it joins their group and runs the function.
-
-    Args:
-        worker: called as ``worker(*args)`` on each rank, with the process
-            group ready; what it returns must be picklable.
-        ranks: how many; under ``torchrun`` its number, which is the default
-            there.
-        **options: of :class:`Ranks`, for a notebook.
-
-    Returns:
-        What each rank returned, in order of ranks.
-
-    Raises:
-        ValueError: no ranks, or other than ``torchrun`` started.
-        RankError: of :class:`Ranks`.
-    """
-    function(worker, "worker")
-    if not dist.is_torchelastic_launched():
-        if ranks is None:
-            raise ValueError(
-                "ranks is missing: say how many processes to start"
-            )
-        with Ranks(ranks, **options) as pool:
-            return pool.run(worker, *args)
-    started = int(os.environ["WORLD_SIZE"])
-    if ranks not in (None, started):
-        raise ValueError(
-            f"ranks is {ranks!r}, but torchrun started {started}: use its "
-            "--nproc-per-node, or leave ranks out"
-        )
-    with joined():
-        results: list = [None] * started
-        dist.all_gather_object(results, worker(*args))
-        return results
-
-
 @contextmanager
 def joined(backend: str | None = None) -> Iterator[None]:
     """The process group of ``torchrun``, joined and left cleanly.
@@ -151,7 +105,7 @@ def joined(backend: str | None = None) -> Iterator[None]:
     if "LOCAL_RANK" not in os.environ:
         raise RuntimeError(
             "this process is no rank of torchrun: start the script with it, "
-            "or use launch(worker, ranks=…)"
+            "or use Ranks"
         )
     local = int(os.environ["LOCAL_RANK"])
     backend = checked_backend(
@@ -542,16 +496,13 @@ def _tail(p: _Process, characters: int = 3000) -> str:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a script under ``torchrun`` ended.
+    """What a script under ``torchrun`` wrote.
 
     Attributes:
-        code: the exit code of the agent whose failure is the cause, or 0.
-        lines: what the ranks and agents wrote to their output, in the order
-            in which it came.
-        errors: what they wrote to their error output.
+        lines: of its ranks, to their output, in the order in which they came.
+        errors: of its ranks and the agent, to their error output.
     """
 
-    code: int
     lines: list[str]
     errors: list[str]
 
@@ -560,46 +511,37 @@ def torchrun(
     script: str | os.PathLike,
     *options: object,
     ranks: int,
-    nodes: int = 1,
     restarts: int = 0,
     deadline: float = DEADLINE,
     show: Callable[[str], None] | None = print,
-    check: bool = True,
 ) -> Finished:
-    """Run a script under ``torchrun``; several nodes stand on this machine.
+    """Run a script under ``torchrun`` on this machine.
 
-    Each node is an agent of its own; the agents find each other through a
-    free port of the loopback interface. When this returns or raises, none of
-    the processes is left.
+    When this returns or raises, none of the processes is left.
 
     Args:
         script: a Python file.
         *options: for the script.
-        ranks: on each node.
-        nodes: agents.
+        ranks: processes.
         restarts: how often all ranks are started again after one failed.
         deadline: seconds for everything.
         show: called with each line of output, as it comes. ``torchrun`` runs
             scripts unbuffered: a line that is printed and its end are two
             pieces, and lines of two ranks may mix. Write both at once, with
             ``sys.stdout.write``.
-        check: whether an exit code other than 0 is an error.
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: no ranks, nodes or seconds, or more than 1 024 of the
-            first two.
+        ValueError: no ranks or seconds, or more than 1 024 ranks.
         FileNotFoundError: no such script.
         RuntimeError: a script that failed; the message has the end of what
-            it wrote, on the node where the failure began.
+            it wrote.
         TimeoutError: it did not end in time.
     """
     ranks = whole(ranks, "ranks", 1, MOST_RANKS)
-    nodes = whole(nodes, "nodes", 1, MOST_RANKS)
     restarts = whole(restarts, "restarts", 0)
     seconds = _positive(deadline)
     instance(script, str | os.PathLike, "script", "the path of a Python file")
-    flag(check, "check")
     if show is not None:
         function(show, "show")
     if not Path(script).is_file():
@@ -607,162 +549,65 @@ def torchrun(
             f"there is no script {script}: give the path of a Python file"
         )
     mark = f"MEMBUDGET_TORCHRUN_{uuid4().hex}"
-    environment = {
-        **os.environ,
-        mark: "1",
-        "OMP_NUM_THREADS": "1",
-        # A store of its own for each rendezvous, so that one rank's death
-        # does not take the store with it.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
-    meeting = ["--standalone"]
-    if nodes > 1:
-        meeting = [
-            f"--nnodes={nodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-            "--local-addr=127.0.0.1",
-        ]
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", *meeting),
-        *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"),
-        *(str(script), *map(str, options)),
-    ]
-    agents: list[subprocess.Popen] = []
-    threads: list[threading.Thread] = []
-    news: queue.SimpleQueue[tuple[int, bool, str]] = queue.SimpleQueue()
-    said: list[tuple[int, bool, str]] = []  # a node's, an error, a line
-    bad: dict[int, int] = {}
-    since: float | None = None
+    news: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
+    said: list[tuple[bool, str]] = []  # whether an error, and a line
 
-    def read(stream: IO[str], node: int, error: bool) -> None:
+    def read(stream: IO[str], error: bool) -> None:
         with stream:
             for line in stream:
-                news.put((node, error, line.rstrip("\n")))
+                news.put((error, line.rstrip("\n")))
 
     def look(wait: float) -> None:
         with suppress(queue.Empty):
             said.append(news.get(timeout=wait))
-            _, error, line = said[-1]
+            error, line = said[-1]
             if show and not error:
                 show(line)
 
-    def running() -> bool:
-        return any(agent.poll() is None for agent in agents)
-
-    def failed() -> dict[int, int]:
-        """Nodes and their exit codes."""
-        return {i: code for i in range(nodes) if (code := agents[i].poll())}
-
-    def begin(node: int) -> tuple[int, str]:
-        errors = [line for n, error, line in said if error and n == node]
-        return begin_of_failure(bad[node], errors)
-
+    agent = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"),
+            *(str(script), *map(str, options)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, mark: "1", "OMP_NUM_THREADS": "1"},
+    )
+    streams = (agent.stdout, False), (agent.stderr, True)
+    threads = [threading.Thread(target=read, args=given) for given in streams]
     try:
-        for node in range(nodes):
-            agent = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                env=environment,
-            )
-            agents.append(agent)
-            for stream in (agent.stdout, agent.stderr):
-                given = stream, node, stream is agent.stderr
-                threads.append(threading.Thread(target=read, args=given))
-                threads[-1].start()
+        for thread in threads:
+            thread.start()
         end = time.monotonic() + seconds
-        while running() and time.monotonic() < end:
+        while agent.poll() is None and time.monotonic() < end:
             look(wait=0.05)
-            if bad := failed():
-                # The others may wait for ever, or they have the cause.
-                known = news.empty() and min(map(begin, bad))[0] == 0
-                since = since or time.monotonic()
-                end = min(end, since + (5 * GRACE if known else PATIENCE))
-        late, bad = running(), failed()
+        code = agent.poll()
     finally:
         _kill_marked(mark)
-        for agent in agents:
-            agent.kill()
-            agent.wait()
+        agent.kill()
+        agent.wait()
         for thread in threads:
             thread.join()
     while not news.empty():
         look(wait=0)
-    first = min(bad, key=begin, default=None)
-    code = bad.get(first, 0)
-    its = [line for node, _, line in said if first in (None, node)]
-    message = "\n".join(its[-100:])
-    if late and not bad:
+    message = "\n".join(line for _, line in said[-100:])
+    if code is None:
         raise TimeoutError(
             f"{Path(script).name} did not end within {seconds:g} s: give it "
             f"a longer deadline, or see where it waits. It wrote:\n{message}"
         )
-    if code and check:
+    if code:
         raise RuntimeError(
             f"{Path(script).name} failed with exit code {code}:\n{message}"
         )
     return Finished(
-        code,
-        [line for _, error, line in said if not error],
-        [line for _, error, line in said if error],
+        [line for error, line in said if not error],
+        [line for error, line in said if error],
     )
-
-
-FAILED = re.compile(
-    r"^E(\d+ [\d:.]+) .*torch/distributed/elastic.* "
-    r"failed \(exitcode: (-?\d+)\) local_rank"
-)
-"""How an agent says that one of its ranks failed, when, and its exit code."""
-
-LOST = re.compile(
-    r"gloo/transport|Connection (closed|reset|refused)|Broken pipe|"
-    r"\bDist\w*Error\b"
-)
-"""In the errors of a rank that lost another one."""
-
-
-def begin_of_failure(code: int, errors: list[str]) -> tuple[int, str]:
-    """What sorts nodes that failed: the one with the cause comes first.
-
-    The order in which agents end tells nothing: they wait for each other.
-    What they write does. The agent was killed, or a rank of the node failed
-    by itself (0); or its ranks lost one of another node, or were told to end
-    (1); or the agent lost another one, and none of its ranks failed (2).
-
-    Args:
-        code: the exit code of the node's agent.
-        errors: what agent and ranks wrote to their error output.
-
-    Returns:
-        One of these numbers, and when the agent saw it, as it wrote it.
-    """
-    if code < 0:
-        return 0, ""
-    failures = [(i, m) for i, m in enumerate(map(FAILED.match, errors)) if m]
-    if not failures:
-        return 2, ""
-    start = failures[-2][0] if len(failures) > 1 else 0  # the last attempt
-    end, (when, rank_code) = failures[-1][0], failures[-1][1].groups()
-    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in errors[start:end]]
-    raised = [
-        line
-        for before, line in pairwise(lines)
-        if before.startswith("  ") and re.match(r"[A-Za-z_][\w.]*(:|$)", line)
-    ]
-    lost = rank_code == "1" and raised and all(map(LOST.search, raised))
-    told = rank_code == str(-signal.SIGTERM)
-    return int(bool(lost or told)), when
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _kill_marked(mark: str) -> None:
