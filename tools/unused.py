@@ -10,32 +10,49 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from project import ROOT, notebooks
+
 PACKAGE = ROOT / "src/membudget"
 
-KEPT: dict[str, str] = {}
+KEPT = {
+    "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
+    "accumulation.Accumulator(process_group)": "ranks in several groups",
+    "accumulation.Controller(target)": "the rule of 3c has it",
+    "accumulation.Controller(tolerance)": "the rule of 3c has it",
+    "accumulation.Controller(shrink)": "the rule of 3c has it",
+    "accumulation.Controller(grow)": "the rule of 3c has it",
+    "experiments.best(folder)": "a reader's own records",
+    "ledger.activations(itemsize)": "that of a 16-bit model",
+    "measuring.MemoryMonitor(warning)": "the shares that 1b names",
+    "measuring.MemoryMonitor(critical)": "the shares that 1b names",
+    "measuring.time_calls(synchronise)": "one experiment switches it off",
+    "planning.calibrate(plans)": "plans that a reader has timed",
+    "sharding.first_rank(rank)": "handed over as Ranks' default `show`",
+    "sharding.first_rank(line)": "handed over as Ranks' default `show`",
+    "sharding.fsdp_traffic(accumulation_steps)": "the oracle of a plan",
+    "sharding.fsdp_traffic(synchronise_last)": "the oracle of a plan",
+    "sharding.rank_moments(synchronise)": "the oracle of a plan",
+    "sharding.rank_moments(waiting)": "the oracle of a plan",
+    "sharding.save_checkpoint(keep)": "how many saves stay",
+    "sharding.zero_traffic(reduced)": "gradients reduced in fp32",
+    "widgets.Accumulation(footprint)": "a reader's own network",
+    "widgets.Schedules(level)": "which puzzle stands first",
+}
 """What stays without a use, and why."""
 
 
-def sources() -> Iterator[tuple[str, str]]:
-    """``(where, Python)`` of all that may use the package, but tests."""
-    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
-        yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-    for path in ROOT.glob("labs/*.py"):
-        yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-    for path in [*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("labs/*.ipynb")]:
-        where = path.relative_to(ROOT).as_posix()
+def sources() -> Iterator[str]:
+    """The Python of all that may use the package, but tests."""
+    for folder in (PACKAGE, ROOT / "tools", ROOT / "labs"):
+        for path in folder.rglob("*.py"):
+            yield path.read_text("utf-8")
+    for path in notebooks():
         for cell in json.loads(path.read_text("utf-8"))["cells"]:
             text = "".join(cell["source"])
-            if cell["cell_type"] == "code":
-                yield where, text
-            else:
-                yield from ((where, part) for part in fenced(text))
+            yield from [text] if cell["cell_type"] == "code" else fenced(text)
     for path in [ROOT / "README.md", *ROOT.glob("book/*.md")]:
-        where = path.relative_to(ROOT).as_posix()
-        yield from ((where, t) for t in fenced(path.read_text("utf-8")))
+        yield from fenced(path.read_text("utf-8"))
 
 
 def fenced(markdown: str) -> list[str]:
@@ -45,6 +62,7 @@ def fenced(markdown: str) -> list[str]:
 
 
 def parsed(text: str) -> ast.Module | None:
+    """Its tree, if it is Python."""
     try:
         return ast.parse(text)
     except SyntaxError:
@@ -55,20 +73,20 @@ class Uses:
     """Who mentions a name, and which arguments its calls pass."""
 
     def __init__(self) -> None:
-        self.names: dict[str, set[str]] = defaultdict(set)
+        self.names: set[str] = set()
         self.keywords: dict[str, set[str]] = defaultdict(set)
         self.most: dict[str, int] = defaultdict(int)
         self.passed_on: set[str] = set()  # keys of dictionaries, and dict(…)
-        for where, text in sources():
+        for text in sources():
             if tree := parsed(text):
                 for node in ast.walk(tree):
-                    self._see(where, node)
+                    self._see(node)
 
-    def _see(self, where: str, node: ast.AST) -> None:
+    def _see(self, node: ast.AST) -> None:
         if isinstance(node, ast.Name):
-            self.names[node.id].add(where)
+            self.names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            self.names[node.attr].add(where)
+            self.names.add(node.attr)
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Dict):
@@ -100,16 +118,15 @@ def _last(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def public() -> Iterator[tuple[str, str, ast.stmt]]:
-    """``(room, module, definition)`` of what a room's ``__all__`` names."""
+def public() -> Iterator[tuple[str, ast.stmt]]:
+    """``(room, definition)`` of what a room's ``__all__`` names."""
     for init in sorted(PACKAGE.glob("*/__init__.py")):
         room = init.parent
         shown = _all(ast.parse(init.read_text("utf-8")))
         for path in sorted(room.glob("*.py")):
-            module = path.relative_to(ROOT).as_posix()
             for node in ast.parse(path.read_text("utf-8")).body:
                 if getattr(node, "name", None) in shown:
-                    yield room.name, module, node
+                    yield room.name, node
 
 
 def _all(tree: ast.Module) -> set[str]:
@@ -138,13 +155,14 @@ def parameters(node: ast.stmt) -> list[tuple[int, str]]:
 
 def unused() -> list[str]:
     """``room.name`` and ``room.name(parameter)`` without a use."""
+    return [name for name in without_use() if name not in KEPT]
+
+
+def without_use() -> list[str]:
+    """The same with what ``KEPT`` names."""
     uses, found = Uses(), []
-    for room, module, node in public():
-        others = uses.names[node.name] - {
-            module,
-            f"src/membudget/{room}/__init__.py",
-        }
-        if not others and not _own(uses, module, node.name):
+    for room, node in public():
+        if node.name not in uses.names:
             found.append(f"{room}.{node.name}")
             continue
         found += [
@@ -154,12 +172,7 @@ def unused() -> list[str]:
             and name not in uses.passed_on
             and place >= uses.most[node.name]
         ]
-    return [name for name in found if name not in KEPT]
-
-
-def _own(uses: Uses, module: str, name: str) -> bool:
-    """Whether its own module uses it, as an annotation or a helper."""
-    return module in uses.names[name]
+    return found
 
 
 if __name__ == "__main__":
