@@ -109,15 +109,16 @@ matrix:  ## rooms and notebooks on other versions (TORCH= PYTHON= COLAB=1)
 	"$(or $(PYTHON),python3)" tools/matrix.py --torch $(or $(TORCH),2.15.0) \
 	  $(if $(COLAB),--colab) $(TESTS)
 
-lint: $(VENV)/test.stamp  ## check the style of the code
+lint: $(VENV)/test.stamp  ## check the style and the types of the code
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 constraints: $(VENV)/test.stamp  ## write constraints.txt from .venv
 	$(PY) tools/constraints.py
 
 clean:  ## delete what was built (not .venv)
-	rm -rf _build .pytest_cache .ruff_cache .hypothesis
+	rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # The set-up. A stamp says which requirements are in .venv already, and
 # .venv/home where .venv was made: one that was moved, or never done, is made

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from inspect import signature
 from math import isfinite, isnan
 from numbers import Integral, Rational, Real
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -65,14 +65,16 @@ def number(
     """
     kind = "a number" if infinite else "a finite number"
     use = _range(kind, least, most, above)
-    real = _plain(value)
-    if not isinstance(real, Real) or isinstance(real, bool):
+    given = _plain(value)
+    if not isinstance(given, Real) or isinstance(given, bool):
         raise refused(name, value, use)
     try:
-        if isinstance(real, Integral):
-            real = int(real)
-        elif not isinstance(real, Rational):  # which stays exact
-            real = float(real)
+        if isinstance(given, Integral):
+            real: float = int(given)
+        elif isinstance(given, Rational):  # which stays exact
+            real = cast("float", given)
+        else:
+            real = float(given)
         good = not isnan(real) if infinite else isfinite(real)
     except OverflowError:  # a whole number above all floats
         good = False
@@ -81,7 +83,7 @@ def number(
     return real
 
 
-def flag(value: object, name: str) -> bool:
+def flag(value: bool, name: str) -> bool:
     """The value, if it is True or False.
 
     Raises:
@@ -157,7 +159,9 @@ def trained(
     return found
 
 
-def stepper(value: Thing, name: str = "the optimizer") -> Thing:
+def stepper(
+    value: torch.optim.Optimizer, name: str = "the optimizer"
+) -> torch.optim.Optimizer:
     """The value, if it is an optimizer of PyTorch.
 
     Raises:
@@ -167,7 +171,7 @@ def stepper(value: Thing, name: str = "the optimizer") -> Thing:
     return instance(value, kind, name, "a torch.optim.Optimizer")
 
 
-def plain_step(optimizer: Thing) -> Thing:
+def plain_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, if its step takes the gradients that are there.
 
     Raises:
@@ -215,8 +219,8 @@ def iterable(values: Iterable, name: str, what: str) -> Iterable:
 
 
 def listed(
-    values: object, name: str, what: str, least: int = 1
-) -> list[object]:
+    values: Iterable[Thing], name: str, what: str, least: int = 1
+) -> list[Thing]:
     """The values as a list of Python's; ``what`` says of what.
 
     Raises:
@@ -230,13 +234,13 @@ def listed(
             not isinstance(values, Collection) or isinstance(values, other)
         ):
             raise TypeError
-        values = list(values)
+        items = list(values)
     except TypeError:  # also of an array without dimensions
         raise refused(name, values, f"a list of {what}") from None
-    if len(values) < least:
-        has = "is empty" if not values else f"has {len(values)}"
+    if len(items) < least:
+        has = "is empty" if not items else f"has {len(items)}"
         raise ValueError(f"{name} {has}: use {least} {what} or more")
-    return values
+    return items
 
 
 def scalar_loss(loss: object) -> torch.Tensor:
@@ -327,7 +331,7 @@ def shown(value: object) -> str:
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
-def _plain(value: object) -> object:
+def _plain(value: object) -> Any:
     """The number in a tensor that has data; all else as it is."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from functools import cache
 
 import torch
@@ -187,7 +188,7 @@ def nothing_compiled(why: str) -> Iterator[None]:
         RuntimeError: inside the block, at the call; or at once, if the
             compiler was imported and has no such question.
     """
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is None:  # never imported, so there is nothing compiled
         yield
         return

@@ -25,6 +25,7 @@ def palette() -> dict[str, str]:
 def use_style() -> None:
     """Set matplotlib's defaults: legible at phone width, on a light card."""
     import matplotlib as mpl
+    from cycler import cycler
 
     mpl.rcParams.update(
         {
@@ -37,7 +38,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "axes.grid": True,
             # for what is not a consumer of memory
-            "axes.prop_cycle": mpl.cycler(
+            "axes.prop_cycle": cycler(
                 color=["#24364b", "#b0307a", "#4f8a3c", "#7a7a7a"]
             ),
             "grid.alpha": 0.25,
@@ -93,7 +94,7 @@ class MonitorPlot:
         self.figure, self._axes = plt.subplots()
         plt.close(self.figure)
         self._axes.set(xlabel="step", ylabel=f"memory ({unit})")
-        self._axes.xaxis.get_major_locator().set_params(integer=True)
+        self._axes.locator_params("x", integer=True)
         (self._window,) = self._axes.plot(
             [], [], label=f"peak of the last {monitor.window}"
         )
@@ -203,8 +204,10 @@ def plot_run(axes: "Axes", run: "Run") -> None:
     for extra, group in groupby(run.moments, lambda moment: moment.extra):
         start, end = end, end + len(list(group))
         if extra:
-            look = {"color": colour["recomputation"], "alpha": 0.2, "lw": 0}
-            axes.axvspan(start, end, zorder=0, label=label, **look)
+            shade = colour["recomputation"]
+            axes.axvspan(
+                start, end, zorder=0, label=label, color=shade, alpha=0.2, lw=0
+            )
             label = ""
     axes.plot(run.peak_moment + 0.5, run.peak, "ko", markersize=4)
     axes.set(xlabel="action", xlim=(0, count), ylim=(0, None))

@@ -282,7 +282,9 @@ def starred_in(name) -> str | None:
 
 
 def must_refuse(hint, value, name, argument) -> bool:
-    """Whether the annotation has no room for the value."""
+    """Whether the annotation has no room for the value, nor the default."""
+    if value is None and defaults(THINGS[name]).get(argument, 0) is None:
+        return False
     either = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = set(typing.get_args(hint)) if either else {hint}
     if isinstance(value, Odd):

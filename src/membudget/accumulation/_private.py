@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -100,7 +101,7 @@ def unsynchronised(
         model.require_forward_param_sync = True
 
 
-def _reset(root: object) -> None:
+def _reset(root: Any) -> None:
     """What ``reset_iter_state`` does from torch 2.13 on."""
     if root._device.type != "cpu":
         root._device_handle.synchronize()
@@ -141,7 +142,7 @@ def _groups(model: nn.Module) -> Iterable:
     return {id(g): g for s in states for g in _groups_of(s)}.values()
 
 
-def _groups_of(state: object) -> list:
+def _groups_of(state: Any) -> list:
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
     group = state._fsdp_param_group  # torch 2.11

@@ -1,6 +1,6 @@
 """An accumulator for real training loops."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -171,7 +171,7 @@ class Window:
         self._count_of_ranks: float = 0
         self._norm: float | None = None
         self._synchronised = True
-        self._loop: Iterator | None = None
+        self._loop: Generator | None = None
         self._snapshot: Snapshot | None = None
 
     def __enter__(self) -> "Window":
@@ -222,10 +222,12 @@ class Window:
         stream = opened(micro_batches)
         if not self.owner.distributed:
             return stream
-        self._loop = self._synchronising(stream)
-        return self._loop
+        loop = self._loop = self._synchronising(stream)
+        return loop
 
-    def _synchronising(self, micro_batches: Iterable[Item]) -> Iterator[Item]:
+    def _synchronising(
+        self, micro_batches: Iterable[Item]
+    ) -> Generator[Item, None, None]:
         model = self.owner.model
         sharded = hasattr(model, "set_requires_gradient_sync")
         try:

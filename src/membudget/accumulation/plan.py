@@ -55,7 +55,8 @@ class Footprint:
         """
         micro_batch = whole(micro_batch, "micro_batch")
         steps = whole(steps, "steps")
-        return peak_at(self.alone if steps == 1 else self.later, micro_batch)
+        lines = self.alone if steps == 1 else self.later
+        return int(peak_at(lines, micro_batch))
 
 
 def footprint(

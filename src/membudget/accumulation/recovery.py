@@ -179,7 +179,7 @@ class _Attempt:
             worst = self.accumulator._over_ranks(state, most)
             self.size = -int(self.accumulator._over_ranks(-self.size, most))
             self.settled = worst == RAN
-        if state == worst != RAN:
+        if error is not None and state == worst:
             raise error
         if worst == NO_MEMORY:
             raise _OtherRank("another rank ran out of memory")

@@ -54,7 +54,7 @@ class Snapshot:
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
-        if scaler:
+        if scaler and self.scale:
             # A scaler forgets that it unscaled when it is given a scale,
             # which it takes once it has scaled something.
             device = self.parameters[0].device

@@ -2,7 +2,11 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 
 import torch
 from torch import nn
@@ -64,12 +68,12 @@ def profile(
     modules = stages_of(*stages)
     instance(x, torch.Tensor, "x", "a tensor"), flag(gradients, "gradients")
     _nothing_shared(modules)
+    mode: AbstractContextManager = nullcontext()
+    kernels: AbstractContextManager = nullcontext()
     if x.is_meta:
-        mode = FakeTensorMode()
-        kernels = Fakes(mode)
-        modules, x = _fakes(mode, modules, x)
-    else:
-        mode = kernels = nullcontext()
+        fake = FakeTensorMode()
+        mode, kernels = fake, Fakes(fake)
+        modules, x = _fakes(fake, modules, x)
     result, value = [], x.detach().requires_grad_(x.requires_grad)
     with mode, kernels, _left_alone(modules):
         for index, module in enumerate(modules):
@@ -190,8 +194,8 @@ class _Measured:
             output=output,
             gradient=gradient,
             inner=plain["saved"] - output * holds_output,
-            holds_input=plain["holds_input"],
-            holds_output=holds_output,
+            holds_input=bool(plain["holds_input"]),
+            holds_output=bool(holds_output),
             forward_workspace=again["forward"] - output,
             record_workspace=plain["forward"] - max(tape, output),
             recompute_workspace=again["recomputation"] - max(tape, output),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -263,7 +263,8 @@ def _contexts(
     """What surrounds a segment's first run, and its recomputation."""
 
     def contexts() -> tuple[AbstractContextManager, ...]:
-        first = again = ()
+        first: tuple = ()
+        again: tuple = ()
         if keep:
             both = create_selective_checkpoint_contexts(list(keep))
             first, again = ((_casts_anew, each) for each in both)
@@ -324,7 +325,7 @@ def _fills_late(result: torch.Tensor, given: list[torch.Tensor]) -> bool:
 class _Within(AbstractContextManager):
     """Several context managers as one, that may be entered again."""
 
-    def __init__(self, *inside: object) -> None:
+    def __init__(self, *inside: Any) -> None:
         self.inside = inside
         self.stacks: list[ExitStack] = []
 
@@ -334,7 +335,7 @@ class _Within(AbstractContextManager):
                 stack.enter_context(item() if callable(item) else item)
             self.stacks.append(stack.pop_all())
 
-    def __exit__(self, *error: object) -> bool | None:
+    def __exit__(self, *error: Any) -> bool | None:
         return self.stacks.pop().__exit__(*error)
 
 

@@ -1,7 +1,7 @@
 """Schedules: what runs in which order, as actions or as segments."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from membudget.checkpointing.segments import MOST
 from membudget.checks import iterable, shown, whole
@@ -77,7 +77,7 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
     return [*_run(segments, 0, again=False), *_back(segments, 0, again=False)]
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence]:
     """Whether it is a list, a tuple or another sequence, but not text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
@@ -186,8 +186,9 @@ def _parsed(index: int, item: Action | str) -> Action:
         kind, number = item
         good = isinstance(number, int)
     else:
-        kind, _, number = str(item).strip().partition(" ")
-        good = number.strip().isdecimal()
+        kind, _, text = str(item).strip().partition(" ")
+        good = text.strip().isdecimal()
+        number = int(text) if good else 0
     if kind not in KINDS or not good:
         raise ImpossibleAction(
             index,

@@ -23,7 +23,7 @@ checkpointing for heterogeneous chains", arXiv 1911.13214).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from membudget.checkpointing.schedule import (
     Action,
@@ -84,12 +84,12 @@ class Stage:
     record_workspace: int = 0
     recompute_workspace: int = 0
     backward_workspace: int = 1
-    again_workspace: int | None = None
+    again_workspace: int = cast("int", None)
     gradients: int = 0
     time: float = 1
-    recompute_time: float | None = None
+    recompute_time: float = cast("float", None)
     backward_time: float = 2
-    gradient: int | None = None
+    gradient: int = cast("int", None)
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -251,7 +251,8 @@ class _Machine:
     def __post_init__(self) -> None:
         self.next = len(self.chain) - 1  # the stage to go backward
         self.runs = [0] * len(self.chain)
-        self.time = self.extra_time = 0
+        self.time: float = 0
+        self.extra_time: float = 0
         # A view is the same storage as its input: count it where that is.
         self.root = [0]
         for index, stage in enumerate(self.chain, 1):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -210,7 +211,7 @@ class Autocast(TorchFunctionMode):
         self._copies.clear()
         super().__exit__(*error)
 
-    def _cast(self, item: object, target: torch.dtype) -> object:
+    def _cast(self, item: Any, target: torch.dtype) -> Any:
         if not _floats(item) or item.dtype == target:
             return item
         if not (_weight(item) and target != torch.float32):
@@ -228,7 +229,7 @@ def _cross_entropy(
     weight: torch.Tensor | None = None,
     *,
     label_smoothing: float = 0.0,
-    **rest: object,
+    **rest: Any,
 ) -> torch.Tensor:
     """As CUDA's autocast runs it.
 

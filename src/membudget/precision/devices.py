@@ -38,12 +38,12 @@ def support(format: str, device: str | torch.device | None = None) -> str:
     Raises:
         ValueError: an unknown format, or a device that is not there.
     """
-    format, device = format_of(format).name, resolve_device(device)
-    if device.type == "cpu":
+    format, where = format_of(format).name, resolve_device(device)
+    if where.type == "cpu":
         return _on_cpu(format)
     if format == "fp32":
         return "native"
-    capability = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(where)
     if capability >= SINCE[format]:
         return "native"
     least = EMULATED.get(format, SINCE[format])

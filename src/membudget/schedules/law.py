@@ -128,7 +128,8 @@ def _longest(peak: int, runs: int, gradient: int) -> int:
 
 def _binomial(start: int, length: int, peak: int, gradient: int) -> list:
     """Of the stages from ``start`` on, with the fewest runs for this peak."""
-    result, end = [], start + length
+    result: list = []
+    end = start + length
     while True:
         left, runs = end - start, 1
         while _longest(peak, runs, gradient) < left:

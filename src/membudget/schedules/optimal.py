@@ -222,7 +222,7 @@ class _Programme:
 
     def _frontier(self, peaks: list[int]) -> _Frontier:
         """Where nothing runs."""
-        times = np.zeros(len(peaks), self.number)
+        times: np.ndarray = np.zeros(len(peaks), self.number)
         return _Frontier(
             np.array(peaks, self.size), times, np.zeros(len(peaks), int)
         )
@@ -233,7 +233,7 @@ class _Programme:
         return self._segments(self.all, min(budget, most))
 
     def _segments(self, part: _Part, budget: int) -> list:
-        result = []
+        result: list = []
         while part.start < part.end:
             found = self._of(part)
             place = found.at(budget)
@@ -249,9 +249,10 @@ class _Programme:
 
     # What a part is made of: bytes on top of which it stands, and the part
 
-    def _part(self, *args: object) -> tuple[int, _Part]:
-        part = _Part(*args)
-        start, end, again, held, owed = part
+    def _part(
+        self, start: int, end: int, again: bool, held: int, owed: int
+    ) -> tuple[int, _Part]:
+        part = _Part(start, end, again, held, owed)
         size = self.sizes[start]
         if not size:
             return 0, part._replace(held=_HELD)
@@ -341,12 +342,12 @@ class _Programme:
         for count, floor, time in sorted(
             choices, key=lambda choice: choice[0] * 0.618 % 1
         ):
-            more, rest = 0, self.nothing
+            more, after = 0, self.nothing
             if start + count < end:
                 more, item = self._rest(part, count)
-                rest = self._of(item)
+                after = self._of(item)
             above, item = self._inner(part, count)
-            parts = [(more, rest), (above, self._of(item))]
+            parts = [(more, after), (above, self._of(item))]
             best = _better(best, count, base + floor, time, parts)
         return best
 
