@@ -83,6 +83,17 @@ def number(
     return real
 
 
+def told(value: Thing | None) -> Thing:
+    """The value, which is there.
+
+    Raises:
+        RuntimeError: it is None, so the caller was wrong.
+    """
+    if value is None:
+        raise RuntimeError("a value that should be there is missing")
+    return value
+
+
 def flag(value: bool, name: str) -> bool:
     """The value, if it is True or False.
 

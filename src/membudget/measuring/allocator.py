@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 import torch
 
-from membudget.checks import flag, iterable, shown, whole
+from membudget.checks import flag, iterable, shown, told, whole
 from membudget.measuring.units import format_bytes
 
 MIB = 1 << 20
@@ -337,7 +337,7 @@ class CachingAllocator:
             self._release_cached()
             block = grow(pool, need)
         if block is None:
-            self._record("oom", self.capacity - self.reserved, need)
+            self._record("oom", told(self.capacity) - self.reserved, need)
             raise torch.OutOfMemoryError(self._out_of_memory(pool, size))
         if block.size - need >= pool.min_rest:
             self._insert(block.split(need))
@@ -410,12 +410,13 @@ class CachingAllocator:
 
     def _expand(self, pool: "_Pool", need: int) -> "_Block | None":
         """Map pages until a block of ``need`` bytes is there."""
-        block = self._find_room(pool, need)
-        if not block.mapped:
+        block: _Block | None = self._find_room(pool, need)
+        if block and not block.mapped:
             block = self._map(block, min(need, block.size))
         while block and block.size < need:
-            rest = min(need - block.size, block.next.size)
-            block = self._map(block.next, rest)
+            following = told(block.next)
+            rest = min(need - block.size, following.size)
+            block = self._map(following, rest)
         if block:
             self._remove(block)
         return block
@@ -475,12 +476,13 @@ class CachingAllocator:
 
     def _out_of_memory(self, pool: "_Pool", size: int) -> str:
         need = round_size(size)
-        outside = self.capacity - self.reserved
+        capacity = told(self.capacity)
+        outside = capacity - self.reserved
         inside = self.reserved - self.allocated
         text = (
             f"out of memory (simulated): tried to allocate "
             f"{format_bytes(size)}. Of a capacity of "
-            f"{format_bytes(self.capacity)}, {format_bytes(self.allocated)} "
+            f"{format_bytes(capacity)}, {format_bytes(self.allocated)} "
             f"are allocated and {format_bytes(self.reserved)} reserved; "
             f"{format_bytes(inside)} are free inside segments and "
             f"{format_bytes(outside)} outside."
@@ -582,10 +584,10 @@ class _Pool:
 class _Segment:
     pool: _Pool
     address: int
-    first: "_Block" = None
+    first: "_Block" = field(init=False)
 
     def __iter__(self) -> Iterator["_Block"]:
-        block = self.first
+        block: _Block | None = self.first
         while block:
             yield block
             block = block.next
@@ -627,12 +629,13 @@ class _Block:
     @property
     def room(self) -> int:
         """Its bytes, and the unmapped ones behind it."""
-        grows = self.next and not self.next.mapped
-        return self.size + (self.next.size if grows else 0)
+        behind = self.next
+        return self.size + (behind.size if behind and not behind.mapped else 0)
 
     def room_at_least(self, need: int) -> bool:
         """Whether free and unmapped blocks from here on have that many."""
-        block, room = self, 0
+        block: _Block | None = self
+        room = 0
         while block and block.handle is None and room < need:
             room += block.size
             block = block.next
@@ -655,8 +658,9 @@ class _Block:
 
     def join_next(self) -> None:
         """Take the next block over."""
-        self.size += self.next.size
-        self.next = self.next.next
+        taken = told(self.next)
+        self.size += taken.size
+        self.next = taken.next
         if self.next:
             self.next.previous = self
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from membudget.checks import instance
+from membudget.checks import instance, told
 from membudget.measuring.units import format_bytes
 
 
@@ -73,7 +73,7 @@ class MemoryReading:
     @property
     def used(self) -> int:
         """``total`` less ``free``: by every process, as nvidia-smi shows."""
-        return self.total - self.free
+        return told(self.total) - told(self.free)
 
     def __str__(self) -> str:
         lines = [f"memory of {self.device}"]
@@ -111,14 +111,14 @@ def read_memory(device: str | torch.device | None = None) -> MemoryReading:
         ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
-    device = resolve_device(device)
-    if device.type == "cpu":
+    where = resolve_device(device)
+    if where.type == "cpu":
         return _read_cpu()
     torch.cuda.init()
-    stats = torch.cuda.memory_stats(device)
-    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(where)
+    free, total = torch.cuda.mem_get_info(where)
     return MemoryReading(
-        device=str(device),
+        device=str(where),
         requested=stats.get("requested_bytes.all.current"),
         allocated=stats.get("allocated_bytes.all.current"),
         reserved=stats.get("reserved_bytes.all.current"),
@@ -161,9 +161,9 @@ def reset_peak(device: str | torch.device | None = None) -> bool:
     Raises:
         ValueError: the device is not there.
     """
-    device = resolve_device(device)
-    if device.type == "cpu":
+    where = resolve_device(device)
+    if where.type == "cpu":
         return False
     torch.cuda.init()
-    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.reset_peak_memory_stats(where)
     return True

@@ -127,7 +127,8 @@ def dry_run(
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     flag(estimate, "estimate")
-    tracker = Dry(model, *batch, optimizer=optimizer, on=on).trace(
+    dry = Dry(model, *batch, optimizer=optimizer, on=on)
+    tracker: PeakTracker = dry.trace(
         loss,
         *batch,
         micro_batch=micro_batch,
@@ -159,7 +160,8 @@ class Dry:
         optimizer: torch.optim.Optimizer | None = None,
         on: torch.device | str | None = None,
     ) -> None:
-        only_tensors(batch), module(model)
+        only_tensors(batch)
+        module(model)
         if any(part._compiled_call_impl for part in model.modules()):
             raise RuntimeError(COMPILED)  # a copy is not compiled
         if optimizer is not None:
@@ -189,7 +191,8 @@ class Dry:
                 "copy: remove them, or measure a real step with trace_step"
             )
         self._fake = FakeTensorMode()
-        kept, bases = self._kept(batch), {}
+        kept = self._kept(batch)
+        bases: dict = {}
         self._copies = {
             id(t): without_data(self._fake, t, on, bases)
             for t in self._held
@@ -384,7 +387,7 @@ def _kept(held: list[torch.Tensor]) -> set[int]:
         for t in held
         if is_small(t) and not isinstance(t, FakeTensor | nn.Parameter)
     }
-    order = sorted(found, key=found.get)
+    order = sorted(found, key=lambda key: found[key])
     total = accumulate(found[key] for key in order)
     return {k for k, used in zip(order, total, strict=True) if used <= SMALL}
 

@@ -3,14 +3,17 @@
 from contextlib import nullcontext
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 
+from membudget.checks import told
 from membudget.internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    OpOverload,
     TorchDispatchMode,
     device_of,
     no_dispatch,
@@ -241,18 +244,18 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 @cache
-def _aliases(func: object) -> bool:
+def _aliases(func: OpOverload) -> bool:
     """Whether an operator hands out its arguments or views of them."""
     return any(r.alias_info is not None for r in func._schema.returns)
 
 
 @cache
-def _random(func: object) -> bool:
+def _random(func: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
 @cache
-def _pointwise(func: object) -> bool:
+def _pointwise(func: OpOverload) -> bool:
     """Whether each number of the result comes from one number."""
     if func is aten._to_copy.default:
         return True
@@ -260,13 +263,13 @@ def _pointwise(func: object) -> bool:
 
 
 @cache
-def _looks(func: object) -> bool:
+def _looks(func: OpOverload) -> bool:
     """Whether an operator only makes views, whatever the values."""
     return _aliases(func) and not _changed(func)
 
 
 @cache
-def _changed(func: object) -> list[tuple[int, str]]:
+def _changed(func: OpOverload) -> list[tuple[int, str]]:
     """Position and name of the arguments that an operator changes."""
     return [
         (i, a.name)
@@ -364,10 +367,9 @@ def _in_order(args: tuple, result: torch.Tensor) -> torch.Tensor:
 
 def _bags(args: tuple, result: tuple) -> tuple:
     """An embedding bag: which bag is only noted off the fast path."""
-    weight, indices, offsets, _, mode, _, scale, _, padding = (
-        *args,
-        *(False, 0, False, None, False, -1)[len(args) - 3 :],
-    )
+    rest: tuple = (False, 0, False, None, False, -1)
+    given = args + rest[len(args) - 3 :]
+    weight, indices, offsets, _, mode, _, scale, _, padding = given
     values, bag, size, most = result
     fast = (
         mode == 0
@@ -390,7 +392,7 @@ def _frozen_bags(args: tuple, result: tuple) -> tuple:
     return *others, _in(len(args[2]), most) if summed else most
 
 
-def _observed(values: torch.Tensor, *args: object) -> None:
+def _observed(values: torch.Tensor, *args: Any) -> None:
     """The first observation gives its statistics a number for each row."""
     *_, axis, by_row = (*args, False)[:11]
     for tensor in args[2:6] if by_row else ():
@@ -412,7 +414,7 @@ def _grouped(
     """
     shape = [left.shape[-2], right.shape[-1]]
     if left.ndim == right.ndim:
-        shape.insert(0, len(left) if left.ndim == 3 else len(ends))
+        shape.insert(0, len(left) if left.ndim == 3 else len(told(ends)))
     made = left.new_empty(0, dtype=out_dtype)
     unit = 16 // made.itemsize
     row = -(-shape[-1] // unit) * unit

@@ -10,7 +10,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from membudget.checks import function
+from membudget.checks import function, told
 from membudget.checks import module as checked_module
 from membudget.internals import saved_tensor_hooks
 
@@ -76,7 +76,7 @@ class ModuleStack:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._hooks.close()
+        told(self._hooks).close()
         self._hooks = None
         self.names.clear()
 

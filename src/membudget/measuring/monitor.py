@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from membudget.checks import device as checked_device
-from membudget.checks import function, number, whole
+from membudget.checks import function, number, told, whole
 from membudget.measuring.device import (
     read_memory,
     reset_peak,
@@ -195,21 +195,22 @@ def process_limit(device: torch.device | str | None = None) -> int:
         ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
-    device = resolve_device(device)
-    now = read_memory(device)
-    if device.type == "cuda":
-        fraction = torch.cuda.get_per_process_memory_fraction(device)
-        return min(now.reserved + now.free, int(now.total * fraction))
-    return now.process + now.free
+    where = resolve_device(device)
+    now = read_memory(where)
+    if where.type == "cuda":
+        fraction = torch.cuda.get_per_process_memory_fraction(where)
+        within = int(told(now.total) * fraction)
+        return min(told(now.reserved) + told(now.free), within)
+    return told(now.process) + told(now.free)
 
 
 def _reader(device: torch.device) -> Callable[[], int]:
     """What a monitor reads on this device."""
     if device.type != "cuda":
-        return lambda: read_memory(device).process
+        return lambda: told(read_memory(device).process)
 
     def peak() -> int:
-        since = read_memory(device).peak_allocated
+        since = told(read_memory(device).peak_allocated)
         reset_peak(device)
         return since
 

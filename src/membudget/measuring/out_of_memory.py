@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.weak import TensorWeakRef
 
 from membudget.checks import device as checked_device
-from membudget.checks import function, instance, plain_step, trained
+from membudget.checks import function, instance, plain_step, told, trained
 from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
@@ -33,7 +33,8 @@ UNCHANGED = "as it is"
 """The name of the step without a change, in :attr:`Fit.change`."""
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Allocations of one origin.
 
     Attributes:
@@ -85,17 +86,15 @@ class Fit:
     def __str__(self) -> str:
         if self.problem:
             return f"{self.change}: no prediction, {self.problem}"
-        text = f"{self.change}: {format_bytes(self.full)}"
+        text = f"{self.change}: {format_bytes(told(self.full))}"
+        peak = format_bytes(told(self.peak))
         if self.micro_batch is None:
             if self.peak == self.full:
                 return f"{text}, does not fit"
-            return f"{text}; one sample at once: {format_bytes(self.peak)}"
+            return f"{text}; one sample at once: {peak}"
         if self.peak == self.full:
             return f"{text}, fits"
-        return (
-            f"{text}; micro-batches of {self.micro_batch} fit: "
-            f"{format_bytes(self.peak)}"
-        )
+        return f"{text}; micro-batches of {self.micro_batch} fit: {peak}"
 
 
 @dataclass(frozen=True)
@@ -278,12 +277,14 @@ class CatchOutOfMemory:
     def __enter__(self) -> "CatchOutOfMemory":
         self.report = None
         self.tracker = self._watch()
-        self._limit, self._others = self._budget, 0
-        if self._limit is None:
+        self._others = 0
+        if self._budget is None:
             self._limit = process_limit(self.device)
             now = read_memory(self.device)
             used = now.process if now.requested is None else now.requested
-            self._others = max(0, used - self.tracker.start)
+            self._others = max(0, told(used) - self.tracker.start)
+        else:
+            self._limit = self._budget
         self._buffers = _Marks(self.model.buffers())
         self._gradients = _Marks(
             p.grad for p in self._parameters() if p.grad is not None

@@ -1,9 +1,10 @@
 """Bytes that autograd keeps for the backward pass."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from types import FrameType
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from membudget.checks import told
 from membudget.measuring.modules import (
     CHECKPOINT,
     ModuleStack,
@@ -106,7 +108,7 @@ class SavedBytes:
 
     def __exit__(self, *error: object) -> None:
         stack, self._exit = self._exit, None
-        stack.close()
+        told(stack).close()
 
     def _pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         new = [s for s in storages(tensor) if s not in self._seen]
@@ -191,7 +193,7 @@ class _Savers:
         return names[-1] if names else ""
 
 
-def _name(func: Callable) -> str:
+def _name(func: Any) -> str:
     name = getattr(func, "__name__", type(func).__name__)
     if name in ("__get__", "__set__"):
         name = func.__self__.__name__  # a property's
@@ -210,7 +212,7 @@ def _tensors(item: torch.Tensor | nn.Module) -> list[torch.Tensor]:
 
 def _frames() -> Iterator[FrameType]:
     """The Python frames at work, the innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -188,7 +188,8 @@ def _summary(segments, trace, largest: int) -> SnapshotSummary:
 
 
 def _alive_at_start(segments, trace) -> dict[int, tuple[int, list]]:
-    alive, seen = {}, set()
+    alive: dict[int, tuple[int, list]] = {}
+    seen = set()
     for entry in trace:
         if entry["action"] == "free_completed" and entry["addr"] not in seen:
             # Its frames, where it has any, say where it was freed.

@@ -1,6 +1,5 @@
 """The storages behind tensors."""
 
-from functools import cache
 
 import torch
 from torch import nn
@@ -70,7 +69,6 @@ def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     return [s for part in tensors(parts) for s in storages(part)]
 
 
-@cache
 def is_wrapper(kind: type) -> bool:
     """Whether tensors of this class hold others, as DTensor does."""
     return hasattr(kind, "__tensor_flatten__")

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -18,8 +18,9 @@ from torch.optim.optimizer import (
 )
 
 from membudget.checks import device as checked_device
-from membudget.checks import instance, shown, whole
+from membudget.checks import instance, shown, told, whole
 from membudget.internals import (
+    OpOverload,
     TorchDispatchMode,
     current_node,
     device_of,
@@ -438,7 +439,7 @@ class PeakTracker(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._hooks.close()
+        told(self._hooks).close()
         self._hooks = None
         self._find_gradients()
         self._decide()
@@ -527,7 +528,7 @@ class PeakTracker(TorchDispatchMode):
         return result
 
     def _overwritten(
-        self, func: object, first: object, *rest
+        self, func: OpOverload, first: object, *rest
     ) -> torch.UntypedStorage | None:
         """What PyTorch would write the result into, were there no mode.
 
@@ -733,19 +734,19 @@ def _recomputes(node: torch.autograd.graph.Node) -> bool:
 
 
 @cache
-def _changes(func: object) -> bool:
+def _changes(func: OpOverload) -> bool:
     """Whether an operator changes an argument, and may change its size."""
     return func._schema.is_mutable
 
 
 @cache
-def _has_twin(func: object) -> bool:
+def _has_twin(func: OpOverload) -> bool:
     """Whether PyTorch has the operator in place, too."""
     twin = f"{func.overloadpacket.__name__}_"
     return func.namespace == "aten" and hasattr(torch.ops.aten, twin)
 
 
-def _is_whole(tensor: object) -> bool:
+def _is_whole(tensor: object) -> TypeGuard[torch.Tensor]:
     """Whether a dense tensor fills its storage and is no view."""
     return (
         isinstance(tensor, torch.Tensor)
@@ -755,7 +756,7 @@ def _is_whole(tensor: object) -> bool:
     )
 
 
-def _in_place(func: object, made: Allocation) -> bool:
+def _in_place(func: OpOverload, made: Allocation) -> bool:
     """Whether the node at work writes over what it has made so."""
     name, node = func.overloadpacket.__name__, current_node().name()
     return made.operator.name != "aten.neg" and any(
@@ -764,7 +765,9 @@ def _in_place(func: object, made: Allocation) -> bool:
     )
 
 
-def _handed_on(gradient: torch.Tensor, node: object) -> bool:
+def _handed_on(
+    gradient: torch.Tensor, node: torch.autograd.graph.Node
+) -> bool:
     """Whether autograd keeps a sparse gradient without a copy of it."""
     return (
         gradient.layout is torch.sparse_coo
