@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from inspect import signature
 from math import isfinite, isnan
 from numbers import Integral, Rational, Real
+from types import UnionType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -120,7 +121,10 @@ def one_of(value: object, names: Iterable[str], what: str) -> str:
 
 
 def instance(
-    value: Thing, kind: type | tuple[type, ...], name: str, use: str
+    value: Thing,
+    kind: type | tuple[type, ...] | UnionType,
+    name: str,
+    use: str,
 ) -> Thing:
     """The value, if it is of a kind; ``use`` says of which.
 

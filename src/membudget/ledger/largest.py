@@ -9,9 +9,9 @@ from math import inf, prod
 import torch
 from torch import nn
 
-from membudget.checks import flag, function, module, trained, whole
+from membudget.checks import flag, function, module, told, trained, whole
 from membudget.measuring import PeakTracker, format_bytes, witness
-from membudget.measuring.dry import Dry, no_large_mask, refuse_unsure
+from membudget.measuring.dry import Dry, Ran, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
 from membudget.measuring.step import (
     LOSS,
@@ -74,7 +74,9 @@ def largest_batch(
             or False, and what :func:`account` refuses.
     """
     limit = whole(limit, "limit", 1, 2**60)
-    module(model), only_tensors(batch), flag(check, "check")
+    module(model)
+    only_tensors(batch)
+    flag(check, "check")
     function(loss, "loss", LOSS)
     flag(keep_gradients, "keep_gradients"), flag(inference, "inference")
     samples_of(batch)
@@ -143,9 +145,13 @@ class _RealSteps:
         """Of a step, beyond what is there before it."""
         model, stepper = copy.deepcopy((self.model, self.optimizer))
         rows = partial(_resized, size=self.of or size)
-        parts = [rows(t, device=self.device or t.device) for t in self.batch]
-        cut = {"micro_batch": size} if self.of else {}
-        step = Step(model, self.loss, parts, stepper, **cut, **self.kept)
+        parts = tuple(
+            rows(t, device=self.device or t.device) for t in self.batch
+        )
+        cut = size if self.of else None
+        step = Step(
+            model, self.loss, parts, stepper, micro_batch=cut, **self.kept
+        )
         model.zero_grad()
         return witness(step, self.device)
 
@@ -218,7 +224,8 @@ class _Steps:
     def peak(self, size: int) -> int:
         """The most bytes of a step with so many samples at once."""
         if size not in self._peaks:
-            sizes, late = (size,), self.keep
+            sizes: tuple[int, ...] = (size,)
+            late = self.keep
             if self.of and 2 * size <= self.of:
                 late = True  # the second is as large, and finds gradients
             elif self.of and size < self.of and not self._is_low(size):
@@ -232,7 +239,7 @@ class _Steps:
         """Whether the second of two micro-batches surely needs less."""
         if not self._lines:
             return False
-        rest = self.of - size
+        rest = told(self.of) - size
         return self.line(rest) < 0.9 * self.line(size, first=True)
 
     def line(self, size: int, first: bool = False) -> int:
@@ -243,7 +250,9 @@ class _Steps:
 
     # Dry runs
 
-    def _dry(self, samples: int, run: Callable, *sizes: int, **how) -> object:
+    def _dry(
+        self, samples: int, run: Callable[..., Ran], *sizes: int, **how: object
+    ) -> Ran:
         parts = [_resized(t, samples, _where(t, samples)) for t in self.batch]
         try:
             return self.dry.trace(
@@ -298,7 +307,7 @@ class _Steps:
                 tracker.mark("forward")
                 part = batch
                 if size < len(batch[0]):
-                    part = [t[start : start + size] for t in batch]
+                    part = tuple(t[start : start + size] for t in batch)
                 start += size
                 if self.inference:
                     kept = loss(model, *part)

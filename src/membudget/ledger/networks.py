@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from numbers import Integral
+from typing import cast
 
 import torch
 from torch import nn
@@ -66,8 +67,8 @@ class Transformer:
     depth: int = 2
     heads: int = 4
     context: int = 128
-    hidden: int | None = None
-    kv_heads: int | None = None
+    hidden: int = cast("int", None)
+    kv_heads: int = cast("int", None)
     family: str = "gpt"
     tied: bool = False
     fused: bool = True
@@ -77,8 +78,9 @@ class Transformer:
         one_of(self.family, FAMILIES, "family of transformers")
         for name in ("tied", "fused", "dropout"):
             flag(getattr(self, name), name)
-        self._whole("vocabulary"), self._whole("width"), self._whole("heads")
-        self._whole("depth", MOST_BLOCKS), self._whole("context")
+        for name in ("vocabulary", "width", "heads", "context"):
+            self._whole(name)
+        self._whole("depth", MOST_BLOCKS)
         defaults = {"hidden": 4 * self.width, "kv_heads": self.heads}
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -455,8 +457,8 @@ class Chain:
         sizes = listed(self.sample, "the sample", "sizes", 0)
         if not sizes:
             raise ValueError("the sample has no dimension: give its shape")
-        sizes = tuple(whole(size, "a size of the sample") for size in sizes)
-        object.__setattr__(self, "sample", sizes)
+        sample = tuple(whole(size, "a size of the sample") for size in sizes)
+        object.__setattr__(self, "sample", sample)
         parts = listed(self.segments, "segments", "segments", 0)
         segments = tuple(
             tuple(
@@ -563,7 +565,7 @@ def _chosen(
     """The numbers of the blocks or segments that are checkpointed."""
     if isinstance(checkpointed, bool):
         return set(range(count * checkpointed))
-    if isinstance(checkpointed, Integral):
+    if isinstance(checkpointed, int | Integral):
         name = f"checkpointed, the number of {unit}s,"
         return set(range(whole(checkpointed, name, 0, count)))
     use = f"numbers of {unit}s, how many of the first, True or False"
@@ -602,7 +604,7 @@ def _module(
             with paper.inside(str(number)):
                 x, shape = _module(paper, child, x, batch, shape, itemsize)
         if paper.rows[start:]:  # a variable of the outer one's holds it
-            paper.rows[-1].watches += (given,)
+            paper.last.watches += (given,)
         return x, shape
     if isinstance(module, MLPBlock):
         y = x

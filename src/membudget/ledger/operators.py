@@ -27,6 +27,7 @@ Every function writes rows on a :class:`membudget.ledger.Paper` and returns
 what the operator returns.
 """
 
+from membudget.checks import told
 from membudget.ledger.paper import Paper, PaperTensor
 
 
@@ -84,15 +85,15 @@ def cast(
     return _row(paper, "cast", y, {"x": x}, watches=watches)
 
 
-def _autocast(paper: Paper, x: PaperTensor | None) -> PaperTensor | None:
+def _autocast(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x as a matrix product under autocast takes it."""
-    if x is None or paper.autocast in (None, x.itemsize):
+    if paper.autocast is None or paper.autocast == x.itemsize:
         return x
     if x.kind == "parameter":
         # the copy is cached until autocast ends
         if id(x) not in paper._casts:
             paper.pinned.append(cast(paper, x, paper.autocast))
-            paper._casts[id(x)] = paper.rows[-1]
+            paper._casts[id(x)] = paper.last
         return paper._casts[id(x)].makes[0]
     return cast(paper, x, paper.autocast)
 
@@ -118,7 +119,8 @@ def linear(
         folds: whether x has more dimensions than rows and columns.
     """
     rows = x.elements // (weight.elements // outputs)
-    bias = _autocast(paper, bias)  # the last argument first
+    if bias is not None:  # the last argument first
+        bias = _autocast(paper, bias)
     weight = _autocast(paper, weight)
     given = _autocast(paper, x)
     y = PaperTensor(rows * outputs, given.itemsize)
@@ -471,7 +473,7 @@ def unfused_attention(
     """
     if times > 1:
         k, v = repeat(paper, k, times), repeat(paper, v, times)
-    kept = (k, v)
+    kept: tuple[PaperTensor, ...] = (k, v)
     if not folds:
         # the gradient of one token is in order of memory
         q = contiguous(paper, q, copied=times == 1 and tokens > 1)
@@ -537,8 +539,9 @@ def loss_in_chunks(
     ]
     width = x.elements // targets.elements
     parts = split(paper, x, tuple(width * size for size in sizes))
-    loss = None
-    for rows, labels in zip(parts, split(paper, targets, sizes), strict=True):
+    loss: PaperTensor | None = None
+    labelled = split(paper, targets, tuple(sizes))
+    for rows, labels in zip(parts, labelled, strict=True):
         start = len(paper.rows)
         with paper.inside("head"):
             logits = linear(paper, rows, weight, vocabulary)
@@ -549,7 +552,7 @@ def loss_in_chunks(
             paper.write("add", (part,), (loss,), gives=((part, "g"),))
         else:
             loss = add(paper, loss, part)
-    return scale(paper, loss)
+    return scale(paper, told(loss))
 
 
 def total(paper: Paper, x: PaperTensor) -> PaperTensor:
@@ -585,7 +588,8 @@ def convolution(
     bias: PaperTensor | None = None,
 ) -> PaperTensor:
     """``F.conv2d`` with ``elements`` numbers of output: saves its input."""
-    bias = _autocast(paper, bias)
+    if bias is not None:
+        bias = _autocast(paper, bias)
     weight = _autocast(paper, weight)
     given = _autocast(paper, x)
     y = PaperTensor(elements, given.itemsize)

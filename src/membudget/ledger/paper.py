@@ -8,6 +8,7 @@ adds up.
 """
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from membudget.checks import flag, instance, listed, one_of, whole
 
@@ -265,12 +266,17 @@ class Paper:
         self.rows.append(row)
         return row
 
+    @property
+    def last(self) -> Row:
+        """The row that was written last, which is no segment."""
+        return cast("Row", self.rows[-1])
+
     def checkpoint(self, start: int) -> None:
         """Put the rows from number ``start`` on under one checkpoint."""
         start = whole(start, "start", 0)
         if not self.rows[start:]:
             return
-        segment = Segment(self.rows[start:])
+        segment = Segment(cast("list[Row]", self.rows[start:]))
         read = {id(tensor) for row in segment.rows for tensor in row.reads}
         segment.casts = [
             cast

@@ -90,7 +90,7 @@ def predict(
             f"{len(sizes)} sizes besides the batch: use the tokens of a "
             "sequence for a Transformer, and none for a Chain"
         )
-    how = {"checkpointed": checkpointed}
+    how: dict[str, Any] = {"checkpointed": checkpointed}
     if wanted:
         how |= {
             "loss_chunks": loss_chunks,

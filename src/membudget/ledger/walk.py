@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from membudget.checks import instance, listed, one_of, whole
+from membudget.checks import instance, listed, one_of, told, whole
 from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
 from membudget.measuring import CATEGORIES, PHASES
 
@@ -149,7 +149,8 @@ class _Walk:
         self.between: list[PaperMoment] = []
         self.saved = -1
         self.begun: set[int] = set()  # parameters with a gradient
-        self.worst, self.parts = -1, ()  # since the last moment
+        self.worst = -1  # since the last moment
+        self.parts: tuple[int, ...] = ()
 
     # The account
 
@@ -250,11 +251,15 @@ class _Walk:
             saved |= {id(keep)}
         end = len(rows)
         if phase == "recomputation":
-            end = max(i for i, row in enumerate(rows) if row.needs)
+            end = max(
+                i
+                for i, row in enumerate(rows)
+                if isinstance(row, Row) and row.needs
+            )
         late: list[_Held] = []
         variables: dict[int, _Held] = {}
         for index, row in enumerate(rows):
-            if index == end and not row.after:
+            if isinstance(row, Row) and index == end and not row.after:
                 self._save(row)
                 break
             if isinstance(row, Segment):
@@ -348,8 +353,8 @@ class _Walk:
 
     def _row(self, row: Row, also: tuple[PaperTensor, ...] = ()) -> None:
         """The backward pass of a row; afterwards ``also`` is let go."""
-        arriving = [self.pending.pop(id(t), None) for t in row.makes]
-        arriving = [held for held in arriving if held is not None]
+        pending = (self.pending.pop(id(t), None) for t in row.makes)
+        arriving = [held for held in pending if held is not None]
         if not arriving:
             return
         names: dict[str, _Held | None] = {}
@@ -357,8 +362,9 @@ class _Walk:
         saved = row.saves
         for name, size in row.steps:
             if size:
-                names[name] = self.make(size, self._category(gives.get(name)))
-                names[name].view = name in row.views
+                held = self.make(size, self._category(gives.get(name)))
+                held.view = name in row.views
+                names[name] = held
             elif name == "g":
                 for held in arriving:
                     self.release(held)
@@ -381,7 +387,7 @@ class _Walk:
             self.release(held)
         given = dict(names, g=arriving[0] if arriving else None)
         for tensor, name in row.gives:
-            self._give(tensor, given[name], row.name)
+            self._give(tensor, told(given[name]), row.name)
 
     def _category(self, tensor: PaperTensor | None) -> str:
         """What a gradient of this tensor is, once it is there."""

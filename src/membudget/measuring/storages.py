@@ -1,6 +1,5 @@
 """The storages behind tensors."""
 
-
 import torch
 from torch import nn
 

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
@@ -32,8 +32,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from membudget.checks import function, instance, number, whole
+from membudget.checks import function, instance, number, told, whole
 from membudget.sharding import rank_process
+
+if TYPE_CHECKING:  # one of them is not on Windows
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 DEADLINE = 600.0
 """Seconds after which it is a hang, unless the caller says otherwise. Many,
@@ -240,7 +243,7 @@ class Ranks:
     @property
     def processes(self) -> list[int]:
         """The process numbers, by rank; empty before the first run."""
-        return [p.process.pid for p in self._processes]
+        return [told(p.process.pid) for p in self._processes]
 
     def run(
         self,
@@ -322,10 +325,9 @@ class Ranks:
     def _start(self) -> None:
         self._store = _store()
         folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        context = get_context(
-            "forkserver" if sys.platform == "linux" else "spawn"
-        )
+        context: SpawnContext | ForkServerContext = get_context("spawn")
         if sys.platform == "linux":
+            context = get_context("forkserver")
             context.set_forkserver_preload(list(PRELOADED))
         started: list[_Process] = []
         self._end = weakref.finalize(self, _kill, started, folder, os.getpid())
@@ -395,19 +397,20 @@ class Ranks:
         self, end: float, found: dict[int, object], dead: list[int]
     ) -> list[int]:
         """Ranks with news; waits for them until the end."""
-        open_ = {
-            p.connection: rank
+        pipes = {
+            rank: p.connection
             for rank, p in enumerate(self._processes)
             if rank not in found and rank not in dead
         }
         left = max(end - time.monotonic(), 0)
-        return sorted(open_[c] for c in wait(list(open_), left))
+        ready = wait(list(pipes.values()), left)
+        return [rank for rank, pipe in pipes.items() if pipe in ready]
 
     def _deadline_error(self, late: list[int], seconds: float) -> RankError:
         if hasattr(signal, "SIGUSR1"):
             for rank in late:
                 with suppress(ProcessLookupError):
-                    os.kill(self._processes[rank].process.pid, signal.SIGUSR1)
+                    os.kill(self.processes[rank], signal.SIGUSR1)
             self._wait_for_dumps(late)
         where = "\n".join(
             f"rank {rank} was here:\n"

@@ -175,7 +175,8 @@ def main(
 
 
 def _end_with_parent() -> None:
-    wait([parent_process().sentinel])
+    if parent := parent_process():
+        wait([parent.sentinel])
     os._exit(1)
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -308,7 +308,9 @@ def _compare_optimizer(path: Path, saved: dict, state: dict) -> None:
     """
     start = "optimizer.param_groups."
     groups = {k.split(".")[2] for k in saved if k.startswith(start)}
-    there = {"optimizer": {"param_groups": [{"params": []} for _ in groups]}}
+    there: dict[str, Any] = {
+        "optimizer": {"param_groups": [{"params": []} for _ in groups]}
+    }
     if "class" in saved:
         there["class"] = ""
     else:  # of an earlier version
@@ -379,9 +381,9 @@ def _share(find: Callable[[], T]) -> T:
     """What rank 0 finds, on every rank."""
     if not dist.is_initialized():
         return find()
-    box = [find() if dist.get_rank() == 0 else None]
+    box = [find()] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(box)
-    return box[0]
+    return cast("T", box[0])
 
 
 def _wait() -> None:

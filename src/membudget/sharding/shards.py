@@ -61,8 +61,8 @@ class Unit:
             for shape in listed(self.shapes, "shapes", "shapes", 0)
         )
         object.__setattr__(self, "shapes", shapes)
-        sizes = listed(self.itemsizes, "itemsizes", "bytes", 0)
-        sizes = tuple(whole(size, "an itemsize") for size in sizes)
+        itemsizes = listed(self.itemsizes, "itemsizes", "bytes", 0)
+        sizes = tuple(whole(size, "an itemsize") for size in itemsizes)
         if sizes and len(sizes) != len(shapes):
             raise ValueError(
                 f"{len(sizes)} itemsizes for {len(shapes)} shapes: use one "
