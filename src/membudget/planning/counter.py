@@ -88,9 +88,10 @@ Counts = tuple[int, int, int]
 
 def added(terms: Sequence[tuple[int, Counts]]) -> Counts:
     """Each of the counts so many times, together."""
-    return tuple(
+    flops, moved, operators = (
         sum(times * counts[i] for times, counts in terms) for i in range(3)
     )
+    return flops, moved, operators
 
 
 def less(a: Counts, b: Counts) -> Counts:

@@ -1,6 +1,7 @@
 """The largest micro-batch that fits, before anything runs."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.planning.memory import input_bytes
 from membudget.planning.own import OwnJob
 from membudget.planning.peaks import peak
-from membudget.planning.plan import JOBS, Plan, TrainedJob
+from membudget.planning.plan import JOBS, Plan, TrainedJob, as_job
 
 
 def largest_micro_batch(
@@ -60,31 +61,34 @@ def largest_micro_batch(
         only_tensors(batch)
         return largest_batch(
             what,
-            how,
+            cast("Loss", how),
             *batch,
             limit=budget,
             of=samples_of(batch),
             optimizer=optimizer,
         )
-    instance(how, Plan, "the plan", "a planning.Plan")
+    plan = cast("Plan", how)
+    instance(plan, Plan, "the plan", "a planning.Plan")
     if batch or optimizer is not None:
         raise TypeError(
             "a job and its plan say all: leave out the batch and the "
             "optimizer, or hand over a model and its loss"
         )
-    share = replace(how, micro_batch=1).share(what)
+    share = replace(plan, micro_batch=1).share(what)
     if isinstance(what, OwnJob):
         return largest_batch(
             what.model,
-            what.loss_of(how),
+            what.loss_of(plan),
             *what.examples,
             limit=budget,
             of=share,
             optimizer=what.optimizer,
         )
 
+    job = as_job(what)
+
     def needs(size: int, of: int = share) -> int:
-        return peak(what, replace(how, micro_batch=size), of)
+        return peak(job, replace(plan, micro_batch=size), of)
 
     def fits(size: int) -> bool:
         return size <= share and needs(size) <= budget
@@ -92,7 +96,7 @@ def largest_micro_batch(
     def first_fits(size: int) -> bool:
         """With one more sample, which needs less than the rest does."""
         of = min(size + 1, share)
-        more = input_bytes(what, share) - input_bytes(what, of)
+        more = input_bytes(job, share) - input_bytes(job, of)
         return needs(size, of) + more <= budget
 
     size = largest_over_half(share, fits, first_fits)

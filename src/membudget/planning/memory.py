@@ -17,7 +17,7 @@ from membudget.ledger import (
     update_workspace,
 )
 from membudget.planning.own import OwnJob
-from membudget.planning.plan import Job, Plan, TrainedJob, checked
+from membudget.planning.plan import Job, Plan, TrainedJob, as_job, checked
 from membudget.sharding import (
     Held,
     Place,
@@ -44,7 +44,7 @@ def memory(job: TrainedJob, plan: Plan) -> int:
     if isinstance(job, OwnJob):
         checked(job, plan)
         return job.dry.peak(plan)
-    return at_peak(job, plan).live
+    return at_peak(as_job(job), plan).live
 
 
 def at_peak(job: Job, plan: Plan) -> PaperMoment:
@@ -131,7 +131,7 @@ def static(job: TrainedJob, plan: Plan) -> States:
     checked(job, plan)
     if isinstance(job, OwnJob):
         return job.dry.states
-    return states_of(job.network, family_of(plan))
+    return states_of(as_job(job).network, family_of(plan))
 
 
 def placed(
@@ -238,11 +238,11 @@ def workspace(network: Transformer, family: Plan, device: str) -> int:
     recipe, sizes = family.recipe, _sizes(network)
     if family.stage != "ddp":  # the rank's rows, as they are stored
         recipe = "bf16" if RECIPES[recipe].stepped == 2 else "fp32"
-        sizes = [
+        sizes = tuple(
             rows(shape[0], family.ranks, 0) * prod(shape[1:])
             for unit in _units(network)
             for shape in unit.shapes
-        ]
+        )
     foreach = device == "cuda" and not family.fused
     return max(
         update_workspace(

@@ -14,10 +14,17 @@ import torch
 from torch import nn
 
 from membudget.checkpointing.running import each_checkpointed
-from membudget.checks import function, instance, listed, module, plain_step
+from membudget.checks import (
+    function,
+    instance,
+    listed,
+    module,
+    plain_step,
+    told,
+)
 from membudget.ledger import States
 from membudget.measuring import PeakTracker
-from membudget.measuring.dry import Dry, refuse_unsure
+from membudget.measuring.dry import Dry, Ran, refuse_unsure
 from membudget.measuring.step import (
     LOSS,
     Loss,
@@ -81,7 +88,7 @@ class OwnJob(TrainedJob):
         if isinstance(blocks, nn.Module):  # a ModuleList or Sequential
             blocks = list(blocks.children())
         names = {part: name for name, part in model.named_modules()}
-        self.blocks = []
+        self.blocks: list[str] = []
         for block in listed(blocks, "blocks", "modules", 0):
             instance(block, nn.Module, "a block", "a module of the model")
             if block not in names or names[block] in self.blocks:
@@ -90,8 +97,16 @@ class OwnJob(TrainedJob):
                     "comes twice: use modules of the model, each once"
                 )
             self.blocks.append(names[block])
-        self.depth = len(self.blocks)
-        self.told = f"{self.batch} samples"
+
+    @property
+    def depth(self) -> int:
+        """Blocks that can be checkpointed."""
+        return len(self.blocks)
+
+    @property
+    def told(self) -> str:
+        """The step's batch, in words."""
+        return f"{self.batch} samples"
 
     def loss_of(self, plan: Plan) -> Loss:
         """The loss, with the plan's blocks checkpointed while it runs.
@@ -243,7 +258,7 @@ class DryPasses:
         anchors = (1, 2, 4, self._most(late), self._job.batch)
         if size in anchors or not self._straight(again, late):
             return self._pass(again, size, late)
-        return self._line(again, size, late)
+        return told(self._line(again, size, late))
 
     def _most(self, late: bool) -> int:
         """Samples of the largest micro-batch that is one of several."""
@@ -260,11 +275,12 @@ class DryPasses:
         two, four = (self._pass(again, n, late) for n in (2, 4))
         if len(two[0]) != len(four[0]):
             return None
-        bytes_, counts = (
-            [a + (size - 2) * (b - a) // 2 for a, b in zip(*pair, strict=True)]
-            for pair in zip(two, four, strict=True)
-        )
-        return bytes_, tuple(counts)
+
+        def line(a: int, b: int) -> int:
+            return a + (size - 2) * (b - a) // 2
+
+        flops, moved, operators = map(line, two[1], four[1])
+        return list(map(line, two[0], four[0])), (flops, moved, operators)
 
     # Dry runs
 
@@ -272,7 +288,13 @@ class DryPasses:
         loss = self._job._loss_with(again)
         return self._run(size, self._micro_batch, loss=loss, late=late)
 
-    def _run(self, size: int, run: Callable, loss=None, **how) -> object:
+    def _run(
+        self,
+        size: int,
+        run: Callable[..., Ran],
+        loss: Loss | None = None,
+        **how: object,
+    ) -> Ran:
         batch = [t[:size].clone() for t in self._job.examples]
         loss = loss or self._job.loss
         return self._dry.trace(loss, *batch, run=run, **how)

@@ -33,7 +33,7 @@ from membudget.planning.memory import (
     workspace,
 )
 from membudget.planning.own import OwnJob
-from membudget.planning.plan import Plan, TrainedJob
+from membudget.planning.plan import Plan, TrainedJob, as_job
 from membudget.sharding import PLACES
 
 
@@ -72,6 +72,7 @@ def peak(job: TrainedJob, plan: Plan, share: int) -> int:
     """
     if isinstance(job, OwnJob):
         return job.dry.peak(plan)
+    job = as_job(job)
     size, recipe = plan.micro_batch, plan.recipe
     family, device = family_of(plan), job.device
     several = size < share
@@ -168,11 +169,14 @@ def by_depth(
     needs: Callable[[tuple[int, int]], torch.Tensor], blocks: tuple[int, int]
 ) -> torch.Tensor:
     """What is affine in the blocks of each kind."""
-    few = tuple(min(count, 1) for count in blocks)
+    again, straight = blocks
+    few = min(again, 1), min(straight, 1)
     base = found = needs(few)
-    for kind, count in enumerate(blocks):
+    for count, more in (
+        (again, (few[0] + 1, few[1])),
+        (straight, (few[0], few[1] + 1)),
+    ):
         if count > 1:
-            more = tuple(n + (i == kind) for i, n in enumerate(few))
             found = found + (count - 1) * (needs(more) - base)
     return found
 

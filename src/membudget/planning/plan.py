@@ -1,6 +1,7 @@
 """What is trained, and one way to train it."""
 
 from dataclasses import dataclass
+from typing import cast
 
 from membudget.checks import check_positions, flag, instance, one_of, whole
 from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
@@ -34,15 +35,21 @@ class TrainedJob:
 
     Attributes:
         batch: samples of an optimizer step, over all ranks.
-        depth: blocks that can be checkpointed.
         samples: what a sample is called.
-        told: the step's batch, in words.
     """
 
     batch: int
-    depth: int
     samples = "samples"
-    told: str
+
+    @property
+    def depth(self) -> int:
+        """Blocks that can be checkpointed."""
+        raise NotImplementedError
+
+    @property
+    def told(self) -> str:
+        """The step's batch, in words."""
+        raise NotImplementedError
 
     def _refuse(self, plan: "Plan") -> None:
         """Refuse what this job cannot do."""
@@ -112,6 +119,11 @@ class Job(TrainedJob):
     def _program(self, plan: "Plan", share: int) -> str:
         """The program of a plan."""
         return code.write(self, plan, share)
+
+
+def as_job(job: TrainedJob) -> Job:
+    """The job, which is none of the reader's own."""
+    return cast("Job", job)
 
 
 @dataclass(frozen=True)

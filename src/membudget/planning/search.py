@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from membudget.cards import GIB
 from membudget.checks import flag, instance, listed, one_of, shown, whole
@@ -13,7 +14,14 @@ from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import static
 from membudget.planning.own import OWN_AXES, OwnJob
 from membudget.planning.peaks import peak
-from membudget.planning.plan import JOBS, STAGES, Plan, TrainedJob, share_of
+from membudget.planning.plan import (
+    JOBS,
+    STAGES,
+    Plan,
+    TrainedJob,
+    as_job,
+    share_of,
+)
 from membudget.planning.work import work
 
 CHUNKS = (None, 2, 4, 8, 16)
@@ -215,7 +223,8 @@ def search(
         causes = _causes(job, plan, found[fastest[2]][1], machine)
         return Choice(plan, size, took, took / fastest[0], causes)
 
-    frontier, best = [], {}
+    frontier: list[tuple[float, int, int]] = []
+    best: dict[tuple, tuple[float, int, int]] = {}
     for entry in timed:
         if not frontier or entry[1] < frontier[-1][1]:
             frontier.append(entry)
@@ -235,7 +244,7 @@ def _axes(
 ) -> dict[str, list]:
     """What each axis may be."""
     depth, own = job.depth, isinstance(job, OwnJob)
-    axes = {
+    axes: dict[str, Iterable] = {
         "micro_batch": _sizes(share),
         "checkpointed": range(depth + 1),
         "loss_chunks": (None,) if own else CHUNKS,
@@ -246,7 +255,7 @@ def _axes(
         "fused": (True,),
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
-    given = {"recipe": "fp32", "optimizer": "adam"}
+    given: dict[str, Any] = {"recipe": "fp32", "optimizer": "adam"}
     if locks is not None:
         given |= instance(locks, Mapping, "locks", "a dict of axes")
     for axis, wanted in given.items():
@@ -260,7 +269,7 @@ def _axes(
                 f"{axis} is locked, and an OwnJob's model and optimizer are "
                 f"as they are: lock {' or '.join(OWN_AXES)}, or change them"
             )
-        values = [wanted]
+        values: list = [wanted]
         if isinstance(wanted, Collection) and not isinstance(wanted, str):
             values = listed(wanted, axis, "values")
         if axis in bounds:
@@ -269,7 +278,7 @@ def _axes(
             values = [flag(value, axis) for value in values]
         elif axis == "kept_attention":
             values = [flag(value, axis) for value in values]
-            if True in values and not job.network.fused:
+            if True in values and not as_job(job).network.fused:
                 raise ValueError(
                     "attention is to be kept, which is several operators in "
                     "this network: use fused=True, or free the lock"
@@ -279,16 +288,17 @@ def _axes(
         else:
             values = [one_of(value, axes[axis], axis) for value in values]
         axes[axis] = values
-    return axes
+    return {axis: list(values) for axis, values in axes.items()}
 
 
 def _families(axes: dict[str, list], ranks: int) -> Iterator[Plan]:
     """A plan of each recipe, optimizer, stage and way to step that go
     together."""
     named = axes["recipe"], axes["optimizer"], axes["stage"]
-    for *names, fused in product(*named, axes["fused"]):
+    for recipe, optimizer, stage, fused in product(*named, axes["fused"]):
+        how = recipe, optimizer, stage, ranks
         with suppress(ValueError):
-            yield Plan(1, 0, None, *names, ranks, fused=fused)
+            yield Plan(1, 0, None, *how, fused=fused)
 
 
 def _sizes(share: int) -> list[int]:
@@ -342,7 +352,7 @@ def _causes(
     rest, one saving after the other is taken back.
     """
 
-    def spent(plan: Plan, **other: object) -> float:
+    def spent(plan: Plan, **other: Any) -> float:
         done = work(job, replace(plan, **other))
         return seconds(done._replace(traffic=0), machine, plan.recipe)
 

@@ -9,7 +9,7 @@ without fused attention they need fewer copies.
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ from membudget.measuring.fakes import Fakes
 from membudget.models import chunked_loss
 from membudget.planning.counter import Counts, WorkCounter, added, less
 from membudget.planning.own import OwnJob
-from membudget.planning.plan import JOBS, Plan, TrainedJob
+from membudget.planning.plan import JOBS, Plan, TrainedJob, as_job
 from membudget.sharding import STAGES
 
 MAKE = {
@@ -87,11 +87,13 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     if isinstance(job, OwnJob):
         plan.share(job)
         return Work(*job.dry.counts(plan), 0)
+    job = as_job(job)
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
     key = replace(network, depth=1), job.tokens, plan.recipe
     kept = plan.kept_attention and again > 0
-    base = None if plan.loss_chunks is None else 1
+    wanted = plan.loss_chunks
+    base = None if wanted is None else 1
     sequences = -(-job.batch // plan.ranks)
     micro = min(plan.micro_batch, sequences)
     full, rest = divmod(sequences, micro)
@@ -99,8 +101,8 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     for times, size in ((full, micro), (1, rest)):
         if not size:
             continue
-        if base:
-            chunks += times * _chunks(size * job.tokens, plan.loss_chunks)
+        if wanted is not None:
+            chunks += times * _chunks(size * job.tokens, wanted)
         # those of two sequences and of three stand for all larger ones
         alike = {1: 1} if size == 1 else {2: 3 - size, 3: size - 2}
         for measured, share in alike.items():
@@ -158,7 +160,7 @@ def _measured(
     kept: bool = False,
 ) -> tuple[Counts, Counts, Counts]:
     """A micro-batch with one block, with two, with one checkpointed."""
-    return tuple(
+    one, two, again = (
         micro_batches(
             replace(network, depth=depth),
             sequences,
@@ -170,6 +172,7 @@ def _measured(
         )[0]
         for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
     )
+    return one, two, again
 
 
 @lru_cache(maxsize=256)
@@ -221,22 +224,24 @@ def micro_batches(
     built = network.build()
     if kind.parameters == 2:
         built = built.to(torch.bfloat16)
-    fake, bases = FakeTensorMode(), {}
+    fake = FakeTensorMode()
+    bases: dict = {}
     copies = {
         id(p): without_data(fake, p, "cpu", bases) for p in built.parameters()
     }
     model = copy.deepcopy(built, copies)
-    how = {"use_reentrant": False}
+    how: dict[str, object] = {"use_reentrant": False}
     if kept_attention:
         make = create_selective_checkpoint_contexts
         how["context_fn"] = partial(make, list(ATTENTION))
     for block in model.blocks[:checkpointed]:
         block.forward = partial(checkpoint, block.forward, **how)
-    cast = nullcontext()
+    cast: AbstractContextManager = nullcontext()
     if kind.autocast:
         cast = torch.autocast("cpu", torch.bfloat16)
     with fake, Fakes(fake), WorkCounter() as counter:
-        ids = torch.empty(2, sequences, tokens, dtype=torch.long)
+        shape = 2, sequences, tokens
+        ids, targets = torch.empty(shape, dtype=torch.long)
         if kind.gradients > kind.parameters:
             for p in model.parameters():
                 total = torch.zeros_like(p, dtype=torch.float32)
@@ -244,7 +249,7 @@ def micro_batches(
         found = [counter.counts]
         for share in shares:
             with cast:
-                loss = _loss(model, *ids, chunks)
+                loss = _loss(model, ids, targets, chunks)
             (loss if share is None else loss * share).backward()
             found.append(counter.counts)
     return [less(b, a) for a, b in pairwise(found)]
@@ -272,10 +277,11 @@ def _updates(
     network: Transformer, recipe: str, optimizer: str, fused: bool
 ) -> tuple[Counts, Counts]:
     """What the optimizer's step takes with one block and with two."""
-    return tuple(
+    one, two = (
         update(replace(network, depth=depth), recipe, optimizer, fused)
         for depth in (1, 2)
     )
+    return one, two
 
 
 def update(
