@@ -595,14 +595,15 @@ def _groups(allocations: Iterable[Allocation]) -> tuple[Group, ...]:
 # The error ----------------------------------------------------------------
 
 _CPU = re.compile(r"DefaultCPUAllocator: .*tried to allocate (\d+) bytes")
+_SHORT = re.compile("DefaultCPUAllocator: |CUBLAS_STATUS_ALLOC_FAILED")
 _CUDA = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether CUDA, a tracker's budget or the CPU had no memory left."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and bool(_CPU.search(str(error)))
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and bool(_SHORT.search(str(error)))
     )
 
 
