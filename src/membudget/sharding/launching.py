@@ -578,7 +578,14 @@ def torchrun(
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, mark: "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            mark: "1",
+            "OMP_NUM_THREADS": "1",
+            # A store of its own for each rendezvous, so that one rank's death
+            # does not take the store with it.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
     )
     streams = (agent.stdout, False), (agent.stderr, True)
     threads = [threading.Thread(target=read, args=given) for given in streams]
