@@ -54,8 +54,8 @@ serve: book  ## build the book and show it (PORT=8000)
 	$(PY) -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
 
 # What has a subject's name, or a page's: NAME=accumulation, NAME=03_accumulation.
-OF := tests/$(NAME) $(foreach kind,exercises experiments widgets,\
-  tests/$(kind)/test_$(NAME).py) \
+OF := tests/$(NAME) tests/widgets/$(NAME) \
+  tests/exercises/test_$(NAME).py tests/experiments/test_$(NAME).py \
   $(foreach form,%.ipynb ??_%.ipynb lab?_%.ipynb,\
   $(foreach folder,chapters labs,$(folder)/$(subst %,$(NAME),$(form))))
 FOUND := $(if $(NAME),$(wildcard $(OF)))

@@ -1,14 +1,20 @@
 """What the widgets' browser tests share, and the way to their helpers."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from project import PATIENCE
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import widget_pages
+HERE = Path(__file__).parent
+FOLDERS = sorted(path.parent for path in HERE.glob("*/kind_*.py"))
+sys.path[:0] = map(str, (*FOLDERS, HERE))
+# So that a failure of what all widgets promise shows its difference.
+pytest.register_assert_rewrite(
+    "kind", *(f"kind_{folder.name}" for folder in FOLDERS)
+)
+widget_pages = import_module("widget_pages")
 
 
 @pytest.fixture(scope="session")
