@@ -336,7 +336,7 @@ def shown(value: object) -> str:
     long."""
     try:
         text = repr(value)
-    except Exception:  # of somebody else's class, or too many digits
+    except Exception:  # of a foreign class, or too many digits
         text = "\n"
     if len(text) <= 60 and "\n" not in text:
         return text

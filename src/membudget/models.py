@@ -250,7 +250,7 @@ def _layers(depth: int, least: int = 1) -> int:
 
 
 def _tensor(x: torch.Tensor, name: str, ndim: int | None = None):
-    """The tensor, if it is one with so many dimensions."""
+    """The tensor, if it has this many dimensions."""
     instance(x, torch.Tensor, name, "a tensor")
     if ndim is not None and x.ndim != ndim:
         raise ValueError(

@@ -59,8 +59,8 @@ class MonitorPlot:
 
     Args:
         monitor: what is drawn.
-        every: :meth:`update` draws at the first call and at each so many
-            calls after it. Drawing takes a tenth of a second.
+        every: :meth:`update` draws at the first call and at every
+            ``every``-th after it. Drawing takes a tenth of a second.
 
     Attributes:
         figure: the matplotlib figure, closed for pyplot, so that a notebook

@@ -191,7 +191,7 @@ def planner(
 
 
 def _tensors(**parts: tuple[torch.Tensor, int]) -> None:
-    """Refuse what is no tensor with so many dimensions."""
+    """Refuse anything but a tensor with this many dimensions."""
     for name, (tensor, ndim) in parts.items():
         instance(tensor, torch.Tensor, name, f"a tensor, {ndim} dimensions")
         if tensor.ndim != ndim:

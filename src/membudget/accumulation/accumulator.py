@@ -283,7 +283,7 @@ class Window:
         """Let ``param.grad`` be Σ_k n_k ∇L_k in a unit of at least this.
 
         Ranks agree before they add their gradients. A power of two divides
-        what is there exactly (but for subnormal numbers).
+        the existing sum exactly (but for subnormal numbers).
         """
         owner, before = self.owner, self._unit
         self._unit = max(unit, before)

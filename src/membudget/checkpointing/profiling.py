@@ -241,7 +241,7 @@ class _Measured:
             seen["holds_output"] = seen["saved"] == seen["after_forward"]
             del value
             seen["holds_input"] = tracker.live == held
-            base -= held - tracker.live  # the input, where nobody holds it
+            base -= held - tracker.live  # the input, where nothing holds it
             tracker.recent_peak()
             before = len(tracker.timeline)
             if self.trained:

@@ -158,7 +158,7 @@ def checkpointed(
     """Call it under a checkpoint, as :class:`Checkpointed` does.
 
     An error of the call comes once the checkpoint is closed. In torch 2.11 it
-    leaves the checkpoint open for as long as somebody keeps the traceback, as
+    leaves the checkpoint open for as long as the traceback is kept, as
     a notebook does: what runs next would go wrong.
 
     Args:

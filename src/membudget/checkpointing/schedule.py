@@ -158,7 +158,7 @@ def _back(
 
 
 def as_actions(schedule: Sequence, length: int) -> list[Action]:
-    """Actions of a chain of so many stages.
+    """Actions of a chain of this many stages.
 
     Args:
         schedule: :class:`Action` or text (``"forward 3"``), in a list or one

@@ -201,7 +201,7 @@ def simulate(chain: Stages | int, schedule: Sequence) -> Run:
     """Run a schedule on the tape machine.
 
     Args:
-        chain: the stages; a number stands for so many ``Stage()``.
+        chain: the stages; a number stands for that many ``Stage()``.
         schedule: actions, as :class:`Action` or as text (``"forward 3"``),
             or segments as :func:`membudget.checkpointing.actions` takes them.
 
@@ -221,7 +221,7 @@ def simulate(chain: Stages | int, schedule: Sequence) -> Run:
 
 
 def as_chain(chain: Stages | int) -> tuple[Stage, ...]:
-    """The stages; a number stands for so many ``Stage()``."""
+    """The stages; a number stands for that many ``Stage()``."""
     if isinstance(chain, int) and not isinstance(chain, bool):
         chain = [Stage()] * whole(chain, "the number of stages", 0, MOST)
     if not is_list(chain):

@@ -341,7 +341,7 @@ check_largest_batch = Exercise(
             {TURNED}
         """,
     shown=(
-        "Each moment allows so many samples, and the smallest of these "
+        "Each moment allows its own number of samples, and the smallest "
         "numbers is the answer. GPT-2's shape fits 91 sequences of 128 "
         "tokens into 16 billion bytes."
     ),

@@ -15,7 +15,7 @@ def chunk_gradient(policy, x, actions, real, micro_batch):
 
 
 def _chunks(lengths: list[int], micro_batch: int) -> Case:
-    """Chunks of four actions, so many of each real."""
+    """Chunks of four actions, of which some are real."""
 
     def make() -> tuple:
         policy = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))

@@ -186,7 +186,7 @@ check_autocast_saved = Exercise(
             16-bit copy.
         batch * sum( => batch * sum(widths[1:-1]) + batch * sum(
             each hidden layer counts twice. ReLU keeps its output, the next
-            layer reads the same tensor, and nobody needs what ReLU read.
+            layer reads the same tensor, and nothing needs what ReLU read.
         [:-1] => [:]
             the output of the last layer is not kept: no gradient needs it.
         (inputs => (sum(widths[1:]) + inputs

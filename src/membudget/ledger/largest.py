@@ -115,7 +115,7 @@ def largest_batch(
 
 
 class _RealSteps:
-    """Real steps of a copy of the model, seen by nobody but the allocator."""
+    """Real steps of a copy of the model, seen only by the allocator."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _RealSteps:
         return self._peaks[size]
 
     def _above(self, size: int) -> int:
-        """Of a step, beyond what is there before it."""
+        """Of a step, beyond what exists before it."""
         model, stepper = copy.deepcopy((self.model, self.optimizer))
         rows = partial(_resized, size=self.of or size)
         parts = tuple(
@@ -214,7 +214,7 @@ class _Steps:
                 self._lines = _lines(tracker, prime, made, self.gradients)
 
     def inputs(self, size: int) -> int:
-        """Bytes of the batch of a step with so many samples at once."""
+        """Bytes of the batch of a step with this many samples at once."""
         return self._row * (self.of or size)
 
     def start(self, size: int) -> int:
@@ -222,7 +222,7 @@ class _Steps:
         return self.static + self.keep * self.gradients + self.inputs(size)
 
     def peak(self, size: int) -> int:
-        """The most bytes of a step with so many samples at once."""
+        """The most bytes of a step with this many samples at once."""
         if size not in self._peaks:
             sizes: tuple[int, ...] = (size,)
             late = self.keep

@@ -179,7 +179,7 @@ class Transformer:
                 is on.
             lists: whose autocast, as :class:`Paper`.
             checkpointed: which blocks, each in a segment of its own: all or
-                none, the first so many, or those of these numbers.
+                none, the first *n*, or those of these numbers.
             loss_chunks: into which the tokens are cut for the head and the
                 loss (:func:`membudget.models.chunked_loss`); None for the
                 plain loss.
@@ -525,7 +525,7 @@ class Chain:
         Args:
             batch, itemsize, autocast, lists, kernels: as
                 :meth:`Transformer.write`.
-            checkpointed: which segments: all or none, the first so many, or
+            checkpointed: which segments: all or none, the first *n*, or
                 those of these numbers.
 
         Raises:

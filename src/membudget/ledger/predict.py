@@ -51,7 +51,7 @@ def predict(
         micro_batch: samples that run at once; the last may be fewer. Of the
             full ones the first two are walked through.
         checkpointed: which blocks of a transformer, or segments of a chain,
-            are checkpointed, each by itself: all or none, the first so many
+            are checkpointed, each by itself: all or none, the first *n*
             (``membudget.schedules.every_first``), or those of these numbers.
         loss_chunks: into which a transformer's tokens are cut for the head
             and the loss (:func:`membudget.models.chunked_loss`); None for

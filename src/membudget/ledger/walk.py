@@ -213,7 +213,7 @@ class _Walk:
         self.release(self.scopes[0][id(loss)])
 
     def _find(self, tensor: PaperTensor) -> _Held | None:
-        """Its memory; None for what is there before the step."""
+        """Its memory; None for what exists before the step."""
         key = id(tensor.storage)
         for scope in reversed(self.scopes):
             if key in scope:
@@ -418,7 +418,7 @@ class _Walk:
         if number is None or self.due[key]:
             self.pending[key] = held
             return
-        if number in self.begun:  # added to what is there
+        if number in self.begun:  # added to the existing one
             self.release(held)
         self.begun.add(number)
 

@@ -360,7 +360,7 @@ def held_tensors(
 
 
 def no_large_mask(tensor: torch.Tensor, size: int) -> None:
-    """Refuse a mask of ones of so many bytes: models look whether it is one.
+    """Refuse a mask of ones of this size: models look whether it is one.
 
     Raises:
         ValueError: it is too large to keep its values.

@@ -48,7 +48,7 @@ class Fakes(TorchDispatchMode):
     integers and booleans of at most :data:`SMALL` bytes are plain tensors
     with values: an operator that takes and makes nothing else runs, any
     other goes to the fake mode. A plain tensor takes part as a fake one from
-    the moment when an operator writes into it what nobody knows. On a CPU
+    the moment when an operator writes unknown values into it. On a CPU
     the results of :data:`KERNELS` are those of the real kernels.
 
     Args:
@@ -186,7 +186,7 @@ def _filled(result: torch.Tensor, value: complex) -> torch.Tensor:
 
 
 def remember(tensor: torch.Tensor, value: complex | None) -> None:
-    """Note the number that fills a tensor's storage; None: nobody knows."""
+    """Note the number that fills a tensor's storage; None if it is unknown."""
     tensor.untyped_storage().filled_with = value
 
 
@@ -321,7 +321,7 @@ INDEXED = {
 
 
 def _in(numbers: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor at the begin of a storage for so many numbers."""
+    """The tensor at the start of a storage for this many numbers."""
     room = tensor.new_empty(numbers)
     return room.as_strided(tensor.shape, tensor.stride())
 

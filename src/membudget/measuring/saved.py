@@ -27,7 +27,7 @@ class SavedBytes:
 
     Each storage counts once, with all of its bytes and for the first who
     saved it, however many operators save it later. A tensor saved by an
-    operator is held by the graph until backward has used it, or until nobody
+    operator is held by the graph until backward has used it, or until nothing
     holds the operator's result; it stays counted. What an
     ``autograd.Function`` keeps as a plain attribute is not seen.
 

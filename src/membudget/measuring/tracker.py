@@ -587,7 +587,7 @@ class PeakTracker(TorchDispatchMode):
     def _settle(self) -> None:
         """What took the place of something is counted in its place.
 
-        It did if nobody else held that: then it is gone by now. Without the
+        It did if nothing else held that: then it is freed by now. Without the
         tracker both would never have been there.
 
         Raises:

@@ -19,7 +19,7 @@ def witness(
 ) -> int:
     """The most bytes that a step requests above what was there before it.
 
-    Nobody watches but the allocator: on a CPU its events, which PyTorch's
+    Only the allocator watches: on a CPU its events, which PyTorch's
     profiler writes down, on CUDA its counter ``requested_bytes.all.peak``.
     So the step runs as it does unwatched. Under a dispatch mode, as
     :class:`PeakTracker` is one, PyTorch takes other branches

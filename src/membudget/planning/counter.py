@@ -87,7 +87,7 @@ Counts = tuple[int, int, int]
 
 
 def added(terms: Sequence[tuple[int, Counts]]) -> Counts:
-    """Each of the counts so many times, together."""
+    """The sum of the counts, each times its factor."""
     flops, moved, operators = (
         sum(times * counts[i] for times, counts in terms) for i in range(3)
     )

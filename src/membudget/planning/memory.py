@@ -272,7 +272,7 @@ class Sharded:
     newest: int
 
     def waiting(self, made: int) -> int:
-        """Bytes of so many bytes of new gradients, while they wait."""
+        """What new gradients of this size take while they wait."""
         return made * self.waits // self.gathered
 
 
@@ -307,7 +307,7 @@ def sharded_of(
 
 
 def _predicted(job: Job, plan: Plan, batch: int):
-    """The ledger's step with so many sequences."""
+    """The ledger's step with this many sequences."""
     sharded, recipe = plan.stage != "ddp", plan.recipe
     if sharded and recipe == "master-fp32-gradients":
         recipe = "master"  # FSDP2 sums the shards

@@ -137,7 +137,7 @@ def _sharded(
 
 
 def _most(step: Step, blocks: tuple[int, int], size: int) -> int:
-    """The most that so many sequences need, with the gradients they make.
+    """The most that this many sequences need, with the gradients they make.
 
     Args:
         step: with them.
@@ -160,7 +160,7 @@ def _largest(
 
 @lru_cache(10**5)
 def _extended(step: Step, blocks: tuple[int, int], size: int) -> torch.Tensor:
-    """What a network with so many blocks needs at each moment; those at the
+    """What a network with this many blocks needs at each moment; those at the
     blocks between are left out."""
     return by_depth(lambda few: _moments(step, few, size), blocks)
 

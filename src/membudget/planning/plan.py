@@ -206,12 +206,12 @@ class Plan:
         if self.checkpointed > job.depth:
             raise ValueError(
                 f"{self.checkpointed} blocks are to be checkpointed, and the "
-                f"network has {job.depth}: use at most so many"
+                f"network has {job.depth}: use at most that many"
             )
         if self.micro_batch > share:
             raise ValueError(
                 f"micro_batch is {self.micro_batch}, and a rank has {share} "
-                f"of the {job.batch} {job.samples}: use at most so many"
+                f"of the {job.batch} {job.samples}: use at most that many"
             )
         return share
 

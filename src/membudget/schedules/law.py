@@ -19,7 +19,7 @@ DEEPEST = 100
 lists."""
 
 DIGITS = 1000
-"""Above so many units and runs at once a chain's length is only digits."""
+"""Above this many units and runs together a chain's length is only digits."""
 
 
 def longest_chain(peak: int, runs: int) -> int:
@@ -99,7 +99,7 @@ def every_first(length: int, count: int) -> list:
     """The first stages each a segment of its own, the others not.
 
     For stages whose tapes are large beside their outputs, as the blocks of a
-    transformer, that is the best choice of so many stages to run again: what
+    transformer, that is the best choice of that many stages to run again: what
     is recomputed last is recomputed when all other tapes are gone.
 
     Args:

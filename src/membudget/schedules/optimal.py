@@ -49,7 +49,7 @@ def frontier(chain: Stages | int) -> list[FrontierPoint]:
 
     Args:
         chain: the stages, as :func:`membudget.checkpointing.simulate` takes
-            them; a number stands for so many ``Stage()``.
+            them; a number stands for that many ``Stage()``.
 
     Returns:
         Points from the least peak, which takes the longest, to the least
@@ -154,8 +154,8 @@ class _Frontier(NamedTuple):
 
 
 _FREE, _AWHILE, _HELD = range(3)
-"""Who else holds a part's input: nobody; a checkpoint, until all tapes of
-this level are there; somebody for as long as the part needs it."""
+"""What else holds a part's input: nothing; a checkpoint, until all tapes of
+this level exist; something for as long as the part needs it."""
 
 
 class _Part(NamedTuple):
@@ -164,7 +164,7 @@ class _Part(NamedTuple):
     Attributes:
         start, end: the stages.
         again: whether they are recomputed.
-        held: who else holds their input.
+        held: what else holds their input.
         owed: bytes of the segment's own checkpoint where that is alive until
             all tapes of the level are there, and no tape takes it over.
     """

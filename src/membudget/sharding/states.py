@@ -103,7 +103,7 @@ def zero_traffic(
         parameters: Ψ.
         stage: one of :data:`STAGES`.
         recipe: says how many bytes a parameter and a gradient have.
-        ranks: N; by default so many that (N − 1)/N is 1.
+        ranks: N; by default so large that (N − 1)/N is 1.
         gathered: bytes of a parameter that ZeRO-3 gathers to compute with,
             ``param_dtype`` of ``MixedPrecisionPolicy``; by default as it is
             kept. New parameters, which stay, are sent as they are kept.

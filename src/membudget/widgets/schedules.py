@@ -58,7 +58,7 @@ Points = tuple[tuple[int, int], ...]
 
 class Medal(NamedTuple):
     """It is won with at most this peak, this time of what runs again and, if
-    that is not None, so many runs of any stage."""
+    that is not None, that many runs of any stage."""
 
     name: str
     peak: int
