@@ -342,7 +342,7 @@ check_largest_batch = Exercise(
         """,
     shown=(
         "Each moment allows its own number of samples, and the smallest "
-        "numbers is the answer. GPT-2's shape fits 91 sequences of 128 "
+        "is the answer. GPT-2's shape fits 91 sequences of 128 "
         "tokens into 16 billion bytes."
     ),
     tolerance=EXACT,
