@@ -19,7 +19,6 @@ from membudget.experiments import machine, record
 from membudget.experiments.progress import Progress
 from membudget.experiments.record import Experiment, Record
 from membudget.measuring.device import resolve_device
-from membudget.measuring.out_of_memory import is_out_of_memory
 
 
 class Result(NamedTuple):
@@ -169,6 +168,15 @@ def _attempt(work: Callable, *args: Any) -> tuple[Any, str, str]:
             traceback.print_exc()
         traceback.clear_frames(error.__traceback__)
         return None, "out of memory" if out else "failed", _describe(error)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was short, on a device or on the CPU."""
+    signs = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(sign in str(error) for sign in signs)
+    )
 
 
 def _describe(error: Exception) -> str:
