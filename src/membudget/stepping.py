@@ -1,97 +1,14 @@
-"""What the training loops of several rooms share: how a step ends."""
+"""What the training loops of several rooms share."""
 
-from math import inf, isfinite
+from math import isfinite
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from membudget.checks import (
-    instance,
-    number,
-    plain_step,
     scalar_loss,
-    stepper,
 )
-
-
-class Stepping:
-    """An optimizer with the loss scale and the clipping of its steps.
-
-    Args:
-        optimizer: its ``step`` needs no closure.
-        scaler: a ``torch.amp.GradScaler``, for fp16; one that is switched
-            off counts as none.
-        max_norm: clip the gradient to this norm.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an optimizer without parameters or that needs a closure,
-            or a ``max_norm`` that is not above zero.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler | None = None,
-        max_norm: float | None = None,
-    ) -> None:
-        self.optimizer = stepper(optimizer)
-        if scaler is not None:
-            kind = torch.amp.GradScaler
-            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
-        if not self.parameters():
-            raise ValueError(
-                "the optimizer has no parameters: "
-                "give it those of the model that are to be trained"
-            )
-        plain_step(optimizer)
-        if max_norm is not None:
-            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
-        self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self.max_norm = max_norm
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer trains."""
-        return parameters_of(self.optimizer)
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return self.scaler.scale(loss) if self.scaler else loss
-
-    def _with_gradients(self) -> list[nn.Parameter]:
-        """Those of the parameters that have a gradient."""
-        found = [p for p in self.parameters() if p.grad is not None]
-        if not found:
-            raise RuntimeError(
-                "no parameter of the optimizer has a gradient: give the "
-                "optimizer the parameters of the model that made the loss"
-            )
-        return found
-
-    def _unscale(self) -> None:
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-
-    def _norm(self) -> torch.Tensor:
-        """Of the gradient; of the whole one, where it is sharded."""
-        numbers = [_values(p.grad) for p in self._with_gradients()]
-        return full(nn.utils.get_total_norm(numbers))
-
-    def _clip(self, norm: torch.Tensor) -> None:
-        if norm.item() > (self.max_norm or inf):
-            nn.utils.clip_grads_with_norm_(
-                self.parameters(), self.max_norm, norm
-            )
-
-    def _step(self) -> bool:
-        """Take the optimizer's step; False where an overflow forbids it."""
-        if not self.scaler:
-            self.optimizer.step()
-            return True
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= before > 0
 
 
 def backward(loss: torch.Tensor, parameters: list[nn.Parameter]) -> None:
@@ -146,8 +63,3 @@ def finite_loss(loss: torch.Tensor) -> float:
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """The value that all ranks share, where a tensor is sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers in a gradient, which may be a sparse tensor."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from math import ceil, isfinite, log2
+from math import ceil, inf, isfinite, log2
 from typing import TypeVar
 
 import torch
@@ -14,8 +14,15 @@ from torch import nn
 from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot
-from membudget.checks import instance, module, one_of
-from membudget.stepping import Stepping, backward, finite_loss, full
+from membudget.checks import (
+    instance,
+    module,
+    number,
+    one_of,
+    plain_step,
+    stepper,
+)
+from membudget.stepping import backward, finite_loss, full, parameters_of
 
 Item = TypeVar("Item")
 
@@ -41,7 +48,7 @@ class Report:
     stepped: bool
 
 
-class Accumulator(Stepping):
+class Accumulator:
     """Take optimizer steps with the gradient of several micro-batches.
 
     The gradient is Σ_k (n_k / N) ∇L_k with n_k the count of micro-batch k and
@@ -88,7 +95,20 @@ class Accumulator(Stepping):
         process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         module(model)
-        super().__init__(optimizer, scaler, max_norm)
+        self.optimizer = stepper(optimizer)
+        if scaler is not None:
+            kind = torch.amp.GradScaler
+            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
+        if not self.parameters():
+            raise ValueError(
+                "the optimizer has no parameters: "
+                "give it those of the model that are to be trained"
+            )
+        plain_step(optimizer)
+        if max_norm is not None:
+            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
+        self.scaler = scaler if scaler and scaler.is_enabled() else None
+        self.max_norm = max_norm
         if process_group is not None:
             kind = dist.ProcessGroup
             use = "a group of torch.distributed or None"
@@ -120,6 +140,48 @@ class Accumulator(Stepping):
             total = check_count(total, "total", "in the window")
         return Window(self, total)
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer trains."""
+        return parameters_of(self.optimizer)
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def _with_gradients(self) -> list[nn.Parameter]:
+        """Those of the parameters that have a gradient."""
+        found = [p for p in self.parameters() if p.grad is not None]
+        if not found:
+            raise RuntimeError(
+                "no parameter of the optimizer has a gradient: give the "
+                "optimizer the parameters of the model that made the loss"
+            )
+        return found
+
+    def _unscale(self) -> None:
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+
+    def _norm(self) -> torch.Tensor:
+        """Of the gradient; of the whole one, where it is sharded."""
+        numbers = [_values(p.grad) for p in self._with_gradients()]
+        return full(nn.utils.get_total_norm(numbers))
+
+    def _clip(self, norm: torch.Tensor) -> None:
+        if norm.item() > (self.max_norm or inf):
+            nn.utils.clip_grads_with_norm_(
+                self.parameters(), self.max_norm, norm
+            )
+
+    def _step(self) -> bool:
+        """Take the optimizer's step; False where an overflow forbids it."""
+        if not self.scaler:
+            self.optimizer.step()
+            return True
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before > 0
+
     def _over_ranks(self, value: float, op: "dist.ReduceOp") -> float:
         if not self.distributed:
             return value
@@ -127,6 +189,11 @@ class Accumulator(Stepping):
         tensor = torch.tensor(float(value), dtype=torch.float64, device=device)
         dist.all_reduce(tensor, op, group=self.process_group)
         return tensor.item()
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers in a gradient, which may be a sparse tensor."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _undone_on_error(method):
