@@ -1,4 +1,4 @@
-"""The exercise on planning of the lab: the loop that a plan stands for."""
+"""The exercise on planning of the lab: the loop behind a plan."""
 
 import torch
 import torch.nn.functional as F
