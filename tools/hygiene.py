@@ -54,6 +54,10 @@ def of_notebook(notebook, path, root):
         yield "the kernel's name is not python3"
     if "widgets" in metadata:
         yield "holds metadata.widgets; run `make notebooks`"
+    texts = [c for c in notebook.cells if c.cell_type == "markdown"]
+    for cell in texts:
+        if re.search(r"</details>[^\n]", cell.source):
+            yield f"cell {cell.id}: what follows </details> needs a new line"
     first = notebook.cells[0]
     if first.cell_type != "markdown" or not first.source.startswith("# "):
         yield "the first cell is not a title"
