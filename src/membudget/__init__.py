@@ -1,4 +1,9 @@
-"""The package behind *The Memory Budget*: one room per subject."""
+"""The package behind *The Memory Budget*: one room per subject.
+
+Every public function and class refuses a wrong argument with a TypeError or
+ValueError that says what was wrong and what is allowed. Docstrings name the
+errors that come besides.
+"""
 
 __version__ = "0.2.0"
 TORCH = "2.11", "2.15"
