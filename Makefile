@@ -82,7 +82,7 @@ notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)
 
 measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
-	$(PY) -m membudget.experiments run --size $(SIZE) --out $(OUT)
+	$(PY) -m membudget_experiments run --size $(SIZE) --out $(OUT)
 
 peers: $(VENV)/home  ## run other memory calculators (downloads them)
 	$(PY) tools/peers.py
@@ -130,7 +130,9 @@ $(VENV)/book.stamp: book/requirements.txt constraints.txt $(VENV)/home
 	$(PIP) -r book/requirements.txt
 	@touch $@
 
-$(VENV)/test.stamp: requirements.txt pyproject.toml $(VENV)/book.stamp
+$(VENV)/test.stamp: requirements.txt pyproject.toml \
+  experiments/pyproject.toml $(VENV)/book.stamp
 	$(PIP) -r requirements.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
+	$(PIP) --no-deps --no-build-isolation --editable . \
+	  --editable experiments
 	@touch $@

@@ -59,7 +59,8 @@ def environment(folder, wanted):
 
 def run(*command):
     """Run it in the clone, with the package from there; end if it fails."""
-    setting = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "experiments")])
+    setting = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | setting)
     if done.returncode:
         sys.exit(done.returncode)

@@ -30,10 +30,12 @@ PACKAGED = (
     "LICENSE",
     "LICENSE-TEXT",
     "README.md",
+    "experiments",
     "labs/fsdp_train.py",
     "pyproject.toml",
+    "src/membudget",
 )
-"""What the wheel is made of, beside `src`."""
+"""What the wheels are made of."""
 
 README = """\
 # The Memory Budget: its notebooks
@@ -47,10 +49,14 @@ notebook installs the course's package.
 
 
 def copy(names, out):
-    """Copy files to where they are in the project."""
+    """Copy files and folders to where they are in the project."""
+    built = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, out / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, out / name, ignore=built)
+        else:
+            shutil.copyfile(ROOT / name, out / name)
 
 
 def branch(out):
@@ -79,8 +85,8 @@ def branch(out):
     (out / "README.md").write_text(readme, "utf-8")
 
 
-def wheel(out):
-    """Build the package's wheel into a folder, without a network.
+def wheels(out):
+    """Build the wheels of package and experiments, without a network.
 
     The same sources and setuptools give the same bytes. Sources are copied
     first: setuptools leaves beside them what it builds, and packs it again.
@@ -91,25 +97,21 @@ def wheel(out):
     with TemporaryDirectory() as folder:
         sources = Path(folder)
         copy(PACKAGED, sources)
-        shutil.copytree(
-            ROOT / "src/membudget",
-            sources / "src/membudget",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
         for path in sources.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         build = "import sys; from setuptools import build_meta\n"
         build += "build_meta.build_wheel(sys.argv[1])"
-        done = subprocess.run(
-            [sys.executable, "-c", build, Path(out).resolve()],
-            cwd=sources,
-            env={**os.environ, "SOURCE_DATE_EPOCH": "1000000000"},
-            umask=0o022,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode:
-        raise RuntimeError(f"The wheel cannot be built: {done.stderr}")
+        for project in (sources, sources / "experiments"):
+            done = subprocess.run(
+                [sys.executable, "-c", build, Path(out).resolve()],
+                cwd=project,
+                env={**os.environ, "SOURCE_DATE_EPOCH": "1000000000"},
+                umask=0o022,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                raise RuntimeError(f"No wheel can be built: {done.stderr}")
 
 
 def main():

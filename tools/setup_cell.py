@@ -2,7 +2,8 @@
 
 The sources have the short one, for the package is there. What is published
 gets the long one, which fetches the package where there is only the notebook,
-as on Colab. Nothing but the package: Colab keeps its own PyTorch.
+as on Colab, and the experiments for a notebook that runs some. Nothing else:
+Colab keeps its own PyTorch.
 """
 
 import re
@@ -16,9 +17,9 @@ membudget.setup()"""
 
 LONG = """\
 try:
-    import membudget
+    import {modules}
 except ModuleNotFoundError:
-    %pip install --quiet --no-deps {requirement}
+    %pip install --quiet --no-deps {requirements}
     import membudget
 
 membudget.setup()"""
@@ -34,8 +35,10 @@ def first_code_cell(notebook):
     return code[0] if code and "membudget.setup()" in code[0].source else None
 
 
-def long(requirement):
+def long(requirement, experiments=False):
     """The cell that installs what pip calls by this name.
+
+    experiments: whether the notebook runs some.
 
     Raises:
         ValueError: the requirement is no plain address.
@@ -45,7 +48,28 @@ def long(requirement):
             f"{requirement!r} is nothing that a notebook may install: give "
             "git+https://… or https://…, of letters, digits and _ . / : % -"
         )
-    return LONG.format(requirement=requirement)
+    if not experiments:
+        return LONG.format(modules="membudget", requirements=requirement)
+    return LONG.format(
+        modules="membudget, membudget_experiments",
+        requirements=f"{requirement} {of_experiments(requirement)}",
+    )
+
+
+def of_experiments(requirement):
+    """What pip calls the experiments: a part of the repository, or a wheel."""
+    if requirement.startswith("git+"):
+        return f"{requirement}#subdirectory=experiments"
+    return requirement.replace("/membudget-", "/membudget_experiments-")
+
+
+def imports_experiments(notebook):
+    """Whether a cell of a notebook does."""
+    return any(
+        cell.cell_type == "code"
+        and "from membudget_experiments" in cell.source
+        for cell in notebook.cells
+    )
 
 
 def fill(text, requirement):
@@ -62,5 +86,5 @@ def fill(text, requirement):
             "The notebook's first code cell is not the set-up cell: begin "
             f"with\n\n{SHORT}"
         )
-    cell.source = long(requirement)
+    cell.source = long(requirement, imports_experiments(notebook))
     return nbformat.writes(notebook).rstrip() + "\n"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from project import ROOT, notebooks
 
 PACKAGE = ROOT / "src/membudget"
+BESIDE = ("experiments", "labs", "tools")
 
 KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
@@ -22,16 +23,19 @@ KEPT = {
     "accumulation.Controller(tolerance)": "the rule of 3c has it",
     "accumulation.Controller(shrink)": "the rule of 3c has it",
     "accumulation.Controller(grow)": "the rule of 3c has it",
-    "experiments.best(folder)": "a reader's own records",
+    "records.best(folder)": "a reader's own records",
     "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
     "measuring.time_calls(synchronise)": "one experiment switches it off",
     "planning.calibrate(plans)": "plans that a reader has timed",
+    "sharding.Ranks(deadline)": "how long a reader's own ranks may take",
+    "sharding.Ranks(show)": "None keeps the ranks silent",
     "sharding.first_rank(rank)": "handed over as Ranks' default `show`",
     "sharding.first_rank(line)": "handed over as Ranks' default `show`",
     "sharding.fsdp_traffic(accumulation_steps)": "the oracle of a plan",
     "sharding.fsdp_traffic(synchronise_last)": "the oracle of a plan",
+    "sharding.joined(backend)": "NCCL on GPUs",
     "sharding.rank_moments(synchronise)": "the oracle of a plan",
     "sharding.rank_moments(waiting)": "the oracle of a plan",
     "sharding.save_checkpoint(keep)": "how many saves stay",
@@ -44,7 +48,7 @@ KEPT = {
 
 def sources() -> Iterator[str]:
     """The Python of all that may use the package, but tests."""
-    for folder in (PACKAGE, ROOT / "tools", ROOT / "labs"):
+    for folder in (PACKAGE, *map(ROOT.joinpath, BESIDE)):
         for path in folder.rglob("*.py"):
             yield path.read_text("utf-8")
     for path in notebooks():

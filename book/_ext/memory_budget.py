@@ -45,7 +45,7 @@ import setup_cell  # noqa: E402
 import words  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
-EXPERIMENTS = ROOT / "src/membudget/experiments"
+RECORDS = ROOT / "src/membudget/records"
 OWN = "ext", "static", "templates"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
@@ -245,7 +245,7 @@ def publish_package(app, exception):
     for wheel in out.glob("*.whl"):  # of another version
         wheel.unlink()
     if app.config.memory_budget_site:
-        publish.wheel(out)
+        publish.wheels(out)
 
 
 # Nothing is drawn before the widgets are live: else what follows one jumps.
@@ -415,8 +415,7 @@ def pages_digest():
 
 def records_digest():
     """A hash of the records and of the experiments."""
-    records = EXPERIMENTS.glob("records/*.json")
-    return digest(*EXPERIMENTS.glob("*.py"), *records)
+    return digest(*RECORDS.glob("*.py"), *RECORDS.rglob("*.json"))
 
 
 def set_up_digest():
@@ -425,7 +424,7 @@ def set_up_digest():
 
 
 BUNDLE = load(WIDGETS / "bundle.py")
-RECORD = load(EXPERIMENTS / "record.py")
+RECORD = load(RECORDS / "record.py")
 
 
 def setup(app):

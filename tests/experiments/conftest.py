@@ -1,5 +1,6 @@
 """Settings of these tests, and experiments planted in place of the real."""
 
+import importlib.util
 import sys
 import weakref
 from pathlib import Path
@@ -7,15 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from membudget_experiments import definition
 
-import membudget.experiments
-from membudget.experiments import record as records
 from membudget.measuring import PeakTracker
+from membudget.records import record as records
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 # The helpers of this folder; other processes import them, too.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "records"))
 
 torch.set_num_threads(1)
 
@@ -24,28 +26,26 @@ torch.set_num_threads(1)
 def planted(tmp_path, monkeypatch):
     """Plant experiments; gives a function from bodies to their module.
 
-    The package then has these experiments alone.
+    The commands then know these experiments alone.
     """
     from experiments_helpers import plant
 
-    folder = tmp_path / "experiments"
-    monkeypatch.setattr(records, "HERE", folder)
-    monkeypatch.setattr(
-        membudget.experiments,
-        "__path__",
-        [*membudget.experiments.__path__, str(folder)],
-    )
-    name = "membudget.experiments.planted"
-    monkeypatch.setitem(sys.modules, name, None)
-
     def make(**bodies):
-        del sys.modules[name]
-        records.catalogue.cache_clear()
-        plant(folder, **bodies)
-        return __import__(name, fromlist=["planted"])
+        path = plant(tmp_path / "planted", **bodies)
+        spec = importlib.util.spec_from_file_location("planted", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found = {name: getattr(module, name) for name in sorted(bodies)}
+        monkeypatch.setattr(definition, "definitions", lambda: found)
+        monkeypatch.setattr(definition, "of", lambda known: found[known.name])
+        monkeypatch.setattr(
+            records,
+            "catalogue",
+            lambda: {name: f.experiment for name, f in found.items()},
+        )
+        return module
 
-    yield make
-    records.catalogue.cache_clear()
+    return make
 
 
 WORKSPACE, ROUNDING = 1000, 7

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
-from experiments_helpers import SIMPLE, good, place, read
+from experiments_helpers import SIMPLE, read
+from membudget_experiments import __main__ as cli
+from membudget_experiments import machine, runner
+from records_helpers import good, place
 
-from membudget.experiments import __main__ as cli
-from membudget.experiments import machine
-from membudget.experiments import record as records
+from membudget.records import record as records
 
 
 def refused(capsys, *arguments):
@@ -44,13 +46,13 @@ def test_check_and_list_need_no_torch():
     code = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
-        "from membudget.experiments import best\n"
-        "from membudget.experiments.__main__ import main\n"
+        "from membudget.records import best\n"
+        "from membudget_experiments.__main__ import main\n"
         "best('micro_batch')\n"
         "assert main(['list']) == 0\n"
         "import runpy\n"
         "sys.argv[1:] = ['check']\n"
-        "runpy.run_module('membudget.experiments', run_name='__main__')\n"
+        "runpy.run_module('membudget_experiments', run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True
@@ -59,17 +61,16 @@ def test_check_and_list_need_no_torch():
 
 
 def test_check_names_every_bad_record(tmp_path, capsys):
-    records.write(good(), tmp_path)
-    place(tmp_path, good(size="huge", commit="x"), "a.json")  # two faults
-    place(tmp_path, [], "b.json")
+    place(tmp_path, good())
+    place(tmp_path, good(size="huge", commit="x"))  # two faults
+    place(tmp_path, [], "a.json")
     (tmp_path / ".half.tmp").write_text("{")
     (tmp_path / "README.md").write_text("x")
     assert cli.main(["check", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "a.json",
-        "a.json",
-        "b.json",
+        *[path.name for path in tmp_path.glob("*.huge.*")] * 2,
         "3 records, 2 of them bad",
     ]
 
@@ -92,7 +93,7 @@ def test_an_unknown_experiment(tmp_path, capsys):
         capsys, "run", "micro_batch", "x", "--size", "tiny", "--out", out
     )
     assert last == (
-        "membudget.experiments: no experiment is named 'x': use one of "
+        "membudget_experiments: no experiment is named 'x': use one of "
         f"{', '.join(records.catalogue())}"
     )
     assert not out.exists()
@@ -128,8 +129,8 @@ def test_a_device_that_is_not_there(tmp_path, capsys):
 def test_a_size_that_needs_a_gpu_or_none(
     tmp_path, capsys, planted, monkeypatch
 ):
-    planted(a=SIMPLE, b=SIMPLE)
-    monkeypatch.setattr(records, "NEED_NO_GPU", ("a",))
+    module = planted(a=SIMPLE, b=SIMPLE)
+    module.a.experiment = replace(module.a.experiment, gpu=False)
     for size in records.NEED_A_GPU:
         given = ("--size", size, "--device", "cpu", "--out", str(tmp_path))
         assert cli.main(["run", "a", *given]) == 0
@@ -221,7 +222,7 @@ def test_the_profiler_is_told_to_be_silent(
 
 def test_a_disk_that_is_full(planted, tmp_path, capsys, monkeypatch):
     planted(a=SIMPLE, b=SIMPLE)
-    write, calls = records.write, []
+    write, calls = runner.write, []
 
     def full(record, folder):
         calls.append(record)
@@ -229,7 +230,7 @@ def test_a_disk_that_is_full(planted, tmp_path, capsys, monkeypatch):
             raise OSError(28, "No space left on device")
         return write(record, folder)
 
-    monkeypatch.setattr(records, "write", full)
+    monkeypatch.setattr(runner, "write", full)
     code, lines, err = run(capsys, tmp_path / "out")
     assert code == 2
     assert "No space left on device" in err.splitlines()[-1]
@@ -254,16 +255,16 @@ import sys
 for name in ("numpy", "psutil", "matplotlib", "sklearn", "tqdm", "IPython",
              "ipywidgets", "anywidget", "traitlets"):
     sys.modules[name] = None
-from membudget.experiments import accumulation, checkpointing
-from membudget.experiments import ledger, measuring
-from membudget.experiments.__main__ import main
+from membudget_experiments import accumulation, checkpointing
+from membudget_experiments import ledger
+from membudget_experiments.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
 def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
-    start = time.strftime(records.UTC_FORMAT, time.gmtime())
-    given = ("run", "synchronisation", "--size", "tiny", "--device", "cpu")
+    start = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    given = ("run", "micro_batch", "--size", "tiny", "--device", "cpu")
     done = subprocess.run(
         [sys.executable, "-c", NOTHING_BUT_TORCH, *given, "--out", tmp_path],
         capture_output=True,
@@ -278,7 +279,7 @@ def test_a_real_run_where_there_is_nothing_but_torch(tmp_path):
     assert records.is_current(record)
     assert start <= record["prediction"]["utc"] <= record["utc"]
     assert done.stdout.splitlines()[-1].split()[:4] == [
-        *("synchronisation", "tiny", "measured", "4")
+        *("micro_batch", "tiny", "measured", "7")
     ]
-    assert "synchronisation tiny  4/4\n" in done.stderr
+    assert "micro_batch tiny  7/7\n" in done.stderr
     assert cli.main(["check", str(tmp_path)]) == 0

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from experiments_helpers import WITHIN_OPERATORS, ran
+from membudget_experiments import workload
+from membudget_experiments.accumulation import micro_batch
+from membudget_experiments.workload import META, FusedAttention, Workload
 
-from membudget.experiments import measuring, workload
-from membudget.experiments.accumulation import micro_batch
-from membudget.experiments.measuring import allocator, synchronisation
-from membudget.experiments.workload import META, FusedAttention, Workload
 from membudget.measuring import PeakTracker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -35,48 +34,12 @@ def test_micro_batch_predicts_its_peak(model, shape):
         assert sample["workspace"] is None
 
 
-@SHAPES
-def test_allocator_predicts_what_is_requested(model, shape):
-    given = dict(model=model, shape=shape, batches=[1, 16], steps=2)
-    found = ran(allocator, CPU, **given, warm_up=0, repeats=1)
-    for row, sample in zip(*found, strict=True):
-        more = sample["requested"] - row["requested"]
-        assert 0 <= more <= WITHIN_OPERATORS
-        assert row["requested"] < row["allocated"] < row["reserved"]
-        assert row["allocated"] % 512 == row["reserved"] % (2 << 20) == 0
-
-
-@pytest.mark.parametrize(("device", "queued"), [(CPU, 8), (CUDA, 1)])
-def test_synchronisation_waits_in_one_of_the_two(monkeypatch, device, queued):
-    def seconds(call, device, warm_up, repeats, synchronise):
-        assert call().shape == (8, 8)
-        return [float(synchronise), warm_up, repeats]
-
-    monkeypatch.setattr(measuring, "seconds", seconds)
-    steps = synchronisation(device, sides=[8], warm_up=3, repeats=5)
-    assert next(steps) == {
-        "growth_per_doubling": {"synchronised": 8, "unsynchronised": queued},
-        "flops": [{"side": 8, "flops": 1024}],
-    }
-    if device == CPU:
-        sample = next(steps)
-        assert sample.keys() == synchronisation.units.keys()
-        assert sample == {
-            "side": 8,
-            "synchronised": [1.0, 3, 5],
-            "unsynchronised": [0.0, 3, 5],
-        }
-
-
-@pytest.mark.parametrize("experiment", [micro_batch, allocator])
-def test_predictions_for_a_gpu_need_none(experiment):
-    given = experiment.sizes["large"]
-    values = given[experiment.over][:: len(given[experiment.over]) - 1]
+def test_predictions_for_a_gpu_need_none():
+    given = micro_batch.experiment.sizes["large"]
     shape = {**given["shape"], "depth": 1}
-    given = {**given, "shape": shape, experiment.over: values}
-    rows = next(experiment(CUDA, **given))["peak"]
-    first, last = (row.get("bytes", row.get("requested")) for row in rows)
-    assert 10**8 < first < last
+    given = {**given, "shape": shape, "micro_batches": [1, 64]}
+    first, last = next(micro_batch(CUDA, **given))["peak"]
+    assert 10**8 < first["bytes"] < last["bytes"]
 
 
 # The workload --------------------------------------------------------------

@@ -6,16 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from experiments_helpers import good, ran
-
-from membudget.experiments import ledger as subject
-from membudget.experiments.ledger import (
+from experiments_helpers import ran
+from membudget_experiments import ledger as subject
+from membudget_experiments.ledger import (
     METHODS,
     Case,
     step_peaks,
-    summary,
     train,
 )
+
 from membudget.ledger import predict
 from membudget.measuring import PeakTracker
 
@@ -187,7 +186,7 @@ def test_what_was_there_before_is_not_the_models(play_gpu):
     ],
 )
 def test_the_runs_of_a_size(size, half, least, most):
-    given = step_peaks.sizes[size]
+    given = step_peaks.experiment.sizes[size]
     assert given["half"] == half
     for name in given["networks"]:
         assert {run[1] for run in given["runs"] if run[0] == name} == set(
@@ -208,67 +207,3 @@ def test_the_runs_of_a_size(size, half, least, most):
             foreach=True,
         ).peak
         assert least <= peak <= most
-
-
-# Reading the record --------------------------------------------------------
-
-
-def record(*rows, experiment="step_peaks"):
-    """From network, batch, ledger, dry run, requested, allocated."""
-    samples, peaks = [], []
-    for network, batch, ledger, dry, requested, allocated in rows:
-        names = {"network": network, "method": "plain", "batch": batch}
-        peaks.append({**names, "ledger": ledger, "dry_run": dry})
-        samples.append(
-            {**names, "requested": requested, "allocated": allocated}
-        )
-    values = {"utc": "2026-03-01T10:00:00Z", "values": {"peak": peaks}}
-    return good(experiment=experiment, prediction=values, samples=samples)
-
-
-ROWS = (
-    ("mlp", 1, 101, 100, 100, 125),
-    ("mlp", 2, 190, 200, 200, 200),
-    ("gpt", 1, 400, 400, None, None),
-    ("gpt", 2, 408, 400, 400, 500),
-)
-
-
-def test_a_summary_has_signed_errors():
-    found = summary(record(*ROWS))
-    assert [tuple(row) for row in found.rows] == [
-        ("mlp", "plain", 1, 101, 100, pytest.approx(1)),
-        ("mlp", "plain", 2, 190, 200, pytest.approx(-5)),
-        ("gpt", "plain", 2, 408, 400, pytest.approx(2)),
-    ]
-    assert found.worst is found.rows[1]
-    assert found.median == pytest.approx(2)
-    assert found.unmeasured == 1
-
-
-def test_a_summary_of_the_other_prediction_and_measurement():
-    found = summary(record(*ROWS), "dry_run")
-    assert [row.error for row in found.rows] == [0, 0, 0]
-    found = summary(record(*ROWS), "dry_run", "allocated")
-    assert [row.error for row in found.rows] == [-20, 0, -20]
-    assert (found.worst.measured, found.median) == (125, 20)
-
-
-def test_predictions_are_found_by_their_names():
-    shuffled = record(*ROWS)
-    shuffled["samples"] = shuffled["samples"][::-3]  # and it ended early
-    found = summary(shuffled)
-    assert [row.predicted for row in found.rows] == [408, 101]
-
-
-def test_what_is_no_summary():
-    nothing = record(*[(*row[:5], None) for row in ROWS])
-    other = record(*ROWS, experiment="allocator")
-    for given, options, words in (
-        (other, {}, "is of allocator: use one of step_peaks"),
-        (nothing, {"by": "guess"}, "'guess': use one of ledger, dry_run"),
-        (nothing, {"of": "reserved"}, "'reserved': use one of requested, al"),
-        (nothing, {"of": "allocated"}, "no run has allocated bytes: use a"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            summary(given, **options)

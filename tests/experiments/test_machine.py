@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from membudget_experiments import machine
+from membudget_experiments.checking import SCHEMA
 
-from membudget.experiments import machine
-from membudget.experiments import record as records
-
+FIELDS = json.loads(SCHEMA.read_text("utf-8"))["properties"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -31,13 +31,14 @@ def git(folder, *command):
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The folder of the experiments, in a repository of its own."""
-    here = tmp_path / "clone/src/membudget/experiments"
-    (here / "records").mkdir(parents=True)
+    here = tmp_path / "clone/experiments/membudget_experiments"
+    here.mkdir(parents=True)
+    room = tmp_path / "clone" / machine.RECORDS_IN_SOURCES
+    room.mkdir(parents=True)
     monkeypatch.setattr(machine, "HERE", here)
-    monkeypatch.setattr(machine, "RECORDS", here / "records")
     monkeypatch.delenv(machine.COMMIT, raising=False)
-    (here / "record.py").write_text("x = 1\n")
-    (here.parent / "models.py").write_text("x = 1\n")
+    (here / "machine.py").write_text("x = 1\n")
+    (room.parent / "record.py").write_text("x = 1\n")
     git(tmp_path, "init", "-q", "clone")
     return here
 
@@ -51,14 +52,20 @@ def commit_all(package):
 def test_a_clean_tree_and_what_is_no_change(package):
     head = commit_all(package)
     assert machine.commit() == (head, True)
-    (package / "records/x.json").write_text("{}")
-    (package.parents[2] / "notes.txt").write_text("x")
+    (package.parents[1] / machine.RECORDS_IN_SOURCES / "x.json").write_text(
+        "{}"
+    )
+    (package.parents[1] / "notes.txt").write_text("x")
     assert machine.commit() == (head, True)
 
 
 @pytest.mark.parametrize(
     ("file", "staged"),
-    [("record.py", False), ("../models.py", False), ("new.py", True)],
+    [
+        ("machine.py", False),
+        ("../../src/membudget/records/record.py", False),
+        ("new.py", True),
+    ],
 )
 def test_a_changed_tree(package, file, staged):
     head = commit_all(package)
@@ -70,9 +77,9 @@ def test_a_changed_tree(package, file, staged):
 
 def test_a_repository_that_does_not_hold_the_package(package):
     assert machine.commit() == (None, None)  # nothing was committed
-    (package / "record.py").rename(package / "other.py")
+    (package / "machine.py").rename(package / "other.py")
     commit_all(package)
-    (package / "other.py").rename(package / "record.py")
+    (package / "other.py").rename(package / "machine.py")
     assert machine.commit() == (None, None)
 
 
@@ -80,7 +87,7 @@ def test_the_commit_is_stated_where_there_is_no_git(package, monkeypatch):
     head = commit_all(package)
     monkeypatch.setenv(machine.COMMIT, COMMIT)
     assert machine.commit() == (head, True)  # git knows better
-    shutil.rmtree(package.parents[2] / ".git")
+    shutil.rmtree(package.parents[1] / ".git")
     assert machine.commit() == (COMMIT, None)
     monkeypatch.setenv("PATH", "")
     assert machine.commit() == (COMMIT, None)
@@ -104,7 +111,9 @@ def test_the_commit_of_a_package_that_pip_took_from_a_repository(
 ):
     text = None if noted is None else json.dumps(noted)
     found = SimpleNamespace(read_text={"direct_url.json": text}.get)
-    monkeypatch.setattr(machine, "distribution", {"membudget": found}.get)
+    monkeypatch.setattr(
+        machine, "distribution", {"membudget-experiments": found}.get
+    )
     assert machine.commit() == (commit, None)
 
 
@@ -127,7 +136,7 @@ def test_a_stated_commit_that_is_none(package, monkeypatch, stated):
 
 def test_a_cpu():
     device = machine.describe_device(torch.device("cpu"))
-    assert set(device) == set(records._FIELDS["device"])
+    assert set(device) == set(FIELDS["device"]["properties"])
     assert device["kind"] == "cpu"
     assert device["memory"] > 1 << 28
     assert device["threads"] == torch.get_num_threads()
@@ -179,7 +188,7 @@ def test_software(monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     software = machine.describe_software()
-    assert set(software) == set(records._FIELDS["software"])
+    assert set(software) == set(FIELDS["software"]["properties"])
     assert software["torch"] == torch.__version__
     assert software["matmul_precision"] == "highest"
     assert software["allocator_settings"] is None

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from experiments_helpers import ran
+from membudget_experiments import planning
 
 from membudget.cards import CARDS
-from membudget.experiments import planning
 from membudget.ledger import Transformer, predict
 from membudget.planning import Job, Plan, WorkCounter, work
 
@@ -42,7 +42,7 @@ def test_no_question_about_the_batch_runs_out_of_memory(monkeypatch):
     memory = pytest.importorskip("accelerate.utils.memory")
     pytest.importorskip("transformers")
     monkeypatch.setattr(memory, "clear_device_cache", lambda **_: None)
-    given = planning.batch_questions.sizes["tiny"]
+    given = planning.batch_questions.experiment.sizes["tiny"]
     rows, samples = ran(planning.batch_questions, CPU, **given)
     for row, found in zip(rows, samples, strict=True):
         assert found["out_of_memory"] == 0
@@ -54,7 +54,7 @@ def test_no_question_about_the_batch_runs_out_of_memory(monkeypatch):
     ("size", "card"), [("t4", "T4"), ("large", "H100 80 GB")]
 )
 def test_a_gpu_has_room_for_the_largest_plan(size, card):
-    given = planning.plan_times.sizes[size]
+    given = planning.plan_times.experiment.sizes[size]
     micro, checkpointed, chunks = given["runs"][0]
     assert (checkpointed, chunks) == (0, 0)
     peak = predict(

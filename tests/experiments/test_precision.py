@@ -7,21 +7,19 @@ from math import log
 import pytest
 import torch
 import torch.nn.functional as F
-from experiments_helpers import good, ran
-
-from membudget import models
-from membudget.experiments import precision as subject
-from membudget.experiments.precision import (
+from experiments_helpers import ran
+from membudget_experiments import precision as subject
+from membudget_experiments.precision import (
     SCENARIOS,
     Case,
     bf16_accumulation,
     equal_terms,
-    matmul_rate,
     mixed_precision,
     rounding_law,
-    scenarios,
     start,
 )
+
+from membudget import models
 from membudget.ledger import predict
 from membudget.measuring import PeakTracker
 
@@ -330,7 +328,7 @@ def test_what_was_there_before_is_not_the_models(gpu):
     ],
 )
 def test_the_runs_of_a_size(size, least, most):
-    given = mixed_precision.sizes[size]
+    given = mixed_precision.experiment.sizes[size]
     assert given["runs"] == [[n, *pair] for n in NETWORKS for pair in PAIRS]
     for name, shape in given["networks"].items():
         for pair in (PAIRS[0], PAIRS[6]):
@@ -347,52 +345,6 @@ def ledger(work):
         checkpointed=work.checkpointed,
         foreach=True,
     )
-
-
-# Matrix products -----------------------------------------------------------
-
-
-def test_products(monkeypatch):
-    on, seen = [], []
-
-    def seconds(call, device, warm_up, repeats):
-        out = call()
-        assert out.isfinite().all() and out.std() > 1
-        seen.append((out.dtype, tuple(out.shape), len(on), warm_up, repeats))
-        return [1.0]
-
-    @contextmanager
-    def tf32(device):
-        on.append(device)
-        yield
-        on.pop()
-
-    def support(format, device):
-        return "absent" if format == "fp16" else "emulated"
-
-    for stand_in in (seconds, tf32, support):
-        monkeypatch.setattr(subject, stand_in.__name__, stand_in)
-    runs = [["fp32", 8], ["tf32", 8], ["bf16", 16], ["fp16", 8]]
-    given = dict(runs=runs, warm_up=3, repeats=5)
-    rows, samples = ran(matmul_rate, CPU, **given)
-    assert values(rows) == [
-        ["fp32", 8, 1024, 768, 1.333],
-        ["tf32", 8, 1024, 768, 1.333],
-        ["bf16", 16, 8192, 1536, 5.333],
-        ["fp16", 8, 1024, 384, 2.667],
-    ]
-    prediction = next(matmul_rate(CPU, **given))
-    assert prediction["growth_per_doubling"] == 8
-    assert prediction["rate"] is None
-    assert seen == [
-        (torch.float32, (8, 8), 0, 3, 5),
-        (torch.float32, (8, 8), 1, 3, 5),
-        (torch.bfloat16, (16, 16), 0, 3, 5),
-    ]
-    assert values(samples) == [
-        *([*run, "emulated", [1.0]] for run in runs[:3]),
-        [*runs[3], "absent", None],
-    ]
 
 
 # Accumulation in bf16 ------------------------------------------------------
@@ -515,72 +467,3 @@ def test_equal_terms_are_pytorchs(count, format):
     errors = total.double() / (count * terms) - 1
     mean = (errors**2 / terms).sum() / (1 / terms).sum()
     assert equal_terms(count, format) == pytest.approx(mean.sqrt().item())
-
-
-# Reading the records -------------------------------------------------------
-
-
-def record(*rows, experiment="mixed_precision"):
-    """From network, scenario, format, ledger, dry run, requested, seconds."""
-    samples, runs = [], []
-    for *names, ledger, dry, requested, seconds in rows:
-        names = dict(zip(KEYS, names, strict=True))
-        saved = dict(ledger_saved=ledger // 2, saved=dry // 2, flops=7)
-        runs.append({**names, "ledger": ledger, "dry_run": dry, **saved})
-        there = requested is not None
-        scaled = there and names["format"] == "fp16"
-        found = dict(
-            support="native" if there else "absent",
-            requested=requested,
-            saved=50 if there else None,
-            seconds=seconds,
-            loss=1.5 if there else None,
-            scale=8.0 if scaled else None,
-            skipped=2 if scaled else None,
-        )
-        samples.append({**names, **found})
-    values = {"utc": "2026-03-01T10:00:00Z", "values": {"runs": runs}}
-    return good(experiment=experiment, prediction=values, samples=samples)
-
-
-ROWS = (
-    ("mlp", "plain", "fp32", 101, 100, 100, [5.0, 4.0, 3.0]),
-    ("mlp", "plain", "tf32", 101, 100, None, None),
-    ("mlp", "both", "fp16", 60, 45, 50, [1.0, 2.0, 9.0]),
-    ("gpt", "autocast", "bf16", 80, 80, 80, [1.0]),
-)
-
-
-def test_the_rows_of_a_page():
-    first, absent, half, alone = scenarios(record(*ROWS))
-    assert first == (
-        *("mlp", "plain", "fp32", "native", 100, 100, 0, 50, 50, 7),
-        *(4.0, 1.0, 1.5, None, None),
-    )
-    assert absent[3:] == (
-        *("absent", 100, None, None, 50, None, 7),
-        *(None, None, None, None, None),
-    )
-    assert (half.error, half.seconds, half.faster) == (-10, 2.0, 2.0)
-    assert (half.scale, half.skipped) == (8.0, 2)
-    assert (alone.seconds, alone.faster) == (1.0, None)
-
-
-def test_the_rows_by_the_ledger():
-    rows = scenarios(record(*ROWS), "ledger")
-    assert [row.predicted for row in rows] == [101, 101, 60, 80]
-    assert [row.saved_predicted for row in rows] == [50, 50, 30, 40]
-    assert rows[2].error == pytest.approx(20)
-
-
-def test_predictions_are_found_by_their_names():
-    shuffled = record(*ROWS)
-    shuffled["samples"] = shuffled["samples"][:0:-1]  # and one is missing
-    assert [r.predicted for r in scenarios(shuffled)] == [80, 45, 100]
-
-
-def test_records_of_other_experiments():
-    with pytest.raises(ValueError, match="is of rate: use one of mixed_prec"):
-        scenarios(record(*ROWS, experiment="rate"))
-    with pytest.raises(ValueError, match="'saved': use one of ledger, dry_r"):
-        scenarios(record(*ROWS), "saved")

@@ -3,15 +3,17 @@
 import io
 import itertools
 import json
+import os
 import re
 
 import pytest
 import torch
 from experiments_helpers import SIMPLE, read
+from membudget_experiments import definition, machine, runner
+from membudget_experiments.progress import Progress
+from records_helpers import FILE, NAME, good
 
-from membudget.experiments import machine, runner
-from membudget.experiments import record as records
-from membudget.experiments.progress import Progress
+from membudget.records import record as records
 
 CPU = torch.device("cpu")
 
@@ -26,7 +28,7 @@ def run(tmp_path, planted, monkeypatch):
     def make(again=False, **bodies):
         if bodies:
             make.module = planted(**bodies)
-        known = records.catalogue(records.HERE).values()
+        known = definition.definitions().values()
         results = runner.run(known, "tiny", CPU, out, again=again)
         return {result.record["experiment"]: result for result in results}
 
@@ -41,7 +43,7 @@ def test_a_record_holds_what_was_run(run, capsys):
     assert "one tiny  3/3\n" in captured.err
     assert re.search(r"one tiny  measured, \d+\.\d s\n$", captured.err)
     record = read(result.path)
-    assert records.check(result.path) == []
+    assert records.damage(result.path) == []
     assert record == result.record
     assert record["outcome"] == "measured"
     assert record["error"] is None
@@ -56,7 +58,7 @@ def test_a_record_holds_what_was_run(run, capsys):
     assert record["software"]["torch"] == torch.__version__
     assert record["device"]["kind"] == "cpu"
     assert record["device"]["threads"] == torch.get_num_threads()
-    assert records.is_current(record)
+    assert records.same(record, run.module.one.experiment)
     assert result.path == run.out / records.file_name(record)
     assert result.seconds > 0
 
@@ -91,7 +93,7 @@ def test_a_failing_experiment_among_others(run, capsys):
     assert record["error"] == "KeyError: 'lost'"
     assert record["samples"] == [{"value": 1}]
     assert record["prediction"]["values"] == {"total": 1}
-    assert [records.check(r.path) for r in results.values()] == [[], [], []]
+    assert [records.damage(r.path) for r in results.values()] == [[], [], []]
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -99,7 +101,7 @@ def test_a_failing_experiment_among_others(run, capsys):
     ("body", "error"),
     [
         ("return\nyield", "no prediction first"),
-        ("yield [1]", "prediction.values is [1]: it must be an object"),
+        ("yield [1]", "no prediction first"),
         ('yield {"x": torch.ones(1)}', "TypeError: Object of type Tensor"),
         ('yield {"x": float("nan")}', "ValueError: Out of range float"),
         ("raise MemoryError('early')\nyield", "MemoryError: early"),
@@ -113,16 +115,15 @@ def test_without_a_prediction_nothing_is_measured(run, body, error):
     assert error in result.record["error"]
     assert result.record["samples"] == []
     assert run.module.SEEN == {}
-    assert records.check(result.path) == []
+    assert records.damage(result.path) == []
 
 
 @pytest.mark.parametrize(
     ("sample", "error"),
     [
-        ("3", "samples is [3]: it must be a list of objects"),
-        ('{"value": {"x": 1}}', "it must be a list of objects"),
+        ("3", "a sample is 3: yield a dictionary with the keys of the units"),
         ('{"value": float("inf")}', "Out of range float"),
-        ('{"other": 1}', "sample 0 has the keys other"),
+        ('{"other": 1}', "a sample is {'other': 1}: yield"),
     ],
 )
 def test_a_sample_that_is_none(run, sample, error):
@@ -131,7 +132,7 @@ def test_a_sample_that_is_none(run, sample, error):
     assert result.record["outcome"] == "failed"
     assert error in result.record["error"]
     assert result.record["samples"] == [{"value": 1}]
-    assert records.check(result.path) == []
+    assert records.damage(result.path) == []
 
 
 def test_no_sample_at_all(run):
@@ -166,22 +167,8 @@ yield {"value": SEEN["big"]() is None and SEEN["held"]() is None}
     assert record["outcome"] == "out of memory"
     assert record["samples"] == [{"value": 1}, {"value": 2}]
     assert record["error"].startswith("OutOfMemoryError: CUDA out of")
-    assert records.check(results["a"].path) == []
+    assert records.damage(results["a"].path) == []
     assert results["b"].record["samples"] == [{"value": True}]
-
-
-def test_what_is_a_lack_of_memory():
-    with pytest.raises(RuntimeError) as short:
-        torch.empty(1 << 60, dtype=torch.uint8)
-    for error in (
-        short.value,
-        torch.OutOfMemoryError("CUDA out of memory"),
-        MemoryError("too much"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
-    ):
-        assert runner.is_out_of_memory(error)
-    for error in (RuntimeError("shapes"), ValueError("can't allocate memory")):
-        assert not runner.is_out_of_memory(error)
 
 
 def test_an_error_is_stored_without_paths():
@@ -241,12 +228,12 @@ def test_a_bad_record_runs_again(run, harm):
         path.write_text(text, "utf-8")
     else:
         early = {"outcome": "predicted", "samples": [], "utc": None}
-        records.write({**read(path), **early}, path.parent)
-        assert "interrupted" in records.check(path)[0]
-    assert records.check(path)
+        runner.write({**read(path), **early}, path.parent)
+        assert "interrupted" in records.damage(path)[0]
+    assert records.damage(path)
     assert run()["one"].seconds is not None
     assert runs(run) == 2
-    assert records.check(path) == []
+    assert records.damage(path) == []
 
 
 def test_a_folder_that_vanishes_is_no_failure_of_the_experiment(run):
@@ -259,17 +246,46 @@ def test_a_clock_that_is_set_back(run, monkeypatch):
     times = itertools.chain(
         ["2026-03-01T10:00:09Z"], itertools.repeat("2026-03-01T10:00:00Z")
     )
-    monkeypatch.setattr(records, "now", lambda: next(times))
+    monkeypatch.setattr(runner, "now", lambda: next(times))
     (result,) = run(one=SIMPLE).values()
     assert result.record["outcome"] == "measured"
     assert result.record["utc"] == "2026-03-01T10:00:09Z"
-    assert records.check(result.path) == []
+    assert records.damage(result.path) == []
 
 
 def test_parameters_cannot_be_changed_by_the_experiment(run):
     (result,) = run(one=f"values.append(4)\n{SIMPLE}").values()
     assert len(result.record["samples"]) == 4
     assert result.record["parameters"]["values"] == [1, 2, 3]
+
+
+# Writing -----------------------------------------------------------------
+
+
+def test_killed_in_the_middle_of_writing(tmp_path, monkeypatch):
+    path = runner.write(good(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: None)
+        runner.write(good(clean=False), tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
+    (found,) = records.load(NAME, folder=tmp_path)  # the rest is no record
+    assert found["clean"] is read(path)["clean"] is True
+    runner.write(good(clean=False), tmp_path)
+    assert read(path)["clean"] is False
+
+
+@pytest.mark.parametrize("moment", ["fsync", "chmod", "replace"])
+def test_an_error_while_writing_leaves_nothing(tmp_path, monkeypatch, moment):
+    before = runner.write(good(), tmp_path).read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, moment, full)
+    with pytest.raises(OSError, match="No space"):
+        runner.write(good(clean=False), tmp_path)
+    assert os.listdir(tmp_path) == [FILE]
+    assert (tmp_path / FILE).read_bytes() == before
 
 
 # The progress bar --------------------------------------------------------

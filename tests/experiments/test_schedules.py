@@ -3,15 +3,15 @@
 import pytest
 import torch
 from experiments_helpers import WITHIN_OPERATORS, ran
-
-from membudget.checkpointing import no_segments, simulate
-from membudget.experiments.checkpointing import segments_gpt
-from membudget.experiments.schedules import (
+from membudget_experiments.checkpointing import segments_gpt
+from membudget_experiments.schedules import (
     profiled,
     schedules_gpt,
     segments_for,
 )
-from membudget.experiments.workload import META, Workload
+from membudget_experiments.workload import META, Workload
+
+from membudget.checkpointing import no_segments, simulate
 from membudget.schedules import least_budget
 from tests.soak import SOAK
 
@@ -47,10 +47,12 @@ def test_the_frontier_is_predicted_and_measured():
 @pytest.mark.parametrize("size", ["t4", "large"] if SOAK else ["t4"])
 def test_a_gpu_runs_every_schedule(size):
     """Its budgets can be kept, and bring more than each block a segment."""
-    given = schedules_gpt.sizes[size]
+    given = schedules_gpt.experiment.sizes[size]
     shape, batch = given["shape"], given["batch"]
-    assert segments_gpt.sizes[size]["shape"] == shape
-    assert [batch, 0] in segments_gpt.sizes[size]["runs"]  # there is room
+    assert segments_gpt.experiment.sizes[size]["shape"] == shape
+    assert [batch, 0] in segments_gpt.experiment.sizes[size][
+        "runs"
+    ]  # there is room
     stages = profiled(Workload("gpt", shape, META, batch))
     peaks = [
         simulate(stages, [*segments_for(stages, *run), 12]).peak

@@ -1,36 +1,26 @@
 """Experiments as they are read from their source, and the hash of it."""
 
 import json
-from importlib import import_module
 
 import pytest
-from experiments_helpers import SIMPLE, plant
+from membudget_experiments import definition
+from membudget_experiments.__main__ import catalogue_text
+from membudget_experiments.source import source_hash
 
-from membudget.experiments import definition
-from membudget.experiments import record as records
+from membudget.records import record as records
 
 # The catalogue -----------------------------------------------------------
 
 
-def test_the_catalogue_agrees_with_the_modules():
-    """All that the modules declare, in the order of the names."""
-    declared = {}
-    for path in sorted(records.HERE.glob("[a-z]*.py")):
-        module = import_module(f"membudget.experiments.{path.stem}")
-        for name, value in vars(module).items():
-            if hasattr(value, "over") and value.__module__ == module.__name__:
-                declared[name] = path.stem, value
-    found = records.catalogue()
-    assert list(found) == sorted(declared)
-    assert len(found) == 18
-    for name, experiment in found.items():
-        subject, function = declared[name]
-        assert experiment.subject == subject
-        assert function.sizes == experiment.sizes
-        assert function.units == experiment.units
-        assert function.over == experiment.over
+def test_the_catalogue_is_that_of_the_definitions():
+    """After a change: ``python -m membudget_experiments catalogue``."""
+    assert records.CATALOGUE.read_text("utf-8") == catalogue_text()
+
+
+def test_a_summary_is_one_sentence():
+    for function in definition.definitions().values():
         first, _, rest = function.__doc__.partition("\n")
-        assert first == experiment.summary
+        assert first == function.experiment.summary
         assert first.endswith(".")
         assert rest.startswith("\n"), "a blank line after the first"
 
@@ -49,40 +39,13 @@ def test_committed_records_of_a_cpu_have_the_parameters_of_today():
             assert record["parameters"] == experiment.sizes[record["size"]]
 
 
-def test_two_experiments_of_one_name(tmp_path):
-    folder = tmp_path / "experiments"
-    path = plant(folder, one=SIMPLE)
-    (folder / "again.py").write_text(path.read_text())
-    with pytest.raises(
-        ValueError, match=r"again.py and planted.py both .* one: rename one"
-    ):
-        records.catalogue(folder)
-
-
-def test_arguments_of_the_decorator(tmp_path):
-    """A literal, a name of ``sizes.py``, and nothing else."""
-    folder = tmp_path / "experiments"
-    path = plant(folder, one=SIMPLE)
-    literal = path.read_text()
-    path.write_text(literal.replace('{"value": "things"}', "UNITS"))
-    (folder / "sizes.py").write_text('UNITS = dict(value="th" + "ings")')
-    assert records.catalogue(folder)["one"].units == {"value": "things"}
-    for old, new in {"UNITS": "OTHER", "[1, 2, 3]": "list(UNITS)"}.items():
-        path.write_text(path.read_text().replace(old, new))
-        records.catalogue.cache_clear()
-        with pytest.raises(
-            ValueError, match=r"planted.py: .* one as literals or as names"
-        ):
-            records.catalogue(folder)
-
-
 # The hash ----------------------------------------------------------------
 
 MODULE = '''
 """A module."""
 
-from membudget.experiments.definition import experiment
-from membudget.experiments.sibling import shared, unused as spare
+from experiments.definition import experiment
+from experiments.sibling import shared, unused as spare
 from membudget.models import GPT
 
 LIMIT = 8
@@ -141,7 +104,7 @@ def hashed(tmp_path):
         (folder / "sibling.py").write_text(sibling, "utf-8")
         path = folder / "module.py"
         path.write_text(module, "utf-8")
-        return records.source_hash(path, "one")
+        return source_hash(path, "one")
 
     return of
 
@@ -161,6 +124,10 @@ SAME = {
     "brackets": ("return n * 2", "return (\n        n\n        * 2\n    )"),
     "the decorator's over": ('over="values"', 'over="others"'),
     "a name that the decorator is given": ('{"tiny": {}}', "OTHER"),
+    "another decorator's module": (
+        "from experiments.definition import",
+        "from experiments.other import",
+    ),
     "what is not used": ("return OTHER", "return OTHER + 1"),
     "an import of another package": (
         "from membudget.models import GPT",
@@ -240,8 +207,9 @@ def declare(function=generator, sizes=SIZES, over="values"):
 def test_a_declaration():
     function = declare()
     assert function is generator
-    assert function.sizes == SIZES
-    assert (function.units, function.over) == ({"value": "things"}, "values")
+    known = function.experiment
+    assert (known.sizes, known.over) == (SIZES, "values")
+    assert known.units == {"value": "things"}
 
 
 def bare(device, *, values, **rest):

@@ -12,10 +12,10 @@ import matplotlib
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from membudget_experiments import runner
 from project import notebooks
 
-from membudget import experiments
-from membudget.experiments import record as records
+from membudget.records import record as records
 from tests.soak import SOAK
 
 CARDS = {"t4": ("Made-up T4", "7.5"), "large": ("Made-up H100", "9.0")}
@@ -30,7 +30,7 @@ def made_up(name, size):
     It has the size's parameters, a row and a sample for each of its runs, and
     everything that only a GPU tells.
     """
-    found = experiments.load(name, "tiny", "cpu")[0]
+    found = records.load(name, "tiny", "cpu")[0]
     experiment = records.find(name)
     old = found["parameters"][experiment.over]
     parameters = experiment.sizes[size]
@@ -105,7 +105,7 @@ def of_a_gpu(sample, size):
 
 def pages():
     """Every notebook that shows a record which a GPU may replace."""
-    shown = re.compile(r'experiments\.best\(\\"(\w+)')
+    shown = re.compile(r'records\.best\(\\"(\w+)')
     return [
         path
         for path in notebooks()
@@ -124,7 +124,7 @@ def cells(path):
     names = [names_of(source) for source in code]
     wanted, of_records = set(), set()
     for number, (made, used) in enumerate(names):
-        reads = "experiments.best(" in code[number]
+        reads = "records.best(" in code[number]
         if reads or used & of_records:
             wanted.add(number)
             of_records |= {"record"} & made if reads else set()
@@ -171,10 +171,10 @@ def on_cards(tmp_path_factory):
     folders = {}
     for size in CARDS:
         folders[size] = tmp_path_factory.mktemp(size)
-        shutil.copytree(experiments.RECORDS, folders[size], dirs_exist_ok=True)
-        for name, experiment in experiments.catalogue().items():
+        shutil.copytree(records.RECORDS, folders[size], dirs_exist_ok=True)
+        for name, experiment in records.catalogue().items():
             if experiment.gpu:
-                records.write(made_up(name, size), folders[size])
+                runner.write(made_up(name, size), folders[size])
     return folders
 
 

@@ -110,9 +110,10 @@ def test_a_downloaded_page_installs_what_the_site_carries(
 ):
     site = tmp_path / "site"
     site.mkdir()
-    publish.wheel(site)
-    (path, *_) = notebooks()
+    publish.wheels(site)
+    path = ROOT / "labs/measure_your_card.ipynb"
     notebook = nbformat.read(path, as_version=4)
+    assert "membudget_experiments" in notebook.cells[3].source
     with site_checks.serve(site) as served:
         monkeypatch.setenv("MEMBUDGET_SITE", served)
         upto = second_code_cell(notebook) + 1

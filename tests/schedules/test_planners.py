@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch._functorch.config as settings
 from checkpointing_helpers import measure
+from membudget_experiments.workload import peak_bytes
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from membudget import checkpointing as ck
-from membudget.experiments.workload import peak_bytes
 from membudget.models import Block
 from membudget.schedules import every_first, frontier
 

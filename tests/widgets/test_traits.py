@@ -22,7 +22,7 @@ BAD = {
         ("budget", 0, WHOLE),
         ("normalisation", "mean", "no division"),
         ("footprint", {"parameters": 1}, "footprint"),
-        ("record", {"experiment": "ledger"}, "experiments.best"),
+        ("record", {"experiment": "ledger"}, "records.best"),
     ],
     "bits": [
         ("number", "much", WORDS),

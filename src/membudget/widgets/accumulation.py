@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import traitlets
 
-from membudget import experiments, models
+from membudget import models, records
 from membudget.accumulation import (
     NORMALISATIONS,
     Footprint,
@@ -17,7 +17,7 @@ from membudget.accumulation import (
     Plan,
     footprint,
 )
-from membudget.experiments.record import problems
+from membudget.records.record import digest
 from membudget.widgets.base import Checked, Whole, Widget, format_bytes
 
 
@@ -39,7 +39,7 @@ def digits_footprint() -> Footprint:
 @cache
 def digits_record() -> dict[str, Any] | None:
     """The record of the digits MLP's time, if there is one."""
-    found = experiments.load("micro_batch", "tiny", "cpu")
+    found = records.load("micro_batch", "tiny", "cpu")
     return found[-1] if found else None
 
 
@@ -79,17 +79,21 @@ def _record_json(record: dict | None, widget: Widget) -> dict | None:
         "times": [[n, round(scale * t, 3)] for n, t in seconds.items()],
         "unit": unit,
         "gpu": record["device"]["kind"] != "cpu",
-        "provenance": experiments.provenance(record).replace("\n", ", "),
+        "provenance": records.provenance(record).replace("\n", ", "),
     }
 
 
 def _checked_record(value: Any, name: str) -> dict[str, Any] | None:
-    good = not problems(value) and value["experiment"] == "micro_batch"
-    if value is None or (good and value["samples"]):
+    if value is None or (
+        isinstance(value, dict)
+        and value.get("experiment") == "micro_batch"
+        and value.get("digest") == digest(value)
+        and value["samples"]
+    ):
         return value
     raise ValueError(
         f"{name} is no record of the experiment micro_batch: use what "
-        'experiments.best("micro_batch") gives, or None'
+        'records.best("micro_batch") gives, or None'
     )
 
 
