@@ -12,6 +12,7 @@
 * the directive ``mb-clone``, the commands that fetch the course;
 * buttons and set-up cells that know where the course is published, if anyone
   does; on a site the package's wheel lies beside the pages;
+* questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
 """
@@ -39,6 +40,7 @@ import address  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
 import icons  # noqa: E402
+import predict  # noqa: E402
 import publish  # noqa: E402
 import see  # noqa: E402
 import setup_cell  # noqa: E402
@@ -279,6 +281,15 @@ def add_widgets(app, pagename, templatename, context, doctree):
     context["body"] += f'<script src="{host}"></script>{LIVE}'
 
 
+def add_predictions(app, pagename, templatename, context, doctree):
+    """The script of the questions, on a page that has some.
+
+    It runs before anything is drawn, because buttons are higher than text.
+    """
+    if 'class="mb-predict' in (context.get("body") or ""):
+        app.add_js_file("predict.js", defer="defer", blocking="render")
+
+
 def drop_mathjax(app, pagename, templatename, context, doctree):
     """No MathJax in a page without a formula: Sphinx adds it to a page
     whose children have one, and the first page has all for children."""
@@ -450,10 +461,12 @@ def setup(app):
     app.connect("doctree-resolved", see.resolve)
     app.connect("doctree-resolved", link_terms)
     app.connect("doctree-resolved", words.hold_numbers)
+    app.connect("doctree-resolved", predict.mark)
     app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
+    app.connect("html-page-context", add_predictions)
     app.connect("html-page-context", drop_mathjax, priority=600)
     app.connect("html-page-context", add_head)
     app.connect("html-page-context", finish_body)

@@ -1,5 +1,5 @@
-// Which pages this browser has opened. The list stays in the browser, and the
-// map has a button to forget it.
+// Which pages this browser has opened, and what was predicted there. Both stay
+// in the browser, and the map has a button to forget them.
 (() => {
   const KEY = "mb-opened";
   const read = () => {
@@ -20,6 +20,13 @@
       // A browser that keeps nothing: the map shows no marks.
     }
   }
+  const predicted = (() => {
+    try {
+      return JSON.parse(localStorage.getItem("mb-predicted")) ?? {};
+    } catch {
+      return {};
+    }
+  })();
   const line = document.querySelector(".mb-forget");
   if (!line) return;
   const pages = [...document.querySelectorAll(".mb-map [data-page]")].filter(
@@ -31,7 +38,8 @@
       if (!opened.has(item.dataset.page)) continue;
       const mark = document.createElement("span");
       mark.className = "mb-opened";
-      mark.textContent = "✓ opened";
+      const { right, of } = predicted[item.dataset.page] ?? {};
+      mark.textContent = of ? `✓ opened, ${right} of ${of} right` : "✓ opened";
       item.querySelector(".mb-to").after(" ", mark);
     }
     const count = pages.filter((i) => opened.has(i.dataset.page)).length;
@@ -46,6 +54,7 @@
   button.addEventListener("click", () => {
     try {
       localStorage.removeItem(KEY);
+      localStorage.removeItem("mb-predicted");
     } catch {
       // Nothing was kept.
     }
