@@ -8,6 +8,7 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -617,16 +618,6 @@ def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(fn, share):
         trace_step(model, fn, x, y, micro_batch=larger(size), **options)
 
 
-@pytest.mark.parametrize("samples", [2, 7, 24])
-def test_a_size_that_divides_the_batch_is_preferred(samples):
-    for most in range(1, samples):
-        count = -(-samples // most)  # the fewest of at most this size
-        size = out_of_memory._even(samples, count)
-        assert -(-samples // size) == count and size <= most
-        if samples % count == 0:
-            assert samples % size == 0
-
-
 def test_two_micro_batches_tell_the_peak_of_many():
     model, x, y, optimizer = setting()
     x, y = x[:9].clone(), y[:9].clone()
@@ -800,38 +791,46 @@ def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
 # The search --------------------------------------------------------------
 
 
-@settings(max_examples=examples(40))
-@given(
-    st.lists(st.integers(0, 10_000), min_size=2, max_size=200),
-    st.integers(0, 10_000),
-)
-@example([0, 10_000], 5)
-@example([0] * 100 + [10_000], 0)
-@example([0] + [10_000] * 100, 0)
-def test_the_search_finds_the_last_that_fits(steps, room):
-    peaks = [sum(steps[: n + 1]) for n in range(len(steps))]
-    if not peaks[0] <= room < peaks[-1]:
-        return
-    asked = set()
+def searched(peaks, room):
+    """The micro-batch that is found, and the sizes that were asked for."""
+    samples, asked = len(peaks) - 1, set()
+    guard = CatchOutOfMemory(nn.Linear(1, 1), torch.ones(samples, 1))
+    guard._limit, guard._others = room, 0
 
-    def peak(size):
+    def peak(fn, size):
         asked.add(size)
         return peaks[size]
 
-    found = out_of_memory._largest(peak, 0, len(peaks) - 1, room)
-    assert peaks[found] <= room < peaks[found + 1]
-    assert len(asked) <= 2 + 3 * len(peaks).bit_length()
+    guard._peak = peak
+    return guard._fit("searched", loss).micro_batch, asked
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.lists(st.integers(0, 10_000), min_size=3, max_size=200),
+    st.integers(0, 10_000),
+)
+@example([0, 0, 10_000], 5)
+@example([0] * 100 + [10_000], 0)
+@example([0, 0] + [10_000] * 100, 0)
+def test_the_fewest_micro_batches_that_fit_are_found(steps, room):
+    """And of sizes that make so many, one that divides the batch."""
+    peaks = list(accumulate(steps))
+    if not peaks[1] <= room < peaks[-1]:
+        return
+    samples = len(peaks) - 1
+    found, asked = searched(peaks, room)
+    most = max(n for n in range(samples) if peaks[n] <= room)
+    count = -(-samples // most)
+    assert -(-samples // found) == count and found <= most
+    assert samples % count or samples % found == 0
+    assert len(asked) <= 4 + 2 * samples.bit_length()
 
 
 def test_the_search_needs_few_peaks_where_they_are_on_a_line():
-    asked = []
-
-    def peak(size):
-        asked.append(size)
-        return 1000 + 77 * size
-
-    assert out_of_memory._largest(peak, 999, 4096, 1000 + 77 * 1234) == 1234
-    assert len(set(asked)) <= 4
+    found, asked = searched([1000 + 77 * n for n in range(8193)], 50_000)
+    assert found == 631  # in 13 micro-batches; of 636 there are as many
+    assert len(asked) <= 6
 
 
 # Real errors -------------------------------------------------------------
