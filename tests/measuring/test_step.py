@@ -338,7 +338,7 @@ OUTSIDE = torch.ones(3, 4)
             nn.Linear(4, 4),
             lambda m, x: m(x).sum() * m(x).sum().item(),
             r"_local_scalar_dense.* needs the values of a tensor, which a dry "
-            r"run has not.* use no .item\(\) and no index by cond",
+            r"run has not.*; use no .item\(\) and no index by cond",
         ),
         (
             nn.Linear(4, 4),

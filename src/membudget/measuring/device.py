@@ -18,10 +18,6 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
     Returns:
         The device as tensors name theirs: ``cpu`` or ``cuda:0``.
-
-    Raises:
-        TypeError: something else.
-        ValueError: a device that is not there, or of another kind.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
@@ -108,7 +104,6 @@ def read_memory(device: str | torch.device | None = None) -> MemoryReading:
         device: as in :func:`resolve_device`.
 
     Raises:
-        ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
     where = resolve_device(device)
@@ -157,9 +152,6 @@ def reset_peak(device: str | torch.device | None = None) -> bool:
         Whether there was a peak to reset. The CPU keeps none (the peaks that
         :func:`read_memory` reads there are None): False, and nothing is done,
         so that one loop runs on both.
-
-    Raises:
-        ValueError: the device is not there.
     """
     where = resolve_device(device)
     if where.type == "cpu":

@@ -53,25 +53,16 @@ class MemoryMonitor:
         device: what to read; by default CUDA where there is one.
         read: read this instead: a function that returns bytes. Needs a
             budget; the device is not touched.
-        budget: bytes, instead of what the process can have.
-        window: readings that the status looks at.
-        warning: share of the budget from which the status is WARNING.
-        critical: share of the budget from which the status is CRITICAL.
+        budget: bytes, at least 1, instead of what the process can have.
+        window: readings that the status looks at, 1 to a million.
+        warning: share of the budget from which the status is WARNING, above
+            0 and below ``critical``.
+        critical: share of the budget from which it is CRITICAL, at most 1.
 
     Attributes:
         budget: bytes.
         readings: all of them, in order.
         status: the :class:`Status` after the last reading, NORMAL at first.
-
-    Raises:
-        TypeError: a budget or a window that is no whole number, a threshold
-            that is no number, or, when called, a step that is no whole
-            number or a ``read`` that returns none.
-        ValueError: a budget below 1, a window below 1 or above a million,
-            thresholds that are not
-            0 < warning < critical <= 1, ``read`` without a budget, a device
-            that is not there; when called, a negative reading or a tensor
-            of several values.
 
     Example:
         >>> monitor = MemoryMonitor()
@@ -192,7 +183,6 @@ def process_limit(device: torch.device | str | None = None) -> int:
     resident set and what the system has available.
 
     Raises:
-        ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
     where = resolve_device(device)
