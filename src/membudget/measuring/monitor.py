@@ -189,9 +189,9 @@ def process_limit(device: torch.device | str | None = None) -> int:
     now = read_memory(where)
     if where.type == "cuda":
         fraction = torch.cuda.get_per_process_memory_fraction(where)
-        within = int(told(now.total) * fraction)
-        return min(told(now.reserved) + told(now.free), within)
-    return told(now.process) + told(now.free)
+        within = int(now.total * fraction)
+        return min(told(now.reserved) + now.free, within)
+    return told(now.process) + now.free
 
 
 def _reader(device: torch.device) -> Callable[[], int]:
