@@ -138,20 +138,6 @@ def test_the_segment_is_blamed_where_the_tensor_would_fit():
     allocator.allocate(10 * MIB)
 
 
-def test_after_out_of_memory_the_allocator_goes_on():
-    allocator = CachingAllocator(capacity=40 * MIB)
-    used = allocator.allocate(20 * MIB)
-    allocator.free(allocator.allocate(20 * MIB))
-    with pytest.raises(torch.OutOfMemoryError):
-        allocator.allocate(30 * MIB)
-    assert bytes_of(allocator) == (20 * MIB, 20 * MIB, 20 * MIB)
-    assert allocator.timeline[-1] == bytes_of(allocator)
-    assert len(allocator.timeline) == 4
-    allocator.free(used)
-    assert allocator.allocate(40 * MIB) == 3
-    assert allocator.peak_requested == 40 * MIB
-
-
 # Expandable segments -----------------------------------------------------
 
 
@@ -328,9 +314,6 @@ def test_segments_say_who_uses_what():
         (1536, 512, 300, handles[2], False),
         (2048, 2 * MIB - 2048, 0, None, True),
     ]
-    for part in (segment, segment.blocks[0]):
-        with pytest.raises(AttributeError):
-            part.size = 1
 
 
 @pytest.mark.parametrize("expandable", [False, True])

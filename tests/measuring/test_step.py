@@ -362,14 +362,6 @@ def test_steps_that_a_dry_run_cannot_take(model, loss, message):
     trace_step(model, loss, x)  # and trace_step can
 
 
-def test_an_assertion_of_the_loss_is_its_own():
-    def loss(model, x):
-        raise AssertionError("mine")
-
-    with pytest.raises(AssertionError, match=r"^mine$"):
-        dry_run(nn.Linear(4, 4), loss, torch.ones(3, 4))
-
-
 # trace_step ----------------------------------------------------------------
 
 
