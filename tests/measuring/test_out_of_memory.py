@@ -65,7 +65,7 @@ def setting(warm=True, optimizer=torch.optim.Adam):
 def guarded(existing, above, **options):
     """A guard of a model, a batch and perhaps an optimizer.
 
-    Its budget is so many bytes above what exists.
+    ``above``: its budget, in bytes beyond what exists.
     """
     budget = PeakTracker(*existing).start + above
     if isinstance(existing[-1], torch.optim.Optimizer):
@@ -804,7 +804,7 @@ def searched(peaks, room):
 @example([0, 10, 10_000] + [1] * 100, 5000)  # a guess that is too large
 @example([0, 0] + [10_000] * 100, 0)
 def test_the_fewest_micro_batches_that_fit_are_found(steps, room):
-    """And of sizes that make so many, one that divides the batch."""
+    """And of sizes with that count, one that divides the batch."""
     peaks = list(accumulate(steps))
     if not peaks[1] <= room < peaks[-1]:
         return

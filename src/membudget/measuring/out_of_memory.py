@@ -220,7 +220,8 @@ class CatchOutOfMemory:
         tracker: the block's :class:`PeakTracker`.
 
     Raises:
-        ValueError: a change with the name :data:`UNCHANGED`.
+        ValueError: a change with the name :data:`UNCHANGED`, or a budget
+            below what exists.
 
     Example:
         >>> guard = CatchOutOfMemory(
