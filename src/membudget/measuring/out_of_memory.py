@@ -284,7 +284,6 @@ class CatchOutOfMemory:
             self._others = max(0, told(used) - self.tracker.start)
         else:
             self._limit = self._budget
-        self._buffers = _Marks(self.model.buffers())
         self._gradients = _Marks(
             p.grad for p in self._parameters() if p.grad is not None
         )
@@ -344,11 +343,6 @@ class CatchOutOfMemory:
             )
         if failure.step is not None:
             yield failure.step.undo()
-        if self._buffers.changed(self.model.buffers()):
-            yield (
-                "The failed step has changed buffers of the model, such as "
-                "running statistics."
-            )
 
     def _left_over(self) -> Iterator[str]:
         wait_for_autograd(self.device)
