@@ -89,27 +89,24 @@ class MemoryMonitor:
                 f"warning is {warning} and critical {critical}: use shares "
                 "of the budget with 0 < warning < critical <= 1"
             )
+        if device is not None:
+            checked_device(device)
         if read is None:
-            self.device = resolve_device(device)
-            read = _reader(self.device)
+            where = resolve_device(device)
+            read = _reader(where)
             if budget is None:
-                budget = process_limit(self.device)
+                budget = process_limit(where)
         elif budget is None:
             raise ValueError(
                 "read= needs budget=: say of how many bytes a reading is a "
                 "part"
             )
-        else:
-            self.device = None
-            if device is not None:
-                checked_device(device)
-            function(read, "read", "a function that returns bytes")
+        self._read = function(read, "read", "a function that returns bytes")
         self.budget = whole(budget, "budget")
         self.window = whole(window, "window", 1, MOST)
         self.warning, self.critical = warning, critical
         self.readings: list[Reading] = []
         self.status = Status.NORMAL
-        self._read = read
         self._last: deque[int] = deque(maxlen=self.window)
         self._values: dict[str, object] = {}
 
