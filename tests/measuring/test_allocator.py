@@ -21,16 +21,12 @@ from tests.soak import examples
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def layout(allocator):
-    """Each segment as its blocks: bytes, negative where they are free."""
-    return [
-        [-block.size if block.free else block.size for block in s.blocks]
-        for s in allocator.segments
-    ]
-
-
 def in_mib(allocator):
-    return [[size / MIB for size in blocks] for blocks in layout(allocator)]
+    """Each segment as its blocks: MiB, negative where they are free."""
+    return [
+        [(-b.size if b.free else b.size) / MIB for b in segment.blocks]
+        for segment in allocator.segments
+    ]
 
 
 def bytes_of(allocator):

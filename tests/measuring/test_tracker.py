@@ -242,11 +242,11 @@ def test_any_program_adds_up(program):
 
 BATCH = 6
 
-# A setting yields what is there before, and then between two passes.
+# A setting yields what exists before it, and then between two passes.
 
 
 def begun(setting):
-    """What is there before, and what is left to run."""
+    """What exists before it, and what is left to run."""
     torch.manual_seed(0)
     passes = setting()
     return next(passes), passes

@@ -396,7 +396,7 @@ class CachingAllocator:
     # Expandable segments
 
     def _expand(self, pool: "_Pool", need: int) -> "_Block | None":
-        """Map pages until a block of ``need`` bytes is there."""
+        """Map pages until there is a block of ``need`` bytes."""
         block: _Block | None = self._find_room(pool, need)
         if block and not block.mapped:
             block = self._map(block, min(need, block.size))

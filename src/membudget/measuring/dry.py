@@ -366,7 +366,7 @@ def without_data(
     """The tensor without its data; a count keeps its value.
 
     Those on ``meta`` that share a storage share it ``on`` the device, too;
-    ``bases`` has the storages that are there.
+    ``bases`` has the storages made so far.
     """
     if on is not None and tensor.device.type == "meta":
         storage = tensor.untyped_storage()

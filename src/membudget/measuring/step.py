@@ -55,7 +55,7 @@ def trace_step(
             and the gradients are summed with the micro-batches' shares as
             weights.
         keep_gradients: the gradients stay from step to step, as after
-            ``zero_grad(set_to_none=False)``: they are there at the start.
+            ``zero_grad(set_to_none=False)``: the step begins with them.
         inference: instead of a step call ``loss(model, *batch)`` once, under
             ``torch.inference_mode()``. It returns anything, which lives
             until the end; nothing has to be trained.
@@ -192,7 +192,7 @@ def samples_of(batch: tuple[torch.Tensor, ...]) -> int:
 def only_forward(
     optimizer: object, micro_batch: object, keep_gradients: bool
 ) -> None:
-    """Refuse what inference has not."""
+    """Refuse what belongs to training alone."""
     for name, given in (
         ("optimizer", optimizer is not None),
         ("micro_batch", micro_batch is not None),
