@@ -289,6 +289,7 @@ def test_peaks_and_timeline(expandable):
 def test_segments_say_who_uses_what():
     allocator = CachingAllocator()
     handles = [allocator.allocate(n) for n in (100, 600, 300)]
+    assert handles == [1, 2, 3]
     allocator.free(handles[1])
     (segment,) = allocator.segments
     assert (segment.size, segment.pool) == (2 * MIB, "small")
