@@ -342,7 +342,6 @@ ROWS = {
     "measuring.MemoryMonitor.__call__": lambda: dict(
         self=measuring.MemoryMonitor(read=lambda: 1, budget=10), step=3
     ),
-    "measuring.ModuleStack": lambda: dict(models=(model(),), called=print),
     "measuring.PeakTracker": lambda: dict(
         existing=(model(),), device="cpu", budget=10**6
     ),
@@ -362,8 +361,6 @@ ROWS = {
     "measuring.replay": lambda: dict(
         events=[("allocate", 1, 5), ("free", 1, 5)]
     ),
-    "measuring.round_size": lambda: dict(size=1000),
-    "measuring.segment_size": lambda: dict(size=1000),
     "measuring.summarise": lambda: dict(snapshot=snapshot(), largest=3),
     "measuring.time_calls": lambda: dict(
         call=lambda: None, warm_up=1, repeats=2

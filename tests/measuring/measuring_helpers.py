@@ -5,8 +5,6 @@ import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.function import FunctionCtx
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from membudget.measuring import dry_run, trace_step
@@ -42,10 +40,8 @@ def hooked(*models):
     }
     assert len(found) > 6
     found["dispatch"] = list(_get_current_dispatch_mode_stack())
-    found["functions"] = list(_get_current_function_mode_stack())
     found["saved"] = torch._C._autograd._top_saved_tensors_default_hooks(True)
     found["resize_"] = torch.UntypedStorage.resize_
-    found["save"] = FunctionCtx.save_for_backward
     for i, model in enumerate(models):
         for name, p in model.named_parameters():
             # An empty one is made with the first hook and stays.

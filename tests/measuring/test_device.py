@@ -93,7 +93,6 @@ def test_a_reading_of_cuda(cuda, device, monkeypatch):
         total=80 * GIB,
         process=None,
     )
-    assert reading.used == 73 * GIB
     assert str(reading) == (
         f"memory of {name}\n"
         "requested  11.0 GiB, peak 21.0 GiB\n"
@@ -113,10 +112,11 @@ def test_what_the_allocator_does_not_tell_is_none(cuda):
         for key, value in cuda.stats.items()
         if not key.startswith("requested")
     }
+    cuda.stats["allocated_bytes.all.current"] = 0
     reading = read_memory("cuda")
     assert reading.requested is reading.peak_requested is None
-    assert reading.allocated == 12 * GIB
     assert "requested" not in str(reading)
+    assert "allocated  0 B, peak 22.0 GiB\n" in str(reading)
 
 
 def test_the_peaks_of_one_device_are_reset(cuda):
@@ -168,7 +168,6 @@ def test_the_cpus_process_and_free_bytes(monkeypatch):
     assert reading == MemoryReading(
         "cpu", process=3 * GIB, free=5 * GIB, total=16 * GIB
     )
-    assert reading.used == 11 * GIB
     assert str(reading) == (
         "memory of cpu\nprocess    3.00 GiB\nfree       5.00 GiB of 16.0 GiB"
     )
@@ -182,25 +181,6 @@ def test_without_psutil_the_cpu_cannot_be_read(no_cuda, monkeypatch):
     assert caught.value.name == "psutil"
     assert resolve_device() == torch.device("cpu")  # these do not need it
     assert reset_peak() is False
-
-
-def test_the_cpu_has_no_peak_to_reset(monkeypatch):
-    def fail(device=None):
-        raise AssertionError("the CPU's turn")
-
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", fail)
-    monkeypatch.setattr(torch.cuda, "init", fail)
-    assert reset_peak("cpu") is False
-
-
-# As people read it -------------------------------------------------------
-
-
-def test_zero_bytes_are_told_and_what_is_unknown_is_not():
-    reading = MemoryReading("cuda:0", allocated=0, peak_allocated=0)
-    assert str(reading) == "memory of cuda:0\nallocated  0 B, peak 0 B"
-    reading = MemoryReading("cuda:0", reserved=5)
-    assert str(reading) == "memory of cuda:0\nreserved   5 B"
 
 
 # A real GPU --------------------------------------------------------------
@@ -217,7 +197,6 @@ def test_a_real_gpu():
     assert after.allocated - before.allocated >= held.nbytes
     assert after.reserved >= after.allocated >= after.requested
     assert after.peak_requested == after.requested
-    assert after.used >= after.reserved
     size = held.nbytes
     del held
     assert read_memory(device).requested == after.requested - size

@@ -50,20 +50,6 @@ def test_masks_and_positions_are_known(dtype):
         check_both(model, mean_square, x, ones)
 
 
-def test_a_batch_on_meta_has_no_values():
-    x = torch.randn(3, 6, 8)
-    mask = torch.ones(3, 6, dtype=torch.long, device="meta")
-    ids = torch.zeros(3, dtype=torch.long)
-
-    def loss(model, x, mask, *ids):
-        return mean_square(model, x, mask)
-
-    for batch in ((x, mask), (x, mask, ids)):
-        message = "with its data, not on meta; use no"
-        with pytest.raises(ValueError, match=message):
-            dry_run(Masked(), loss, *batch)
-
-
 def test_on_another_device_values_keep_their_strides():
     x = torch.ones(8, dtype=torch.long).expand(4, 8)
     for device in ("cpu", "meta"):
@@ -120,59 +106,33 @@ def test_what_a_known_mask_selects(loss):
     check_both(nn.Linear(8, 8), loss, torch.randn(6, 8), mask)
 
 
-def test_sparse_tensors_are_refused():
-    dense = torch.eye(4)
-
-    def product(model, x):
-        return (x.to_sparse() @ model.weight).sum()
-
-    for loss, x in (
-        (product, dense),
-        (lambda m, x: (x @ m.weight).sum(), dense.to_sparse()),
-    ):
-        with pytest.raises(ValueError, match="sparse tensor depend on its"):
-            dry_run(nn.Linear(4, 4), loss, x)
-    rows = nn.Embedding(4, 4, sparse=True)
-    with pytest.raises(ValueError, match="sparse=False in an embedding"):
-        dry_run(rows, lambda m, x: m(x).sum(), torch.tensor([1, 2]))
-
-
 # A CPU's kernels -----------------------------------------------------------
 
 
-LOSSES = {
-    "mse": F.mse_loss,
-    "smooth": F.smooth_l1_loss,
-    "margin": F.soft_margin_loss,
-    "bce": lambda p, y: F.binary_cross_entropy(p.sigmoid(), y.sigmoid()),
-}
+def total(model, *batch):
+    return model(*batch).square().sum()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_that_stay_in_a_large_storage(name):
-    def loss(model, x, y):
-        return LOSSES[name](model(x), y)
-
-    x, y = torch.randn(2, 6, 8)
-    check_both(nn.Linear(8, 8), loss, x, y)
+def half(model, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(x).float().square().mean()
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        nn.BatchNorm2d(8),
-        nn.BatchNorm2d(8, affine=False),
-        nn.GroupNorm(2, 8),
-        nn.LayerNorm([8, 5, 5]),
-    ],
-)
-def test_norms_of_16_bits_with_weights_of_32(norm):
-    def loss(model, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return model(x).float().square().mean()
-
+def normed(norm):
+    """A norm of 16 bits with weights of 32."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 2, 3))
-    check_both(model, loss, torch.randn(4, 3, 7, 7))
+    return model, half, torch.randn(4, 3, 7, 7)
+
+
+def compared(loss, transposed=False):
+    """A loss that stays in a large storage, perhaps of what came across."""
+
+    def call(model, x, y):
+        predicted = model(x).mT if transposed else model(x)
+        return loss(predicted, y), predicted
+
+    shape = (2, 8, 6) if transposed else (2, 6, 8)
+    return nn.Linear(8, 8), call, torch.randn(2, 6, 8), torch.randn(shape)
 
 
 class Across(nn.LayerNorm):
@@ -182,25 +142,84 @@ class Across(nn.LayerNorm):
         return super().forward(x).transpose(1, 2)
 
 
-def test_a_layer_norm_whose_gradient_comes_across():
-    model = nn.Sequential(nn.Linear(8, 8), Across(8), nn.Linear(6, 4))
-    check_both(model, mean_square, torch.randn(3, 6, 8))
+def bags(mode, trained=True):
+    bag = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
+    bag.weight.requires_grad_(trained)
+    model = nn.ModuleList([bag, nn.Linear(4, 4)])
+    ids, ends = torch.tensor([1, 2, 3, 8, 8]), torch.tensor([0, 2, 5])
+    return model, lambda m, *b: total(m[1], m[0](*b)), ids, ends
 
 
-def test_a_module_that_is_converted_while_it_runs():
-    def loss(model, x):
-        return model.to(torch.float32)(x).sum()
-
-    with pytest.raises(ValueError, match=r"Module\.to.*convert it before"):
-        dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
+def groups(model, x, ends):
+    return torch._grouped_mm(x * 2, model.weight, offs=ends).square().sum()
 
 
-def test_an_error_that_is_about_another_swap():
-    def loss(model, x):
-        raise RuntimeError("cannot swap these axes")
+def channels_last(model, x):
+    return total(model, x.contiguous(memory_format=torch.channels_last))
 
-    with pytest.raises(RuntimeError, match=r"^cannot swap these axes$"):
-        dry_run(nn.Linear(8, 4), loss, torch.randn(3, 8))
+
+def sequence(model, x):
+    return mean_square(lambda x: model(x)[0], x)
+
+
+def recurrent(kind):
+    model = kind(8, 8, batch_first=True)
+    return model, sequence, torch.randn(2, 4, 8)
+
+
+ENDS = torch.tensor([2, 2, 7], dtype=torch.int32)
+KERNELS = {
+    "mse": lambda: compared(F.mse_loss),
+    "smooth": lambda: compared(F.smooth_l1_loss),
+    "margin": lambda: compared(F.soft_margin_loss),
+    "bce": lambda: compared(
+        lambda p, y: F.binary_cross_entropy(p.sigmoid(), y.sigmoid())
+    ),
+    "mse across": lambda: compared(F.mse_loss, transposed=True),
+    "smooth across": lambda: compared(F.smooth_l1_loss, transposed=True),
+    "huber across": lambda: compared(F.huber_loss, transposed=True),
+    "batch norm": lambda: normed(nn.BatchNorm2d(8)),
+    "without weights": lambda: normed(nn.BatchNorm2d(8, affine=False)),
+    "group norm": lambda: normed(nn.GroupNorm(2, 8)),
+    "layer norm": lambda: normed(nn.LayerNorm([8, 5, 5])),
+    "a gradient that comes across": lambda: (
+        nn.Sequential(nn.Linear(8, 8), Across(8), nn.Linear(6, 4)),
+        mean_square,
+        torch.randn(3, 6, 8),
+    ),
+    "an input without gradient": lambda: (
+        nn.BatchNorm1d(8),
+        total,
+        torch.randn(4, 8),
+    ),
+    "a sum of patches": lambda: (
+        nn.Sequential(nn.Conv1d(18, 18, 1), nn.Fold((8, 8), 3, padding=1)),
+        total,
+        torch.randn(2, 18, 64),
+    ),
+    "one number in another memory format": lambda: (
+        nn.Conv2d(3, 4, 3),
+        channels_last,
+        torch.zeros(2, 3, 6, 6),
+    ),
+    "sum": lambda: bags("sum"),
+    "mean": lambda: bags("mean"),
+    "max": lambda: bags("max"),
+    "frozen": lambda: bags("max", trained=False),
+    "groups": lambda: (
+        nn.Bilinear(8, 12, 3),
+        groups,
+        torch.randn(7, 8),
+        ENDS,
+    ),
+    "GRU": lambda: recurrent(nn.GRU),
+    "RNN": lambda: recurrent(nn.RNN),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_a_cpus_kernels_make(name):
+    check_both(*KERNELS[name]())
 
 
 def test_an_error_is_raised_and_not_logged_as_well():
@@ -229,37 +248,8 @@ def test_buffers_that_share_their_storage():
     assert start == dry_run(model(), total, torch.zeros(2, 4)).start
 
 
-def total(model, *batch):
-    return model(*batch).square().sum()
-
-
-def test_a_sum_of_patches():
-    model = nn.Sequential(nn.Conv1d(18, 18, 1), nn.Fold((8, 8), 3, padding=1))
-    check_both(model, total, torch.randn(2, 18, 64))
-
-
-@pytest.mark.parametrize("name", ["mse_loss", "huber_loss"])
-def test_a_loss_of_what_came_across(name):
-    def loss(model, x, y):
-        predicted = model(x).transpose(1, 2)
-        return getattr(F, name)(predicted, y), predicted
-
-    x, y = torch.randn(4, 6, 8), torch.randn(4, 16, 6)
-    check_both(nn.Linear(8, 16), loss, x, y)
-
-
-def test_one_number_in_another_memory_format():
-    def loss(model, x):
-        x = x.contiguous(memory_format=torch.channels_last)
-        return model(x).square().mean()
-
-    check_both(nn.Conv2d(3, 4, 3), loss, torch.zeros(2, 3, 6, 6))
-
-
 def test_what_a_dry_run_would_answer_wrongly():
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
-    with pytest.raises(ValueError, match=r"float32 and int64 and float32, wh"):
-        dry_run(model, total, x.long())
     mask = torch.ones(1, dtype=torch.long).expand(2**21 + 1).contiguous()
     with pytest.raises(ValueError, match=r"16\.0 MiB: leave the mask out"):
         dry_run(model, lambda model, x, mask: total(model, x), x, mask)
@@ -270,35 +260,6 @@ def test_what_a_dry_run_would_answer_wrongly():
         dry_run(model, total, x)
 
 
-def test_batch_norm_of_an_input_without_gradient():
-    check_both(nn.BatchNorm1d(8), total, torch.randn(4, 8))
-
-
-@pytest.mark.parametrize(
-    ("mode", "trained"),
-    [("sum", True), ("mean", True), ("max", True), ("max", False)],
-)
-def test_embedding_bags(mode, trained):
-    bag = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
-    bag.weight.requires_grad_(trained)
-    model = nn.ModuleList([bag, nn.Linear(4, 4)])
-    ids, ends = torch.tensor([1, 2, 3, 8, 8]), torch.tensor([0, 2, 5])
-    check_both(model, lambda m, *b: total(m[1], m[0](*b)), ids, ends)
-
-
-def test_products_of_groups():
-    def loss(model, x, ends):
-        return torch._grouped_mm(x * 2, model.weight, offs=ends).square().sum()
-
-    model = nn.Bilinear(8, 12, 3)
-    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
-    check_both(model, loss, torch.randn(7, 8), ends)
-
-
-def sequence(model, x):
-    return mean_square(lambda x: model(x)[0], x)
-
-
 def test_an_lstm_is_refused_or_an_estimate():
     model, x = nn.LSTM(8, 8, batch_first=True), torch.randn(2, 4, 8)
     with pytest.raises(ValueError, match=r"oneDNN .* with trace_step, or"):
@@ -307,12 +268,6 @@ def test_an_lstm_is_refused_or_an_estimate():
     assert unsure(run).items() <= UNSURE.items()
     assert list(unsure(run)) == ["aten.mkldnn_rnn_layer"]
     assert run.peak < trace_step(model, sequence, x).peak
-
-
-def test_other_recurrent_layers_are_exact():
-    for kind in nn.GRU, nn.RNN:
-        model, x = kind(8, 8, batch_first=True), torch.randn(2, 4, 8)
-        check_both(model, sequence, x)
 
 
 def test_a_device_that_this_pytorch_does_not_have():
@@ -338,10 +293,6 @@ def matched(model, x):
 def beside(model, x):
     y = model(x)
     return y[np.asarray(y.detach()).argmax(0)].sum()
-
-
-def closure(parameters):
-    return torch.optim.LBFGS(parameters, lr=0.1)
 
 
 class FourBits(nn.Parameter):
@@ -379,62 +330,78 @@ def nested(x):
     return torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
 
 
+def product(model, x):
+    return (x.to_sparse() @ model.weight.T).sum()
+
+
+def converted(model, x):
+    return model.to(torch.float32)(x).sum()
+
+
+def masked(model, x, mask, *ids):
+    return mean_square(model, x, mask)
+
+
 LINEAR, X = nn.Linear(8, 2), torch.ones(5, 8)
+ROWS, IDS = torch.randn(3, 6, 8), torch.zeros(3, dtype=torch.long)
+UNKNOWN = torch.ones(3, 6, dtype=torch.long, device="meta")
+LOOKUP = nn.Embedding(4, 4, sparse=True)
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "x", "made", "says"),
+    ("model", "loss", "batch", "says"),
     [
-        (LINEAR, matched, X, None, r"\.numpy\(\) needs the values"),
-        (LINEAR, beside, X, None, r"\.numpy\(\) needs the values"),
-        (LINEAR, mean_square, X, closure, "LBFGS evaluates the loss again"),
-        (
-            LINEAR,
-            mean_square,
-            X,
-            torch.optim.Adafactor,
-            "Adafactor looks at values in its step",
-        ),
-        (
-            LINEAR,
-            mean_square,
-            X,
-            torch.optim.ASGD,
-            "ASGD looks at values in its step",
-        ),
-        (
-            Quantised(),
-            mean_square,
-            X,
-            None,
-            r"codes is a FourBits, which keeps more .*quant_state",
-        ),
-        (LINEAR, padded, nested(X), None, "few operators on nested tensors"),
-        (
-            LINEAR,
-            ragged,
-            X,
-            None,
-            r"nested tensors.* \(PyTorch says",
-        ),
+        (LINEAR, matched, [X], r"\.numpy\(\) needs the values"),
+        (LINEAR, beside, [X], r"\.numpy\(\) needs the values"),
+        (Masked(), masked, [ROWS, UNKNOWN], "with their data, not on meta"),
+        (Masked(), masked, [ROWS, UNKNOWN, IDS], "their data, not on meta"),
+        (Quantised(), total, [X], r"codes is a FourBits, .*quant_state"),
+        (LINEAR, padded, [nested(X)], "few operators on nested tensors"),
+        (LINEAR, ragged, [X], r"nested tensors.* \(PyTorch says"),
+        (LINEAR, product, [X], "sparse tensor depend on its"),
+        (LINEAR, total, [torch.eye(8).to_sparse()], "sparse tensor depend"),
+        (LOOKUP, total, [IDS], "sparse=False in an embedding"),
+        (LINEAR, converted, [X], r"Module\.to.*convert it before"),
+        (LINEAR, total, [X.long()], "float32 and int64 and float32, which no"),
     ],
 )
-def test_what_it_refuses_in_its_own_words(model, loss, x, made, says):
-    optimizer = made(model.parameters()) if made else None
+def test_what_it_refuses_in_its_own_words(model, loss, batch, says):
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=says):
-        dry_run(model, loss, x, optimizer=optimizer)
+        dry_run(model, loss, *batch)
     for ours, theirs in zip(model.parameters(), before, strict=True):
         assert torch.equal(ours, theirs) and ours.grad is None
-    assert optimizer is None or not optimizer.state
 
 
-def test_the_models_own_error_is_passed_on():
-    def fails(model, x):
-        raise ArithmeticError("the model's own")
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (torch.optim.LBFGS, "LBFGS evaluates the loss again"),
+        (torch.optim.Adafactor, "such as AdamW"),
+        (torch.optim.ASGD, "such as AdamW"),
+    ],
+)
+def test_an_optimizer_that_looks_at_values(kind, says):
+    optimizer = kind(LINEAR.parameters())
+    with pytest.raises(ValueError, match=says):
+        dry_run(LINEAR, mean_square, X, optimizer=optimizer)
+    assert not optimizer.state
 
-    with pytest.raises(ArithmeticError, match="the model's own"):
-        dry_run(LINEAR, fails, X)
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArithmeticError("the model's own"),
+        AssertionError("mine"),
+        RuntimeError("cannot swap these axes"),
+    ],
+)
+def test_an_error_of_the_loss_is_its_own(error):
+    def loss(model, x):
+        raise error
+
+    with pytest.raises(type(error), match=f"^{error}$"):
+        dry_run(LINEAR, loss, X)
 
 
 def test_a_weight_of_a_class_without_attributes_is_a_weight():

@@ -1,91 +1,93 @@
-"""The tracker on two gloo ranks with ``fully_shard``, started once.
+"""The tracker on one of two ranks with ``fully_shard``, by category.
 
-Only what is alive between the passes is asserted: the peaks of real runs
-depend on when a collective returns.
+No other rank runs: real ones are compared in ``tests/sharding``.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from membudget.sharding import Ranks
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import fsdp_ranks
+from membudget.measuring import PeakTracker
+from membudget.sharding._private import fake_group
 
 pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(),
-    reason="this PyTorch has no gloo",
+    not dist.is_available(), reason="this PyTorch has no torch.distributed"
 )
 
-WORLD = 2
-FULL = 4 * 4 * (16 * 16 + 16)  # bytes of all parameters: 4 layers of 16
-UNIT = 4 * 8 * 16  # of one layer's output
-SETTINGS = [
-    f"{kind}, {when}"
-    for kind in ("resharded", "kept")
-    for when in ("first step", "later step")
-]
+WORLD, WIDTH, DEPTH, ROWS = 2, 16, 4, 8
+FULL = 4 * DEPTH * (WIDTH * WIDTH + WIDTH)  # bytes of all parameters
+UNIT = 4 * ROWS * WIDTH  # of one layer's output
+STATES = FULL + 2 * DEPTH * 4  # two moments of the shards, and the counts
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    """What each rank found."""
-    with Ranks(WORLD, backend="gloo") as pool:
-        return pool.run(fsdp_ranks.found)
+def sharded(reshard_after_forward):
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for module in (*model, model):
+        fully_shard(
+            module, mesh=mesh, reshard_after_forward=reshard_after_forward
+        )
+    return model
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_rank_holds_its_share(ranks, setting):
+def track(model, warm):
+    """A step, after another one if warm; what was alive at each end."""
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    x = torch.randn(ROWS, WIDTH)
+
+    def step(mark):
+        loss = model(x).sum()
+        torch.zeros(0)  # the tracker looks after each operator
+        mark("forward")
+        loss.backward()
+        del loss
+        torch.zeros(0)
+        mark("backward")
+        optimizer.step()
+        mark("step")
+        optimizer.zero_grad()
+        mark("end")
+
+    if warm:
+        step(lambda label: None)
+    with PeakTracker(model, optimizer, x) as tracker:
+        step(tracker.mark)
+    columns = zip(*tracker.timelines().values(), strict=True)
+    assert list(map(sum, columns)) == tracker.timeline
+    found = {label: tracker.split(i - 1) for i, label in tracker.marks}
+    names = [o.name for o in tracker.operators]
+    return tracker.split(-1), found, names.count("storage.resize_")
+
+
+@pytest.mark.parametrize(
+    ("kept", "warm", "resized"),
+    [
+        (False, False, 1 + 1 + 1),  # freed, gathered again, freed
+        (False, True, 1 + 1 + 1 + 1),  # gathered into the old ones
+        (True, False, 1),
+        (True, True, 1 + 1),
+    ],
+)
+def test_a_rank_holds_its_share(kept, warm, resized):
     """Parameters, gradients and Adam's moments: exactly 1/2."""
-    states = FULL + 8 * 4  # two moments of the shards, and the counts
-    for found in (rank[setting] for rank in ranks):
-        known = states if "later" in setting else 0
-        assert found["start"] == dict.fromkeys(found["start"], 0) | {
-            "parameters": FULL / WORLD,
-            "optimizer": known,
-            "inputs": UNIT,
-        }
-        for moment in ("forward", "backward", "step", "end"):
-            assert found[moment]["parameters"] == FULL / WORLD
-            assert found[moment]["inputs"] == UNIT
-        assert found["backward"]["gradients"] == FULL / WORLD
-        assert found["step"]["gradients"] == FULL / WORLD
-        assert found["end"]["gradients"] == 0
-        assert found["step"]["optimizer"] == states
-        assert found["end"]["optimizer"] == states
-        assert found["end"]["activations"] == 0
-        assert found["adds up"]
-
-
-@pytest.mark.parametrize("when", ["first step", "later step"])
-def test_parameters_that_are_kept_after_the_forward_pass(ranks, when):
-    for rank in ranks:
-        resharded = sum(rank[f"resharded, {when}"]["forward"].values())
-        kept = sum(rank[f"kept, {when}"]["forward"].values())
-        assert kept - resharded == FULL
-        # What a single process saves: the inputs of the layers but the
-        # first, and the loss.
-        found = rank[f"resharded, {when}"]
-        held = resharded - sum(found["start"].values())
-        assert held == 3 * UNIT + 4
-
-
-def test_the_storages_resized_are_seen(ranks):
-    """Two for each layer and time: a weight and a bias."""
-    times = {
-        "resharded, first step": 1 + 1 + 1,  # freed, gathered again, freed
-        "resharded, later step": 1 + 1 + 1 + 1,  # gathered into the old ones
-        "kept, first step": 1,
-        "kept, later step": 1 + 1,
+    with fake_group(WORLD, 0):
+        start, found, times = track(sharded(not kept), warm)
+    assert start == dict.fromkeys(start, 0) | {
+        "parameters": FULL / WORLD,
+        "optimizer": STATES if warm else 0,
+        "inputs": UNIT,
     }
-    for rank in ranks:
-        found = {setting: rank[setting]["resized"] for setting in SETTINGS}
-        assert found == {s: 2 * 4 * count for s, count in times.items()}
-
-
-def test_gradients_are_the_same_tracked_or_not(ranks):
-    assert all(rank["same gradients"] for rank in ranks)
+    for split in found.values():
+        assert split["parameters"] == FULL / WORLD
+        assert split["inputs"] == UNIT
+    assert found["backward"]["gradients"] == FULL / WORLD
+    assert found["step"]["gradients"] == FULL / WORLD
+    assert found["step"]["optimizer"] == STATES
+    assert found["end"] == start | {"optimizer": STATES}
+    # The inputs of the layers but the first, the loss, and what was kept.
+    held = sum(found["forward"].values()) - sum(start.values())
+    assert held == 3 * UNIT + 4 + (FULL if kept else 0)
+    assert times == 2 * DEPTH * resized  # of a weight and a bias each

@@ -9,7 +9,8 @@ from measuring_helpers import KEPT, REENTRANT
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from membudget.measuring import OUTSIDE, ModuleStack, Operator, PeakTracker
+from membudget.measuring import OUTSIDE, Operator, PeakTracker
+from membudget.measuring.modules import ModuleStack
 from membudget.models import GPT
 
 

@@ -187,12 +187,6 @@ def test_a_reading_that_is_no_whole_number(value):
     assert m.readings == []
 
 
-def test_whole_numbers_of_numpy_are_bytes_too():
-    m = reading([np.int64(9)], budget=np.int64(10), window=np.int64(2))
-    assert m() is Status.CRITICAL
-    assert type(m.readings[0].bytes) is int
-
-
 # The CPU -----------------------------------------------------------------
 
 

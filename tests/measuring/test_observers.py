@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from measuring_helpers import WIDTH, chain, hooked
 from torch.utils.checkpoint import checkpoint
 
-from membudget.measuring import ModuleStack, PeakTracker, SavedBytes
-from membudget.measuring.flops import FlopCounter
+from membudget.measuring import FlopCounter, PeakTracker, SavedBytes
+from membudget.measuring.modules import ModuleStack
 from membudget.models import GPT
 
 OBSERVERS = {

@@ -1,6 +1,5 @@
 """Reading snapshots, simulated or made by hand as PyTorch makes them."""
 
-import copy
 import os
 import pickle
 
@@ -144,16 +143,10 @@ def made():
 
 def test_sums(made):
     summary = summarise(made)
-    rounding = 100 + (1024 - 513)
     assert summary.reserved == 12 * MIB + 3001 * 512 + 1024 + 512
     assert summary.allocated == 3000 * 512 + 1024 + 512
-    assert summary.pending == 512
     assert summary.free == 12 * MIB
-    assert summary.requested == summary.allocated - rounding
-    assert summary.rounding == rounding
     assert summary.largest_free == 9 * MIB
-    assert summary.fragmentation == 0.25
-    assert (summary.segments, summary.blocks) == (2, 6)
 
 
 def test_peak(made):
@@ -169,9 +162,6 @@ def test_peak(made):
     )
     assert summarise(made, largest=1).at_peak == summary.at_peak[:1]
     assert summarise(made, largest=0).at_peak == ()
-    for part in (summary, summary.at_peak[0]):
-        with pytest.raises(AttributeError):
-            part.size = 1
 
 
 def test_peak_before_the_history(made):
@@ -222,8 +212,6 @@ def test_the_largest_come_first_and_of_equals_the_lower_address(made):
 def test_a_device_without_history_and_one_without_segments(made):
     summary = summarise(made, device=1)
     assert summary.reserved == 2 * MIB
-    assert summary.rounding == MIB
-    assert summary.fragmentation == 0
     assert summary.largest_free == summary.free == 0
     assert summary.peak_requested is summary.peak_event is None
     assert summary.at_peak == ()
@@ -232,18 +220,14 @@ def test_a_device_without_history_and_one_without_segments(made):
     made["device_traces"][1] = [entry("alloc", 5, 100), *freed(5, 100)]
     del made["segments"][2]
     summary = summarise(made, device=1)
-    assert summary.reserved == summary.blocks == 0
+    assert summary.reserved == 0
     assert summary.peak_requested == 100
 
 
-def test_of_other_versions(made):
-    """Frames are optional, and what is pending has an older name."""
+def test_frames_are_optional(made):
     for part in made["segments"][0]["blocks"]:
         del part["frames"]
-    made["segments"][0]["blocks"][1]["state"] = "active_awaiting_free"
-    summary = summarise(made)
-    assert summary.at_peak[0].where is None
-    assert summary.pending == 512
+    assert summarise(made).at_peak[0].where is None
 
 
 def test_real_frames():
@@ -294,12 +278,7 @@ def test_summary_of_a_simulation(expandable):
     summary = summarise(allocator.snapshot())
     assert summary.reserved == allocator.reserved
     assert summary.allocated == allocator.allocated
-    assert summary.requested == allocator.requested
     assert summary.free == allocator.reserved - allocator.allocated
-    assert summary.rounding == allocator.allocated - allocator.requested
-    assert summary.pending == 0
-    assert summary.segments == len(allocator.segments)
-    assert summary.blocks == sum(len(s.blocks) for s in allocator.segments)
     assert summary.peak_requested == allocator.peak_requested
     sizes = [block.size for block in summary.at_peak]
     assert sizes[:3] == [40 * MIB, 13 * MIB, 8 * MIB]
@@ -503,10 +482,6 @@ def test_a_file_of_something_else(tmp_path, content):
         ([], "it is of type list"),
         ({}, "it has no segments and no device_traces"),
         ({"segments": []}, "it has no device_traces"),
-        ({"segments": 5, "device_traces": []}, "TypeError"),
-        ({"segments": [], "device_traces": None}, "TypeError"),
-        ({"segments": [], "device_traces": [["x"]]}, "TypeError"),
-        ({"segments": [{"device": 0}], "device_traces": []}, "KeyError"),
     ],
 )
 def test_no_snapshot(data, message):
@@ -514,18 +489,6 @@ def test_no_snapshot(data, message):
         ValueError, match=f"no CUDA memory snapshot: .*{message}"
     ):
         summarise(data)
-
-
-def test_no_events(made):
-    made["device_traces"][0].append({})
-    with pytest.raises(ValueError, match=r"not as expected .*KeyError"):
-        trace_events(made)
-
-
-def test_an_unknown_state(made):
-    made["segments"][0]["blocks"][0]["state"] = "melted"
-    with pytest.raises(ValueError, match=r"not as expected .*melted"):
-        summarise(made)
 
 
 @pytest.mark.parametrize("traces", [[], [[], []]])
@@ -538,7 +501,5 @@ def test_an_empty_snapshot(traces):
 
 
 def test_an_unknown_device(made):
-    before = copy.deepcopy(made)
     with pytest.raises(ValueError, match="nothing of device 2, but of 0, 1"):
         summarise(made, 2)
-    assert made == before

@@ -338,7 +338,7 @@ OUTSIDE = torch.ones(3, 4)
             nn.Linear(4, 4),
             lambda m, x: m(x).sum() * m(x).sum().item(),
             r"_local_scalar_dense.* needs the values of a tensor, which a dry "
-            r"run has not.* use no .item\(\) and no index by cond",
+            r"run has not.*; use no .item\(\) and no index by cond",
         ),
         (
             nn.Linear(4, 4),
@@ -360,14 +360,6 @@ def test_steps_that_a_dry_run_cannot_take(model, loss, message):
         dry_run(model, loss, x)
     assert hooked() == before
     trace_step(model, loss, x)  # and trace_step can
-
-
-def test_an_assertion_of_the_loss_is_its_own():
-    def loss(model, x):
-        raise AssertionError("mine")
-
-    with pytest.raises(AssertionError, match=r"^mine$"):
-        dry_run(nn.Linear(4, 4), loss, torch.ones(3, 4))
 
 
 # trace_step ----------------------------------------------------------------

@@ -120,15 +120,6 @@ def test_the_statistics_are_numpys(samples):
     assert result.spread == pytest.approx(third - first, rel=1e-9, abs=1e-9)
 
 
-# Wrong use ---------------------------------------------------------------
-
-
-def test_a_device_that_is_not_there(machine):
-    with pytest.raises(ValueError, match="device 'cuda:1' is not here"):
-        time_calls(machine.call, "cuda:1")
-    assert machine.events == []
-
-
 def test_results_cannot_be_changed():
     made = [k for k in vars(measuring).values() if isinstance(k, type)]
     made = [k for k in made if dataclasses.is_dataclass(k)]

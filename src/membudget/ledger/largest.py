@@ -13,6 +13,7 @@ from membudget.checks import flag, function, module, told, trained, whole
 from membudget.measuring import PeakTracker, format_bytes, witness
 from membudget.measuring.dry import Dry, Ran, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
+from membudget.measuring.search import last_that
 from membudget.measuring.step import (
     LOSS,
     Loss,
@@ -443,24 +444,3 @@ def _resized(
         rows = torch.arange(size, device=tensor.device) % len(tensor)
         made.copy_(tensor.detach()[rows])
     return made.requires_grad_(tensor.requires_grad)
-
-
-def last_that(fits: Callable[[int], bool], guess: int, least: int) -> int:
-    """A size that fits, while the next one does not.
-
-    Args:
-        guess: where to begin.
-        least: a size that fits.
-    """
-    low, high, step = guess, guess + 1, 1
-    while low > least and not fits(low):
-        low, high, step = max(low - step, least), low, 2 * step
-    while fits(high):
-        low, high, step = high, high + step, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low

@@ -3,8 +3,6 @@
 from membudget.measuring.allocator import (
     CachingAllocator,
     replay,
-    round_size,
-    segment_size,
 )
 from membudget.measuring.device import (
     MemoryReading,
@@ -14,7 +12,7 @@ from membudget.measuring.device import (
 )
 from membudget.measuring.dry import UNSURE, dry_run, unsure
 from membudget.measuring.flops import FlopCounter
-from membudget.measuring.modules import OUTSIDE, ModuleStack
+from membudget.measuring.modules import OUTSIDE
 from membudget.measuring.monitor import (
     MemoryMonitor,
     Reading,
@@ -57,7 +55,6 @@ __all__ = [
     "FlopCounter",
     "MemoryMonitor",
     "MemoryReading",
-    "ModuleStack",
     "Operator",
     "OutOfMemoryReport",
     "PeakTracker",
@@ -74,8 +71,6 @@ __all__ = [
     "replay",
     "reset_peak",
     "resolve_device",
-    "round_size",
-    "segment_size",
     "summarise",
     "time_calls",
     "trace_events",

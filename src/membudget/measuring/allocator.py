@@ -57,13 +57,11 @@ ENDLESS = 1 << 44
 
 def round_size(size: int) -> int:
     """Bytes of the block that a request of ``size`` bytes needs at least."""
-    size = whole(size, "the size of a request", 0)
     return max(MIN_BLOCK, _round_up(size, MIN_BLOCK))
 
 
 def segment_size(size: int) -> int:
     """Bytes of the segment that a request of ``size`` bytes takes anew."""
-    size = whole(size, "the size of a request", 0)
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if size < MIN_LARGE:
@@ -122,9 +120,9 @@ class CachingAllocator:
     """Simulate the memory of one device, with one stream.
 
     Args:
-        capacity: bytes that the driver can hand out; None for no limit. On a
-            real GPU it is less than the memory of the card: the CUDA context
-            and other processes hold some.
+        capacity: bytes that the driver can hand out, at least 1; None for no
+            limit. On a real GPU it is less than the memory of the card: the
+            CUDA context and other processes hold some.
         expandable_segments: as the option of ``PYTORCH_ALLOC_CONF``.
 
     Attributes:
@@ -145,11 +143,6 @@ class CachingAllocator:
         >>> handle = allocator.allocate(1_200_000)
         >>> allocator.allocated, allocator.reserved
         (1200128, 20971520)
-
-    Raises:
-        TypeError: ``capacity`` is not a whole number, or
-            ``expandable_segments`` neither True nor False.
-        ValueError: ``capacity`` is not above zero.
     """
 
     def __init__(
@@ -182,8 +175,6 @@ class CachingAllocator:
         No bytes are served without a block, as in PyTorch.
 
         Raises:
-            TypeError: ``size`` is not a whole number.
-            ValueError: ``size`` is negative.
             torch.OutOfMemoryError: there is no room, not even after the
                 unused segments went back to the driver.
         """
@@ -202,17 +193,13 @@ class CachingAllocator:
         """Free an allocation; its block stays reserved for the next one.
 
         Raises:
-            TypeError: the handle is no whole number.
             ValueError: it is unknown, or was freed before.
         """
         handle = whole(handle, "the handle", None)
         if handle not in self._live:
-            known = 0 < handle <= self._handles
             raise ValueError(
-                f"allocation {handle} was freed already: free it once"
-                if known
-                else f"unknown handle {shown(handle)}: use what allocate "
-                "returned"
+                f"allocation {shown(handle)} is not live: free what allocate "
+                "returned, and once"
             )
         block = self._live.pop(handle)
         if block:
@@ -409,7 +396,7 @@ class CachingAllocator:
     # Expandable segments
 
     def _expand(self, pool: "_Pool", need: int) -> "_Block | None":
-        """Map pages until a block of ``need`` bytes is there."""
+        """Map pages until there is a block of ``need`` bytes."""
         block: _Block | None = self._find_room(pool, need)
         if block and not block.mapped:
             block = self._map(block, min(need, block.size))
@@ -530,9 +517,8 @@ def replay(
         The allocator as it is at the end, with its peaks and timeline.
 
     Raises:
-        TypeError: events that are no list, or arguments of a wrong kind.
-        ValueError: an event that is not of this form, of an unknown kind, or
-            with a key that is allocated twice or freed without being live.
+        ValueError: a key that is allocated twice, or freed without being
+            live.
         torch.OutOfMemoryError: of the allocator. A note names the event.
 
     Example:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from membudget.checks import instance, told
+from membudget.checks import instance
 from membudget.measuring.units import format_bytes
 
 
@@ -18,10 +18,6 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
     Returns:
         The device as tensors name theirs: ``cpu`` or ``cuda:0``.
-
-    Raises:
-        TypeError: something else.
-        ValueError: a device that is not there, or of another kind.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device is None:
@@ -46,50 +42,41 @@ class MemoryReading:
 
     Attributes:
         device: which device, ``"cpu"`` or ``"cuda:0"``.
+        free: what no process uses; on the CPU what is available to a new
+            one, reclaimable caches included.
+        total: what the device has.
         requested: what this process's live tensors on it asked for.
         allocated: what the allocator gave them: the requests, rounded up.
         reserved: what the allocator took from the device, live or cached.
         peak_requested: the most that was requested since the last reset.
         peak_allocated: the most that was allocated.
         peak_reserved: the most that was reserved.
-        free: what no process uses; on the CPU what is available to a new
-            one, reclaimable caches included.
-        total: what the device has.
         process: what this process holds of it, on the CPU alone: its resident
             set, with the interpreter, libraries and freed memory it kept.
     """
 
     device: str
+    free: int
+    total: int
     requested: int | None = None
     allocated: int | None = None
     reserved: int | None = None
     peak_requested: int | None = None
     peak_allocated: int | None = None
     peak_reserved: int | None = None
-    free: int | None = None
-    total: int | None = None
     process: int | None = None
-
-    @property
-    def used(self) -> int:
-        """``total`` less ``free``: by every process, as nvidia-smi shows."""
-        return told(self.total) - told(self.free)
 
     def __str__(self) -> str:
         lines = [f"memory of {self.device}"]
         for name in ("requested", "allocated", "reserved"):
             now, peak = getattr(self, name), getattr(self, f"peak_{name}")
             if now is not None:
-                line = f"{name:<9}  {format_bytes(now)}"
-                if peak is not None:
-                    line += f", peak {format_bytes(peak)}"
-                lines.append(line)
+                now, peak = format_bytes(now), format_bytes(peak)
+                lines.append(f"{name:<9}  {now}, peak {peak}")
         if self.process is not None:
             lines.append(f"process    {format_bytes(self.process)}")
-        if self.free is not None and self.total is not None:
-            free, total = format_bytes(self.free), format_bytes(self.total)
-            lines.append(f"free       {free} of {total}")
-        return "\n".join(lines)
+        free, total = format_bytes(self.free), format_bytes(self.total)
+        return "\n".join([*lines, f"free       {free} of {total}"])
 
 
 def read_memory(device: str | torch.device | None = None) -> MemoryReading:
@@ -108,7 +95,6 @@ def read_memory(device: str | torch.device | None = None) -> MemoryReading:
         device: as in :func:`resolve_device`.
 
     Raises:
-        ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
     where = resolve_device(device)
@@ -157,9 +143,6 @@ def reset_peak(device: str | torch.device | None = None) -> bool:
         Whether there was a peak to reset. The CPU keeps none (the peaks that
         :func:`read_memory` reads there are None): False, and nothing is done,
         so that one loop runs on both.
-
-    Raises:
-        ValueError: the device is not there.
     """
     where = resolve_device(device)
     if where.type == "cpu":

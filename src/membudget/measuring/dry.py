@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from itertools import accumulate
-from traceback import walk_tb
 from typing import TypeVar
 
 import torch
@@ -44,9 +43,14 @@ LOOKED = (
 )
 """What PyTorch raises where a fake tensor's values are asked for."""
 
-STEP = (
-    "{} looks at values in its step, which a dry run has not: take another "
-    "optimizer, such as AdamW, or measure a real step with trace_step"
+VALUES = (
+    "{} needs the values of a tensor, which a dry run has not: hand integers "
+    "over with their data, not on meta, and a slice of a large tensor as its "
+    "clone(); use no .item() and no index by condition in the loss; choose "
+    "an optimizer that does not look at values, such as AdamW, and an "
+    "implementation of the model that does not (for the experts of "
+    'transformers experts_implementation="batched_mm"); or measure a real '
+    "step with trace_step"
 )
 
 NESTED = (
@@ -68,11 +72,7 @@ UNSURE = {
 
 
 def unsure(tracker: PeakTracker) -> dict[str, str]:
-    """Those operators of :data:`UNSURE` that ran, with the reason.
-
-    Raises:
-        TypeError: something else than a tracker.
-    """
+    """Those operators of :data:`UNSURE` that ran, with the reason."""
     use = "a PeakTracker, as of dry_run"
     instance(tracker, PeakTracker, "tracker", use)
     ran = {operator.name for operator in tracker.operators}
@@ -123,7 +123,6 @@ def dry_run(
             than the model's and the batch's, sparse tensors, an operator of
             :data:`UNSURE`, a module that is converted while it runs, or a
             device on which PyTorch does not run here.
-        TypeError: an argument of a wrong kind.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
     flag(estimate, "estimate")
@@ -148,9 +147,6 @@ class Dry:
         *batch: an example; decides with the model's tensors which of them
             are small enough to keep their values.
         others: as for :func:`dry_run`.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as :func:`dry_run`.
     """
 
     def __init__(
@@ -215,9 +211,6 @@ class Dry:
             run: called as :func:`trace_step`, which it is by default; what
                 it does to the model and the optimizer stays.
             how: further arguments.
-
-        Raises:
-            TypeError, ValueError: as :func:`dry_run`.
         """
         kept = self._kept(batch)
         parts = [
@@ -237,18 +230,17 @@ class Dry:
                     **how,
                 )
             except Exception as error:
-                if reason := self._reason(error, batch, fakes):
+                if reason := self._reason(error, fakes):
                     raise ValueError(reason) from error
                 raise
 
-    def _reason(self, error: Exception, batch: tuple, fakes: Fakes) -> str:
+    def _reason(self, error: Exception, fakes: Fakes) -> str:
         """Why it does not run without data; empty for any other error."""
         said = str(error)
-        if isinstance(error, LOOKED) or ".numpy() is not supported" in said:
-            if _steps_in(error, self._optimizer):
-                return STEP.format(type(self._optimizer).__name__)
-            what = said if isinstance(error, LOOKED) else ".numpy()"
-            return _values_needed(what, batch)
+        if isinstance(error, LOOKED):
+            return VALUES.format(said)
+        if ".numpy() is not supported" in said:
+            return VALUES.format(".numpy()")
         if isinstance(error, ValueError):
             return ""
         if fakes.nested:
@@ -277,11 +269,7 @@ class Dry:
 
 
 def refuse_unsure(tracker: PeakTracker) -> None:
-    """Refuse a step with operators of :data:`UNSURE`.
-
-    Raises:
-        ValueError: one ran.
-    """
+    """Refuse a step with operators of :data:`UNSURE`."""
     if unknown := unsure(tracker):
         reasons = "; ".join(f"{name}: {why}" for name, why in unknown.items())
         raise ValueError(
@@ -319,35 +307,6 @@ def _runnable(device: torch.device) -> None:
         )
 
 
-def _steps_in(
-    error: Exception, optimizer: torch.optim.Optimizer | None
-) -> bool:
-    """Whether the optimizer was at its step."""
-    frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return optimizer is not None and any(
-        frame.f_locals.get("self") is optimizer for frame in frames
-    )
-
-
-def _values_needed(what: str, batch: tuple[torch.Tensor, ...]) -> str:
-    """What to do about a step that looks at values."""
-    whole = [t for t in batch if not t.is_floating_point()]
-    ways = [
-        "use no .item() and no index by condition in the loss",
-        "choose an implementation that does not look (for the experts of "
-        'transformers experts_implementation="batched_mm")',
-        "or measure a real step with trace_step",
-    ]
-    if any(t.device.type == "meta" for t in whole):
-        ways.insert(0, "hand the batch over with its data, not on meta")
-    elif any(t.untyped_storage().nbytes() > SMALL for t in whole):
-        ways.insert(0, "hand a slice of a large tensor over as its clone()")
-    return (
-        f"{what} needs the values of a tensor, which a dry run has not: "
-        + "; ".join(ways)
-    )
-
-
 def held_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> list[torch.Tensor]:
@@ -360,11 +319,7 @@ def held_tensors(
 
 
 def no_large_mask(tensor: torch.Tensor, size: int) -> None:
-    """Refuse a mask of ones of this size: models look whether it is one.
-
-    Raises:
-        ValueError: it is too large to keep its values.
-    """
+    """Refuse a large mask of ones: models look whether it is one."""
     if (
         size > SMALL
         and not tensor.is_meta
@@ -411,7 +366,7 @@ def without_data(
     """The tensor without its data; a count keeps its value.
 
     Those on ``meta`` that share a storage share it ``on`` the device, too;
-    ``bases`` has the storages that are there.
+    ``bases`` has the storages made so far.
     """
     if on is not None and tensor.device.type == "meta":
         storage = tensor.untyped_storage()

@@ -10,8 +10,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from membudget.checks import function, told
-from membudget.checks import module as checked_module
+from membudget.checks import told
 from membudget.internals import saved_tensor_hooks
 
 OUTSIDE = ""
@@ -35,9 +34,6 @@ class ModuleStack:
         called: is called with the positional arguments of each outermost
             module.
 
-    Raises:
-        TypeError: a model that is no module, or nothing that can be called.
-
     Attributes:
         names: the running modules' names, the outermost first.
     """
@@ -48,14 +44,14 @@ class ModuleStack:
         called: Callable[[tuple], None] = lambda args: None,
     ) -> None:
         self.names: list[str] = []
-        self._called = function(called, "called")
+        self._called = called
         self._paths: weakref.WeakKeyDictionary[nn.Module, str] = (
             weakref.WeakKeyDictionary()
         )
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._hooks: ExitStack | None = None  # while the block runs
         for model in models:
-            self._know(checked_module(model))
+            self._know(model)
 
     @property
     def name(self) -> str:

@@ -53,25 +53,16 @@ class MemoryMonitor:
         device: what to read; by default CUDA where there is one.
         read: read this instead: a function that returns bytes. Needs a
             budget; the device is not touched.
-        budget: bytes, instead of what the process can have.
-        window: readings that the status looks at.
-        warning: share of the budget from which the status is WARNING.
-        critical: share of the budget from which the status is CRITICAL.
+        budget: bytes, at least 1, instead of what the process can have.
+        window: readings that the status looks at, 1 to a million.
+        warning: share of the budget from which the status is WARNING, above
+            0 and below ``critical``.
+        critical: share of the budget from which it is CRITICAL, at most 1.
 
     Attributes:
         budget: bytes.
         readings: all of them, in order.
         status: the :class:`Status` after the last reading, NORMAL at first.
-
-    Raises:
-        TypeError: a budget or a window that is no whole number, a threshold
-            that is no number, or, when called, a step that is no whole
-            number or a ``read`` that returns none.
-        ValueError: a budget below 1, a window below 1 or above a million,
-            thresholds that are not
-            0 < warning < critical <= 1, ``read`` without a budget, a device
-            that is not there; when called, a negative reading or a tensor
-            of several values.
 
     Example:
         >>> monitor = MemoryMonitor()
@@ -98,27 +89,24 @@ class MemoryMonitor:
                 f"warning is {warning} and critical {critical}: use shares "
                 "of the budget with 0 < warning < critical <= 1"
             )
+        if device is not None:
+            checked_device(device)
         if read is None:
-            self.device = resolve_device(device)
-            read = _reader(self.device)
+            where = resolve_device(device)
+            read = _reader(where)
             if budget is None:
-                budget = process_limit(self.device)
+                budget = process_limit(where)
         elif budget is None:
             raise ValueError(
                 "read= needs budget=: say of how many bytes a reading is a "
                 "part"
             )
-        else:
-            self.device = None
-            if device is not None:
-                checked_device(device)
-            function(read, "read", "a function that returns bytes")
+        self._read = function(read, "read", "a function that returns bytes")
         self.budget = whole(budget, "budget")
         self.window = whole(window, "window", 1, MOST)
         self.warning, self.critical = warning, critical
         self.readings: list[Reading] = []
         self.status = Status.NORMAL
-        self._read = read
         self._last: deque[int] = deque(maxlen=self.window)
         self._values: dict[str, object] = {}
 
@@ -192,16 +180,15 @@ def process_limit(device: torch.device | str | None = None) -> int:
     resident set and what the system has available.
 
     Raises:
-        ValueError: the device is not there.
         ModuleNotFoundError: the CPU is to be read and psutil is missing.
     """
     where = resolve_device(device)
     now = read_memory(where)
     if where.type == "cuda":
         fraction = torch.cuda.get_per_process_memory_fraction(where)
-        within = int(told(now.total) * fraction)
-        return min(told(now.reserved) + told(now.free), within)
-    return told(now.process) + told(now.free)
+        within = int(now.total * fraction)
+        return min(told(now.reserved) + now.free, within)
+    return told(now.process) + now.free
 
 
 def _reader(device: torch.device) -> Callable[[], int]:

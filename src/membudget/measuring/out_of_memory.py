@@ -3,7 +3,7 @@
 import gc
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
@@ -18,6 +18,7 @@ from membudget.checks import function, instance, plain_step, told, trained
 from membudget.measuring.device import read_memory
 from membudget.measuring.dry import dry_run
 from membudget.measuring.monitor import process_limit
+from membudget.measuring.search import last_that
 from membudget.measuring.step import LOSS, Loss, only_tensors, samples_of
 from membudget.measuring.storages import optimizer_tensors
 from membudget.measuring.tracker import (
@@ -199,7 +200,8 @@ class CatchOutOfMemory:
 
     Args:
         model: a model with trained parameters.
-        *batch: tensors with the samples along their first dimension.
+        *batch: tensors with the samples along their first dimension, at
+            least 1 and as many in each.
         loss: ``loss(model, *batch)`` as in the block; without it, only the
             changes are predicted.
         optimizer: the one that steps in the block.
@@ -218,11 +220,8 @@ class CatchOutOfMemory:
         tracker: the block's :class:`PeakTracker`.
 
     Raises:
-        TypeError: a model that is no module, a batch of other things than
-            tensors, an optimizer, a loss or changes of a wrong kind.
-        ValueError: a model without trained parameters, batch tensors of
-            different lengths or without samples, a change with the name
-            :data:`UNCHANGED`, a budget as for :class:`PeakTracker`.
+        ValueError: a change with the name :data:`UNCHANGED`, or a budget
+            below what exists.
 
     Example:
         >>> guard = CatchOutOfMemory(
@@ -285,7 +284,6 @@ class CatchOutOfMemory:
             self._others = max(0, told(used) - self.tracker.start)
         else:
             self._limit = self._budget
-        self._buffers = _Marks(self.model.buffers())
         self._gradients = _Marks(
             p.grad for p in self._parameters() if p.grad is not None
         )
@@ -345,11 +343,6 @@ class CatchOutOfMemory:
             )
         if failure.step is not None:
             yield failure.step.undo()
-        if self._buffers.changed(self.model.buffers()):
-            yield (
-                "The failed step has changed buffers of the model, such as "
-                "running statistics."
-            )
 
     def _left_over(self) -> Iterator[str]:
         wait_for_autograd(self.device)
@@ -386,10 +379,17 @@ class CatchOutOfMemory:
             if self.samples < 2 or peak(1) > room:
                 least = min(1, self.samples)
                 return Fit(change, full, None, peak(least))
-            size = _even(self.samples, 2)
-            if peak(size) > room:
-                most = _largest(peak, 1, size, room)
-                size = _even(self.samples, -(-self.samples // most))
+            size = half = -(-self.samples // 2)
+            if peak(half) > room:
+                # Peaks are nearly affine: the line through two is a guess.
+                share = (room - peak(1)) / (peak(half) - peak(1))
+                most = last_that(
+                    lambda size: size < half and peak(size) <= room,
+                    guess=1 + int(share * (half - 1)),
+                    least=1,
+                )
+                count = -(-self.samples // most)
+                size = -(-self.samples // count)  # the last perhaps fewer
             return Fit(change, full, size, peak(size))
         except Exception as error:  # a report must not fail with a change
             return Fit(change, problem=f"{type(error).__name__}: {error}")
@@ -422,38 +422,6 @@ def _span(tensor: torch.Tensor) -> int:
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
     )
     return alone.untyped_storage().nbytes()
-
-
-def _largest(
-    peak: Callable[[int], int], fits: int, fails: int, room: int
-) -> int:
-    """The largest size whose peak is at most ``room``.
-
-    ``fits`` is a size that does and ``fails`` one that does not. Peaks are
-    nearly affine, so the line through both says where to look; each third
-    time the middle, so that it ends soon if they are not.
-    """
-    turn = 0
-    while fails - fits > 1:
-        turn += 1
-        share = (room - peak(fits)) / (peak(fails) - peak(fits))
-        if turn % 3 == 0:
-            share = 0.5
-        size = fits + int(share * (fails - fits))
-        size = min(max(size, fits + 1), fails - 1)
-        if peak(size) <= room:
-            fits = size
-        else:
-            fails = size
-    return fits
-
-
-def _even(samples: int, count: int) -> int:
-    """Samples in each of ``count`` micro-batches, in the last perhaps fewer.
-
-    If any size that makes so few of them divides the batch, it is this one.
-    """
-    return -(-samples // count)
 
 
 def _summary(fits: tuple[Fit, ...], samples: int) -> Iterator[str]:

@@ -10,8 +10,7 @@ before, the history of every device. Its keys are documented in
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from membudget.checks import whole
@@ -20,8 +19,6 @@ RECORD = "torch.cuda.memory._record_memory_history()"
 DUMP = "torch.cuda.memory._dump_snapshot(path)"
 USED = "active_allocated"
 FREE = "inactive"
-# The second name is the one in PyTorch's documentation.
-PENDING = ("active_pending_free", "active_awaiting_free")
 CHANGES = ("alloc", "free_completed")
 INSIDE_TORCH = re.compile(r"-packages/torch/|/pytorch/torch/")
 
@@ -48,17 +45,11 @@ class SnapshotSummary:
     """What a snapshot says about one device, in bytes.
 
     Attributes:
-        reserved: in segments; = allocated + pending + free.
-        allocated: in blocks that tensors use.
-        pending: in blocks that are freed, but wait for another stream.
+        reserved: in segments.
+        allocated: in blocks that tensors use. The rest of ``reserved`` is
+            free, or freed and waits for another stream.
         free: in blocks that are cached for the next tensor.
-        requested: what the tensors in ``allocated`` asked for.
-        rounding: ``allocated`` − ``requested``.
         largest_free: the largest free block.
-        fragmentation: 1 − ``largest_free`` / ``free``: 0 where all that is
-            free is in one piece, or nothing is free; near 1 in many pieces.
-        segments: how many there are.
-        blocks: how many there are, the free ones included.
         peak_requested: the most bytes alive at once during the history, in
             requested bytes, since the history does not have the sizes of
             blocks; compare ``memory_stats()["requested_bytes.all.peak"]``.
@@ -71,14 +62,8 @@ class SnapshotSummary:
 
     reserved: int
     allocated: int
-    pending: int
     free: int
-    requested: int
-    rounding: int
     largest_free: int
-    fragmentation: float
-    segments: int
-    blocks: int
     peak_requested: int | None
     peak_event: int | None
     at_peak: tuple[LiveBlock, ...]
@@ -103,9 +88,8 @@ def summarise(
 
     Raises:
         FileNotFoundError: there is no such file.
-        TypeError: a number that is not whole.
         ValueError: the file or dictionary is no snapshot, the snapshot is
-            empty, it has nothing of this device, or ``largest`` is negative.
+            empty, or it has nothing of this device.
 
     Example:
         >>> torch.cuda.memory._record_memory_history()
@@ -116,8 +100,7 @@ def summarise(
     """
     largest = whole(largest, "largest", 0)
     segments, trace = _of_device(snapshot, device)
-    with _known_entries():
-        return _summary(segments, trace, largest)
+    return _summary(segments, trace, largest)
 
 
 def trace_events(
@@ -147,32 +130,19 @@ def trace_events(
             f"the snapshot has no history of device {device}: call {RECORD} "
             "before what is to be seen"
         )
-    with _known_entries():
-        return _events(_alive_at_start(segments, trace), trace)
+    return _events(_alive_at_start(segments, trace), trace)
 
 
 def _summary(segments, trace, largest: int) -> SnapshotSummary:
     blocks = [block for segment in segments for block in segment["blocks"]]
-    size = {USED: 0, FREE: 0, "pending": 0}
-    for block in blocks:
-        state = "pending" if block["state"] in PENDING else block["state"]
-        size[state] += block["size"]
-    requested = sum(b["requested_size"] for b in blocks if b["state"] == USED)
-    largest_free = max(
-        (b["size"] for b in blocks if b["state"] == FREE), default=0
-    )
+    used = [b["size"] for b in blocks if b["state"] == USED]
+    free = [b["size"] for b in blocks if b["state"] == FREE]
     peak, event, alive = _peak(segments, trace)
     return SnapshotSummary(
         reserved=sum(segment["total_size"] for segment in segments),
-        allocated=size[USED],
-        pending=size["pending"],
-        free=size[FREE],
-        requested=requested,
-        rounding=size[USED] - requested,
-        largest_free=largest_free,
-        fragmentation=1 - largest_free / size[FREE] if size[FREE] else 0.0,
-        segments=len(segments),
-        blocks=len(blocks),
+        allocated=sum(used),
+        free=sum(free),
+        largest_free=max(free, default=0),
         peak_requested=peak,
         peak_event=event,
         at_peak=tuple(
@@ -291,12 +261,11 @@ def _of_device(snapshot, device: int):
     missing = [k for k in ("segments", "device_traces") if k not in data]
     if missing:
         raise _no_snapshot(what, f"it has no {' and no '.join(missing)}")
-    with _known_entries():
-        traces = dict(enumerate(data["device_traces"]))
-        segments: dict[int, list] = {}
-        for segment in data["segments"]:
-            segments.setdefault(segment["device"], []).append(segment)
-        known = sorted({*segments, *(d for d in traces if traces[d])})
+    traces = dict(enumerate(data["device_traces"]))
+    segments: dict[int, list] = {}
+    for segment in data["segments"]:
+        segments.setdefault(segment["device"], []).append(segment)
+    known = sorted({*segments, *(d for d in traces if traces[d])})
     if not known:
         raise ValueError(
             "the snapshot is empty: no memory was reserved and no history "
@@ -316,14 +285,3 @@ def _no_snapshot(what: str, why: str) -> ValueError:
         f"{what} is no CUDA memory snapshot: {why}. Use what "
         f"torch.cuda.memory._snapshot() returns or {DUMP} writes"
     )
-
-
-@contextmanager
-def _known_entries() -> Iterator[None]:
-    """Say so where an entry is not what PyTorch writes."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _no_snapshot(
-            "this", f"an entry is not as expected ({error!r})"
-        ) from error

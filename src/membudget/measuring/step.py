@@ -51,10 +51,11 @@ def trace_step(
         *batch: tensors with the samples along their first dimension; alive
             during the whole step.
         optimizer: steps where it is given.
-        micro_batch: samples that run at once; the batch is cut, and the
-            gradients are summed with the micro-batches' shares as weights.
+        micro_batch: samples that run at once, at least 1; the batch is cut,
+            and the gradients are summed with the micro-batches' shares as
+            weights.
         keep_gradients: the gradients stay from step to step, as after
-            ``zero_grad(set_to_none=False)``: they are there at the start.
+            ``zero_grad(set_to_none=False)``: the step begins with them.
         inference: instead of a step call ``loss(model, *batch)`` once, under
             ``torch.inference_mode()``. It returns anything, which lives
             until the end; nothing has to be trained.
@@ -63,11 +64,8 @@ def trace_step(
 
     Raises:
         ValueError: a model without trained parameters, a loss that is not a
-            scalar tensor with a graph, a micro-batch below 1, a batch that
-            cannot be cut into micro-batches, or inference with what only a
-            training step has.
-        TypeError: something else than a model, a function, an optimizer, a
-            whole number of samples, True or False, or tensors in the batch.
+            scalar tensor with a graph, a batch that cannot be cut into
+            micro-batches, or inference with what only a training step has.
         torch.OutOfMemoryError: the budget does not suffice.
         RuntimeError: something compiled is called, as :class:`PeakTracker`.
     """
@@ -103,9 +101,6 @@ class Step:
 
     The arguments are those of :func:`trace_step`. The gradients are None
     before the first call, and None or kept after each.
-
-    Raises:
-        TypeError, ValueError: as :func:`trace_step`.
     """
 
     model: nn.Module
@@ -171,11 +166,7 @@ class Step:
 
 
 def only_tensors(batch: tuple) -> None:
-    """Refuse what is no tensor.
-
-    Raises:
-        TypeError: something else than tensors in the batch.
-    """
+    """Refuse what is no tensor."""
     for item in batch:
         if not isinstance(item, torch.Tensor):
             raise TypeError(
@@ -186,12 +177,7 @@ def only_tensors(batch: tuple) -> None:
 
 
 def samples_of(batch: tuple[torch.Tensor, ...]) -> int:
-    """How many samples the batch has.
-
-    Raises:
-        ValueError: no tensors, or tensors that have none or not the same
-            number.
-    """
+    """How many samples the batch has: at least 1, and as many each tensor."""
     counts = {len(t) if t.ndim else 0 for t in batch}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
@@ -206,11 +192,7 @@ def samples_of(batch: tuple[torch.Tensor, ...]) -> int:
 def only_forward(
     optimizer: object, micro_batch: object, keep_gradients: bool
 ) -> None:
-    """Refuse what inference has not.
-
-    Raises:
-        ValueError: an optimizer, micro-batches or gradients.
-    """
+    """Refuse what belongs to training alone."""
     for name, given in (
         ("optimizer", optimizer is not None),
         ("micro_batch", micro_batch is not None),
@@ -224,11 +206,7 @@ def only_forward(
 
 
 def parts_of(returned: object) -> tuple[torch.Tensor, object]:
-    """The loss, and what lives beside it: None if it is alone.
-
-    Raises:
-        ValueError: no loss among it.
-    """
+    """The loss, and what lives beside it: None if it is alone."""
     if isinstance(returned, torch.Tensor):
         return _checked(returned), None
     if hasattr(returned, "loss"):

@@ -37,11 +37,7 @@ def module_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The tensors that an optimizer holds: its states.
-
-    Raises:
-        TypeError: it is no optimizer.
-    """
+    """The tensors that an optimizer holds: its states."""
     return tensors(list(stepper(optimizer).state.values()))
 
 

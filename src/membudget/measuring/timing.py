@@ -57,17 +57,12 @@ def time_calls(
         device: where it runs, as in
             :func:`membudget.measuring.resolve_device`.
         warm_up: calls before the first that is timed, which pay for what
-            happens once (allocations, handles, the choice of kernels).
-        repeats: calls that are timed, one sample each.
+            happens once (allocations, handles, the choice of kernels); 0 to
+            a million.
+        repeats: calls that are timed, one sample each; 1 to a million.
         synchronise: without it the samples are the times to *queue* the work;
             that is a trap, and here to be shown. The device is waited for
             once after the last call in any case.
-
-    Raises:
-        TypeError: ``call`` cannot be called, a number that is not whole, a
-            flag that is neither True nor False.
-        ValueError: ``warm_up`` below 0, ``repeats`` below 1, either above a
-            million, a device that is not there.
     """
     use = "a function without arguments, such as lambda: model(x)"
     function(call, "call", use)

@@ -193,9 +193,7 @@ class PeakTracker(TorchDispatchMode):
         >>> tracker.at_peak()[0].operator
 
     Raises:
-        TypeError: ``existing`` holds something else, or a budget or a
-            device is of a wrong kind.
-        ValueError: a budget below 1 or below ``start``, or no such device.
+        ValueError: a budget below ``start``.
         RuntimeError: entered while it runs. Afterwards it may be entered
             again, and goes on counting. Or something compiled is called in
             the block (``torch.compile``): PyTorch would run it operator by

@@ -6,17 +6,13 @@ from membudget.checks import number
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 MOST = 10**30
-"""Of which there are no more bytes to be written down."""
 
 
 def format_bytes(count: float) -> str:
     """Bytes in binary units, three digits: ``2.96 MiB``; as ``base.mjs``.
 
-    Differences may be negative: ``-1.50 KiB``.
-
-    Raises:
-        TypeError: the count is no number.
-        ValueError: it is NaN, or more than 10³⁰ bytes.
+    Differences may be negative: ``-1.50 KiB``. Of more than 10³⁰ bytes there
+    is nothing to write down.
     """
     count = number(count, "the count of bytes", -MOST, MOST)
     power = 0

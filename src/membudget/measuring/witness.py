@@ -36,8 +36,6 @@ def witness(
         engine request.
 
     Raises:
-        TypeError: a step that is no function.
-        ValueError: the device is not there.
         RuntimeError: a profiler is running already.
     """
     function(step, "step", "a function without arguments")

@@ -8,8 +8,9 @@ from torch import nn
 
 from membudget.checks import instance, whole
 from membudget.ledger import largest_batch
-from membudget.ledger.largest import largest_over_half, last_that
+from membudget.ledger.largest import largest_over_half
 from membudget.measuring import format_bytes
+from membudget.measuring.search import last_that
 from membudget.measuring.step import Loss, only_tensors, samples_of
 from membudget.planning.memory import input_bytes
 from membudget.planning.own import OwnJob
