@@ -27,7 +27,6 @@ KEPT = {
     "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
-    "measuring.time_calls(synchronise)": "one experiment switches it off",
     "planning.calibrate(plans)": "plans that a reader has timed",
     "sharding.Ranks(deadline)": "how long a reader's own ranks may take",
     "sharding.Ranks(show)": "None keeps the ranks silent",

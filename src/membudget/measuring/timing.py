@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-from membudget.checks import flag, function, whole
+from membudget.checks import function, whole
 from membudget.measuring.device import resolve_device
 
 MOST = 10**6
@@ -44,7 +44,6 @@ def time_calls(
     device: str | torch.device | None = "cpu",
     warm_up: int = 3,
     repeats: int = 10,
-    synchronise: bool = True,
 ) -> Timing:
     """Time a call again and again.
 
@@ -60,28 +59,21 @@ def time_calls(
             happens once (allocations, handles, the choice of kernels); 0 to
             a million.
         repeats: calls that are timed, one sample each; 1 to a million.
-        synchronise: without it the samples are the times to *queue* the work;
-            that is a trap, and here to be shown. The device is waited for
-            once after the last call in any case.
     """
     use = "a function without arguments, such as lambda: model(x)"
     function(call, "call", use)
     warm_up = whole(warm_up, "warm_up", 0, MOST)
     repeats = whole(repeats, "repeats", 1, MOST)
-    flag(synchronise, "synchronise")
     device = resolve_device(device)
     for _ in range(warm_up):
         call()
     samples = []
     for _ in range(repeats):
-        if synchronise:
-            _wait(device)
+        _wait(device)
         start = perf_counter()
         call()
-        if synchronise:
-            _wait(device)
+        _wait(device)
         samples.append(perf_counter() - start)
-    _wait(device)
     return Timing(tuple(samples))
 
 
