@@ -35,8 +35,6 @@ KEPT = {
     "sharding.fsdp_traffic(accumulation_steps)": "the oracle of a plan",
     "sharding.fsdp_traffic(synchronise_last)": "the oracle of a plan",
     "sharding.joined(backend)": "NCCL on GPUs",
-    "sharding.rank_moments(synchronise)": "the oracle of a plan",
-    "sharding.rank_moments(waiting)": "the oracle of a plan",
     "sharding.save_checkpoint(keep)": "how many saves stay",
     "sharding.zero_traffic(reduced)": "gradients reduced in fp32",
     "widgets.Accumulation(footprint)": "a reader's own network",

@@ -105,8 +105,8 @@ def merged(children):
     """The nodes, those of a text that goes over a line's end as one."""
     found = []
     for child in children:
-        both = found and [isinstance(n, nodes.Text) for n in (found[-1], child)]
-        if both and all(both):
+        last = found[-1] if found else None
+        if isinstance(last, nodes.Text) and isinstance(child, nodes.Text):
             found[-1] = nodes.Text(found[-1].astext() + child.astext())
         else:
             found.append(child)

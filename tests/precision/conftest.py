@@ -15,18 +15,3 @@ settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, print_blob=False
 )
 settings.load_profile("fixed")
-
-
-@pytest.fixture
-def processor(monkeypatch):
-    """A CPU with or without units for 16 bits; None: PyTorch cannot tell."""
-
-    def install(bf16, fp16):
-        for of, name, answer in (
-            (torch.cpu, "_is_avx512_bf16_supported", bf16),
-            (torch.ops.mkldnn, "_is_mkldnn_fp16_supported", fp16),
-        ):
-            ask = None if answer is None else lambda a=answer: a
-            monkeypatch.setattr(of, name, ask, raising=False)
-
-    return install

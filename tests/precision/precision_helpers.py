@@ -1,6 +1,5 @@
 """What the tests of precision share."""
 
-import copy
 import math
 import re
 import sys
@@ -46,26 +45,6 @@ def equal(one, other):
     return one == other
 
 
-def state(model, optimizer, scaler=None):
-    """A copy of all that a step can change, the gradients included."""
-    return copy.deepcopy(
-        {
-            "model": model.state_dict(),
-            "gradients": gradients(model),
-            "optimizer": optimizer.state_dict(),
-            "scaler": scaler.state_dict() if scaler else None,
-        }
-    )
-
-
-def gradients(model):
-    """Copies of the gradients; None stays None."""
-    return [
-        None if p.grad is None else p.grad.detach().clone()
-        for p in model.parameters()
-    ]
-
-
 def classifier(seed=0, inputs=6, width=16, outputs=5):
     """A small smooth model in fp32."""
     torch.manual_seed(seed)
@@ -84,12 +63,6 @@ def samples(count, seed=0, inputs=6, outputs=5):
     x = torch.randn(count, inputs, generator=generator)
     y = torch.randint(outputs, (count,), generator=generator)
     return x, y
-
-
-def slices(sizes):
-    """Consecutive slices of these sizes."""
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [slice(end - n, end) for n, end in zip(sizes, ends, strict=True)]
 
 
 def pytorch_lists():

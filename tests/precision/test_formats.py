@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from precision_helpers import same, says
 
-from membudget.precision import FORMATS, Format, format_of
+from membudget.precision import FORMATS, Format
 from tests.soak import examples, part_of
 from tests.versions import here
 
@@ -284,19 +284,7 @@ def test_the_bits_as_text(name, x, text):
     assert FORMATS[name].text(x) == text
 
 
-# Errors ------------------------------------------------------------------
-
-
-def test_formats_by_name():
-    for name, kind in FORMATS.items():
-        assert format_of(name) is kind
-        assert kind.name == name
-    message = (
-        "there is no format 'half': use one of fp32, tf32, bf16, fp16, "
-        "fp8-e4m3, fp8-e5m2"
-    )
-    with pytest.raises(ValueError, match=says(message)):
-        format_of("half")
+# Fields ------------------------------------------------------------------
 
 
 def test_fields_that_do_not_fit():
@@ -310,10 +298,3 @@ def test_fields_that_do_not_fit():
         )
         with pytest.raises(ValueError, match=says(message)):
             FORMATS["fp16"].value(*fields)
-
-
-def test_the_spacing_of_what_is_not_finite():
-    with pytest.raises(
-        ValueError, match=says("x is inf: use a finite number")
-    ):
-        FORMATS["bf16"].spacing(math.inf)

@@ -212,8 +212,6 @@ def driven(rule, overflows):
     scaler = torch.amp.GradScaler(
         "cpu",
         init_scale=rule.start,
-        growth_factor=rule.growth,
-        backoff_factor=rule.backoff,
         growth_interval=rule.interval,
     )
     parameter = torch.nn.Parameter(torch.zeros(1))
@@ -229,37 +227,26 @@ def driven(rule, overflows):
 
 
 @pytest.mark.parametrize(
-    ("rule", "error"),
+    "rule",
     [
-        (DynamicScale(2.0**10, 4.0, 0.25, 1), 0),
-        (DynamicScale(2.0**10, 4.0, 0.25, 3), 0),
+        DynamicScale(2.0**10, 1),
+        DynamicScale(2.0**10, 3),
         # PyTorch multiplies in fp32, and its scale does not grow to infinity.
-        (DynamicScale(1000.0, 1.3, 0.7, 2), 1e-5),
-        (DynamicScale(2.0**126, interval=1), 0),
+        DynamicScale(1000.1, 2),
+        DynamicScale(2.0**126, 1),
     ],
 )
-def test_scales_are_the_scalers(rule, error):
+def test_scales_are_the_scalers(rule):
     rng = random.Random(0)
     overflows = [False] * 4 + [rng.random() < 0.3 for _ in range(40)]
-    theirs = driven(rule, overflows)
-    assert rule.scales(overflows) == pytest.approx(theirs, rel=error, abs=0)
+    theirs = torch.tensor(driven(rule, overflows))  # in fp32
+    assert rule.scales(overflows) == theirs.tolist()
 
 
 def test_the_defaults_are_pytorchs():
     rule, scaler = DynamicScale(), torch.amp.GradScaler("cpu")
     assert rule.scales([]) == [scaler.get_scale()] == [65536]
-    assert rule.growth == scaler.get_growth_factor() == 2
-    assert rule.backoff == scaler.get_backoff_factor() == 0.5
     assert rule.interval == scaler.get_growth_interval() == 2000
-
-
-def test_rules_that_cannot_be():
-    message = "start in fp32 is 0.0: use a finite number above 0"
-    with pytest.raises(ValueError, match=says(message)):
-        DynamicScale(start=1e-60)
-    message = "backoff is 1.0: use a number between 0 and 1"
-    with pytest.raises(ValueError, match=says(message)):
-        DynamicScale(backoff=1.0)
 
 
 def test_rules_and_results_cannot_be_changed():

@@ -226,14 +226,13 @@ def moments(
     x: torch.Tensor,
     stage: str = "zero-3",
     options: dict | None = None,
-    sync: bool = True,
-    waiting: bool | str = False,
+    summed: bool = False,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, int]:
     """Bytes that this rank, real or not, holds at the moments of a step.
 
-    Gradients of a micro-batch before may wait, whole or as ``"shards"``.
-    Without those of the loss. ``x`` has no rows, so nor have activations.
+    Gradients of a micro-batch before may be there, to be added to. Without
+    those of the loss. ``x`` has no rows, so nor have activations.
     """
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     model, x = build(), torch.empty(x.shape, dtype=x.dtype)
@@ -253,23 +252,19 @@ def moments(
 
     step(lambda label: None)
     with PeakTracker(model, optimizer, x) as tracker:
-        if waiting:
-            model.set_requires_gradient_sync(waiting == "shards")
+        if summed:
             model(x).float().sum().backward()
         torch.zeros(0)
         tracker.mark("begin")
-        model.set_requires_gradient_sync(sync)
         step(tracker.mark)
     lines = tracker.timeline
     at = {label: index for index, label in tracker.marks}
     loss = 4  # bytes; as many for its gradient
     return {
-        "between": lines[at["begin"] - 1],
         # Without the operators of the loss, which is there at the end.
         "forward": max(lines[at["begin"] : at["forward"] - 3]),
         "after_forward": lines[at["forward"] - 1] - loss,
         "backward": max(lines[at["forward"] : at["backward"]]) - 2 * loss,
-        "after_backward": lines[at["backward"] - 1],
         "step": lines[at["step"] - 1],
     }
 

@@ -28,7 +28,7 @@ from membudget.sharding import (
     units_of,
 )
 from membudget.sharding._private import fake_group
-from membudget.sharding.moments import RULES, _rules_of
+from membudget.sharding.moments import RULES
 from tests.soak import examples
 
 MOMENTS = [field.name for field in fields(Moments)][:-2]  # no places
@@ -51,14 +51,14 @@ def layers_of_two(widths, bias, own):
     return nn.Sequential(*blocks, *last)
 
 
-def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
+def tracked(build, blocks, x, ranks, rank, stage, policy, summed=False):
     """The moments of a step, and its units."""
     options = {}
     if policy != "none":
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=POLICIES[policy][0]
         )
-    arguments = build, blocks, x, stage, options, sync, waiting
+    arguments = build, blocks, x, stage, options, summed
     with fake_group(ranks, rank):
         mesh = init_device_mesh("cpu", (ranks,))
         with FakeTensorMode():
@@ -67,16 +67,9 @@ def tracked(build, blocks, x, ranks, rank, stage, policy, sync, waiting):
     return found, units_of(model, blocks(model))
 
 
-def predicted(units, ranks, rank, stage, policy, sync, waiting, **options):
+def predicted(units, ranks, rank, stage, policy, **options):
     moments = rank_moments(
-        units,
-        ranks,
-        rank,
-        stage,
-        synchronise=sync,
-        waiting=waiting,
-        **POLICIES[policy][1],
-        **options,
+        units, ranks, rank, stage, **POLICIES[policy][1], **options
     )
     return {name: getattr(moments, name).total for name in MOMENTS}
 
@@ -87,8 +80,6 @@ GRID = list(
         ((8, 8, 8, 8), (8, 9, 7, 6), (3, 5, 2, 9)),
         ("zero-2", "zero-3"),
         POLICIES,
-        (True, False),  # reduced
-        (True, False),  # others wait
         (True, False),  # a bias
         (True, False),  # parameters of the model's own
     )
@@ -96,39 +87,26 @@ GRID = list(
 
 CHOSEN = [
     # The first block is reduced after the model's own unit,
-    (2, (8, 8, 8, 8), "zero-2", "bf16, fp32", False, False, True, True),
-    (2, (8, 9, 7, 6), "zero-2", "bf16, fp32", True, False, False, True),
+    (2, (8, 9, 7, 6), "zero-2", "bf16, fp32", False, True),
     # and a unit's last whole gradient stays until its shard is there.
-    (2, (8, 8, 8, 8), "zero-2", "bf16, bf16", True, True, False, False),
+    (2, (8, 8, 8, 8), "zero-2", "bf16, bf16", False, False),
 ]
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("ranks", "widths", "stage", "policy", "sync", "waiting", "bias", "own"),
+    ("ranks", "widths", "stage", "policy", "bias", "own"),
     CHOSEN + random.Random(7).sample(GRID, examples(12)),
 )
-def test_all_moments(ranks, widths, stage, policy, sync, waiting, bias, own):
+def test_all_moments(ranks, widths, stage, policy, bias, own):
     build = partial(layers_of_two, widths, bias, own)
 
     def blocks(model):
         return list(model)[: len(widths) - 1]
 
-    x, rank = torch.empty(0, widths[0]), ranks - 1
-    setting = ranks, rank, stage, policy, sync, waiting
-    found, units = tracked(build, blocks, x, *setting)
-    said = predicted(units, *setting)
-    if (
-        waiting
-        and bias
-        and (policy != "bf16, fp32" or _rules_of(None).at_once)
-    ):
-        # A weight's and its bias's new gradients are there together.
-        itemsize = 4 if policy == "none" else 2
-        more = found["backward"] - said["backward"]
-        assert 0 <= more <= itemsize * max(widths)
-        said["backward"] = found["backward"]
-    assert found == said
+    setting = ranks, ranks - 1, stage, policy
+    found, units = tracked(build, blocks, torch.empty(0, widths[0]), *setting)
+    assert found == predicted(units, *setting)
 
 
 @pytest.mark.few(4)
@@ -144,20 +122,9 @@ def test_gradients_are_added_to_the_shards_of_those_before(
     def blocks(model):
         return list(model)[:3]
 
-    setting = ranks, ranks - 1, stage, policy, True
-    found, units = tracked(
-        build, blocks, torch.empty(0, 8), *setting, "shards"
-    )
-    assert found == predicted(units, *setting, False, summed=True)
-
-
-def test_the_residual_of_waiting_gradients_is_the_bias():
-    """Of one layer: its weight's new gradient, and its bias's."""
-    build = partial(layers_of_two, (8, 8, 8, 8), True, False)
-    setting = 2, 0, "zero-2", "none", False, True
-    found, units = tracked(build, list, torch.empty(0, 8), *setting)
-    said = predicted(units, *setting)
-    assert found["backward"] - said["backward"] == 4 * 8
+    setting = ranks, ranks - 1, stage, policy
+    found, units = tracked(build, blocks, torch.empty(0, 8), *setting, True)
+    assert found == predicted(units, *setting, summed=True)
 
 
 class Words(nn.Module):
@@ -198,7 +165,7 @@ def test_an_embedding(stage, policy, a_block):
     def blocks(model):
         return [model.token, *model.blocks] if a_block else [*model.blocks]
 
-    setting = 4, 1, stage, policy, True, False
+    setting = 4, 1, stage, policy
     found, units = tracked(Words, blocks, NO_TOKENS, *setting)
     options = {} if a_block else {"embedding": 1}
     assert found == predicted(units, *setting, **options)
@@ -209,12 +176,11 @@ def test_the_parts_by_hand():
     units = [Unit("0", ((4,),)), Unit("1", ((4,),))]
     found = rank_moments(units, 2, optimizer="sgd", version="2.13")
     empty = Held(16, 0, 0, 0, 0)
-    assert found.between == found.after_forward == empty
+    assert found.after_forward == empty
     # The second is copied out of its buffer, the first's is there still.
     assert found.forward == Held(16, 16, 0, 0, 32)
     # In the first's: both whole, its gradient, and the other's buffer.
-    assert found.after_backward == Held(16, 0, 16, 0, 0)
-    assert found.step == found.after_backward
+    assert found.step == Held(16, 0, 16, 0, 0)
     assert found.backward.total == max(
         16 + 16 + 16 + 16,  # the second with its gradient; prefetched
         16 + 16 + 16 + 32,  # the first with its; the second's, reduced
@@ -225,7 +191,7 @@ def test_the_parts_by_hand():
 
 
 def test_what_stays_whole():
-    """Parameters under ZeRO-2, and gradients that wait: 64 numbers each."""
+    """Parameters under ZeRO-2: 64 numbers in each unit."""
     units = [Unit("", ((8, 8),)), Unit("0", ((8, 8),)), Unit("1", ((8, 8),))]
     kept = rank_moments(units, 4, stage="zero-2")
     freed = rank_moments(units, 4, stage="zero-3")
@@ -233,11 +199,6 @@ def test_what_stays_whole():
     assert kept.after_forward.gathered == whole
     assert freed.after_forward.gathered == 0
     assert kept.step == freed.step
-    wait = rank_moments(units, 4, synchronise=False)
-    assert wait.after_backward.gradients == whole
-    then = rank_moments(units, 4, waiting=True)
-    assert then.between.gradients == whole
-    assert then.after_backward.gradients == whole // 4
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
@@ -277,24 +238,16 @@ def test_what_the_versions_do_in_their_own_way():
     """Three blocks of 4 numbers on 2 ranks: a whole has 16 bytes."""
     units = [Unit(str(i), ((4,),)) for i in range(3)]
 
-    def found(moment, version, **options):
-        moments = rank_moments(
-            units, 2, optimizer="sgd", version=version, **options
-        )
-        return getattr(moments, moment)
+    def found(moment, version):
+        moments = rank_moments(units, 2, optimizer="sgd", version=version)
+        return getattr(moments, moment).total
 
-    forward = {version: found("forward", version).total for version in RULES}
     shards = 3 * 8  # and a whole beside two buffers, or beside its own
-    assert forward == {
+    assert {version: found("forward", version) for version in RULES} == {
         **dict.fromkeys(RULES, shards + 48),
         "2.15": shards + 32,
     }
-    backward = {version: found("backward", version).total for version in RULES}
-    assert backward["2.12"] == backward["2.13"] + 8
-    bf16 = {"gathered": 2, "synchronise": False}
-    for version, itemsize in ("2.14", 2), ("2.15", 4):
-        held = found("after_backward", version, **bf16)
-        assert held.gradients == 3 * 4 * itemsize
+    assert found("backward", "2.12") == found("backward", "2.13") + 8
 
 
 def test_a_version_that_is_not_known(monkeypatch):
@@ -311,9 +264,7 @@ def test_a_version_that_is_not_known(monkeypatch):
     assert rank_moments(units, 2, version="2.13")
 
 
-def test_embeddings_that_cannot_be():
+def test_an_embedding_of_more_tensors_than_there_are():
     units = [Unit("", ((2,), (3,))), Unit("0", ((4,), (5,), (6,)))]
     with pytest.raises(ValueError, match=r"^embedding is 3: .* has 2 tensors"):
         rank_moments(units, 2, embedding=3)
-    with pytest.raises(ValueError, match=r"^embedding is -1: use a"):
-        rank_moments(units, 2, embedding=-1)

@@ -1,6 +1,5 @@
 """Autocast by hand: which operator takes which precision, and its bytes."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -93,29 +92,11 @@ def list_of(operator: str, device: str = "cuda") -> str:
     Args:
         operator: its name in ``torch`` or ``torch.nn.functional``.
         device: ``"cpu"`` or ``"cuda"``.
-
-    Raises:
-        TypeError: something else than strings.
-        ValueError: an unknown device.
     """
     instance(operator, str, "operator", "its name")
     lists = LISTS[one_of(device, LISTS, "list of operators for")]
     name = _ALIASES.get(operator, operator)
     return next((key for key, names in lists.items() if name in names), "")
-
-
-class _Blocks(threading.local):
-    """The blocks that are open in a thread, the innermost last.
-
-    Each with the depth of PyTorch's own regions at its start, and their
-    state there.
-    """
-
-    def __init__(self) -> None:
-        self.open: list[tuple[Autocast, int, list]] = []
-
-
-_BLOCKS = _Blocks()
 
 
 class Autocast(TorchFunctionMode):
@@ -124,9 +105,8 @@ class Autocast(TorchFunctionMode):
     Wherever the tensors are, operators take the precision that autocast
     would give them on ``device``. So a CPU shows which casts a GPU makes.
     Copies of trained fp32 leaves are cached until the block ends, as
-    PyTorch's are. The innermost block counts. An inner ``torch.autocast``
-    switches this one off, or to its dtype, whatever device it names. What
-    runs inside a function is not seen: attention in
+    PyTorch's are. It is for one block at a time, without ``torch.autocast``
+    around it or inside. What runs inside a function is not seen: attention in
     ``nn.MultiheadAttention``, the products in a recurrent layer or cell, on
     the CPU's lists those in ``einsum``, ``tensordot``, ``bilinear`` and
     ``linalg.multi_dot``. Code that asks ``torch.is_autocast_enabled`` is told
@@ -137,10 +117,9 @@ class Autocast(TorchFunctionMode):
 
     Args:
         device: whose lists, ``"cpu"`` or ``"cuda"``.
-        dtype: the 16-bit format.
+        dtype: the 16-bit format, ``torch.bfloat16`` or ``torch.float16``.
 
     Raises:
-        ValueError: an unknown device, or a dtype that is none of the two.
         RuntimeError: ``binary_cross_entropy`` with CUDA's lists.
 
     Example:
@@ -163,30 +142,9 @@ class Autocast(TorchFunctionMode):
         self.dtype = dtype
         self._copies: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __enter__(self) -> "Autocast":
-        _BLOCKS.open.append((self, _depth(), _regions()))
-        _set([(kind, False, self.dtype) for kind in LISTS])
-        return super().__enter__()
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        block, depth, _ = _BLOCKS.open[-1]
-        if block is not self:
-            return func(*args, **kwargs)
-        if _depth() == depth:
-            return self._run(name, func, args, kwargs, self.dtype)
-        regions = _regions()
-        found = [dtype for _, enabled, dtype in regions if enabled]
-        if not found:
-            return func(*args, **kwargs)
-        _set([(kind, False, dtype) for kind, _, dtype in regions])
-        try:
-            return self._run(name, func, args, kwargs, found[0])
-        finally:
-            _set(regions)
-
-    def _run(self, name, func, args, kwargs, dtype):
         if name == "binary_cross_entropy" and self.device == "cuda":
             raise RuntimeError(
                 "CUDA's autocast refuses binary_cross_entropy, whose "
@@ -197,7 +155,7 @@ class Autocast(TorchFunctionMode):
             return _cross_entropy(func, *args, **kwargs)
         rule = list_of(name, self.device)
         if rule and not _explicit(name, kwargs):
-            target = _target(rule, (args, kwargs), dtype)
+            target = _target(rule, (args, kwargs), self.dtype)
             # the last argument first, as PyTorch's C++ does
             kwargs = tree_map(lambda item: self._cast(item, target), kwargs)
             args = [
@@ -207,7 +165,6 @@ class Autocast(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def __exit__(self, *error: object) -> None:
-        _set(_BLOCKS.open.pop()[2])
         self._copies.clear()
         super().__exit__(*error)
 
@@ -256,31 +213,6 @@ def _target(rule: str, arguments: object, dtype: torch.dtype) -> torch.dtype:
     if rule == "fp32" or torch.float32 in found:
         return torch.float32
     return found[0] if found else torch.float32
-
-
-def _depth() -> int:
-    """How many of PyTorch's own regions are open."""
-    depth = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    return depth
-
-
-def _regions() -> list[tuple[str, bool, torch.dtype]]:
-    """What PyTorch's own autocast does now, for each kind of device."""
-    return [
-        (
-            kind,
-            torch.is_autocast_enabled(kind),
-            torch.get_autocast_dtype(kind),
-        )
-        for kind in LISTS
-    ]
-
-
-def _set(regions: list[tuple[str, bool, torch.dtype]]) -> None:
-    for kind, enabled, dtype in regions:
-        torch.set_autocast_enabled(kind, enabled)
-        torch.set_autocast_dtype(kind, dtype)
 
 
 def _explicit(name: str, kwargs: dict) -> bool:

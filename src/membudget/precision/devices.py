@@ -34,9 +34,6 @@ def support(format: str, device: str | torch.device | None = None) -> str:
     Args:
         format: one of :data:`membudget.precision.FORMATS`.
         device: as :func:`membudget.measuring.resolve_device` takes it.
-
-    Raises:
-        ValueError: an unknown format, or a device that is not there.
     """
     format, where = format_of(format).name, resolve_device(device)
     if where.type == "cpu":

@@ -34,10 +34,6 @@ class Format:
         infinite: whether the format has infinities. Without them what is
             too large becomes the largest number, as PyTorch casts it since
             2.13; earlier versions make NaN of what is above ``overflow``.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: more bits than fp32 has, or too few.
     """
 
     name: str
@@ -104,12 +100,7 @@ class Format:
         return self.largest + self.spacing(self.largest) / 2
 
     def spacing(self, x: float) -> float:
-        """From |x|'s binade: the step between neighbouring numbers.
-
-        Raises:
-            TypeError: x is no number.
-            ValueError: it is not finite.
-        """
+        """From |x|'s binade: the step between neighbouring numbers."""
         x = number(x, "x")
         lowest = 1 - self.bias
         exponent = max(math.frexp(x)[1] - 1, lowest) if x else lowest
@@ -120,9 +111,6 @@ class Format:
 
         Args:
             x: infinities and NaN are allowed.
-
-        Raises:
-            TypeError: x is no number.
         """
         x = _any(x)
         if math.isnan(x):
@@ -134,11 +122,7 @@ class Format:
         return math.copysign(round(abs(x) / step) * step, x)
 
     def encode(self, x: float) -> tuple[int, int, int]:
-        """Sign, exponent field and fraction field of x, rounded.
-
-        Raises:
-            TypeError: x is no number.
-        """
+        """Sign, exponent field and fraction field of x, rounded."""
         x = _any(x)
         all_ones = 2**self.exponent_bits - 1
         if math.isnan(x):
@@ -155,12 +139,7 @@ class Format:
         return sign, exponent, steps - 2**self.fraction_bits
 
     def value(self, sign: int, exponent: int, fraction: int) -> float:
-        """The number with these fields.
-
-        Raises:
-            TypeError: a field that is no whole number.
-            ValueError: a field that does not fit its bits.
-        """
+        """The number with these fields."""
 
         def field(value: int, name: str, width: int) -> int:
             return whole(value, f"the {name} of {self.name}", 0, 2**width - 1)
@@ -210,9 +189,5 @@ FORMATS = {
 
 
 def format_of(name: str) -> Format:
-    """One of :data:`FORMATS`.
-
-    Raises:
-        ValueError: an unknown format.
-    """
+    """One of :data:`FORMATS`."""
     return FORMATS[one_of(name, FORMATS, "format")]

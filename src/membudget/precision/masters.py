@@ -1,6 +1,6 @@
 """bf16 weights, and the fp32 copies that are stepped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -23,8 +23,7 @@ class MasterWeights:
         optimizer: theirs.
 
     Raises:
-        ValueError: a model that is not in fp32 or without trained
-            parameters.
+        ValueError: a model that is not in fp32 or has no trained parameters.
 
     Example:
         >>> master = MasterWeights(model, torch.optim.AdamW)
@@ -39,7 +38,12 @@ class MasterWeights:
     ) -> None:
         self.weights = trained(model, "hand over one that is to be trained")
         function(optimizer, "optimizer")
-        _fp32(self.weights)
+        others = {p.dtype for p in self.weights} - {torch.float32}
+        if others:
+            raise ValueError(
+                f"some parameters are {', '.join(map(str, others))}: leave "
+                "the model in fp32 (no model.half())"
+            )
         self.copies = [p.detach().clone() for p in self.weights]
         made = optimizer(self.copies)
         self.optimizer = stepper(made, "what optimizer made")
@@ -63,12 +67,3 @@ class MasterWeights:
             for weight, copy in zip(self.weights, self.copies, strict=True):
                 weight.copy_(copy)
                 weight.grad = copy.grad = None
-
-
-def _fp32(parameters: Sequence[torch.Tensor]) -> None:
-    others = {p.dtype for p in parameters} - {torch.float32}
-    if others:
-        raise ValueError(
-            f"some parameters are {', '.join(map(str, others))}: leave the "
-            "model in fp32 (no model.half()); autocast casts what it needs"
-        )

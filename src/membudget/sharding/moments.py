@@ -107,23 +107,19 @@ class Moments:
     """What a rank holds, activations aside.
 
     Attributes:
-        between: before a step.
         forward: at the worst moment of the forward pass.
         after_forward: when it is over.
         backward: at the worst moment of the backward pass.
-        after_backward: when it is over.
-        step: when the optimizer steps.
+        step: when the backward pass is over and the optimizer steps.
         places: of each of :data:`PLACES`, and of each block in their order
             where it is one of a block's.
         waits: bytes of a number of a whole gradient until the unit's are
             complete.
     """
 
-    between: Held
     forward: Held
     after_forward: Held
     backward: Held
-    after_backward: Held
     step: Held
     places: dict[str, tuple[Place, ...]]
     waits: int
@@ -131,7 +127,7 @@ class Moments:
     @property
     def peak(self) -> Held:
         """The largest."""
-        return _largest(self.between, self.forward, self.backward, self.step)
+        return _largest(self.forward, self.backward)
 
 
 def _largest(*held: Held) -> Held:
@@ -148,8 +144,6 @@ def rank_moments(
     itemsize: int | None = None,
     gathered: int | None = None,
     reduced: int | None = None,
-    synchronise: bool = True,
-    waiting: bool = False,
     summed: bool = False,
     embedding: int = 0,
     version: str | None = None,
@@ -177,12 +171,8 @@ def rank_moments(
     * With an ``embedding`` the model's own unit works before the first block,
       too, whose gradients are then reduced as the others'. The embedding's
       come last.
-    * A new gradient is there beside the whole one that waits for it, until
-      it is added. If they have different dtypes that is when the unit's are
-      complete, and from torch 2.15 on at once. So it is with the cast of one
-      that is the first to wait. An operator that makes two, as those of a
-      weight and a bias, makes them together: then the result may be too small
-      by the bias.
+    * From torch 2.15 on a gradient that is reduced in a narrower dtype is
+      cast as soon as it is made.
 
     The optimizer's own temporaries are not counted, nor what a collective
     allocates within itself.
@@ -207,9 +197,6 @@ def rank_moments(
         reduced: bytes of a gradient on its way, ``reduce_dtype``; by default
             as FSDP2 does without one: as it is gathered, and from torch 2.15
             on as it is stored.
-        synchronise: whether the backward pass reduces the gradients
-            (``set_requires_gradient_sync``). Otherwise they stay whole.
-        waiting: whether whole gradients of earlier micro-batches are there.
         summed: whether shards of the gradients of earlier micro-batches are
             there; the new ones are added to them, and gone then.
         embedding: how many tensors of the model's own unit, its first ones,
@@ -218,10 +205,9 @@ def rank_moments(
             installed. An error lists those whose rules are known.
 
     Raises:
-        TypeError, ValueError: as :func:`membudget.sharding.rank_states`; no
-            units, or an embedding of more tensors than the model's own unit
-            has; parameters that are frozen, tied, or of several dtypes; a
-            version whose rules are not known.
+        ValueError: no units, or an embedding of more tensors than the model's
+            own unit has; parameters that are frozen, tied, or of several
+            dtypes; a version whose rules are not known.
     """
     rules = _rules_of(version)
     units = checked_units(units)
@@ -246,7 +232,6 @@ def rank_moments(
     gathered = itemsize if gathered is None else whole(gathered, "gathered")
     usual = itemsize if rules.at_once else gathered
     reduced = usual if reduced is None else whole(reduced, "reduced")
-    flag(synchronise, "synchronise"), flag(waiting, "waiting")
     flag(summed, "summed")
     own = sum(len(unit.shapes) for unit in units if not unit.name)
     embedding = whole(embedding, "embedding", 0)
@@ -257,25 +242,20 @@ def rank_moments(
     again = frees(stage)
     ranks = whole(ranks, "ranks")
     states = rank_states(units, ranks, rank, optimizer, itemsize)
-    walk = _Walk(
-        units, ranks, itemsize, gathered, reduced, waiting, summed, rules
-    )
+    walk = _Walk(units, ranks, itemsize, gathered, reduced, summed, rules)
     walk.live["parameters"] = states.parameters
     walk.live["optimizer"] = states.optimizer
-    between = walk.held()
     walk.forward(again)
     forward, after_forward = walk.worst, walk.held()
     walk.worst = after_forward
-    walk.backward(again, synchronise, embedding)
+    walk.backward(again, embedding)
     return Moments(
-        between,
         forward,
         after_forward,
         walk.worst,
-        after_backward=walk.held(),
         step=walk.held(),
         places={name: tuple(walk.places[name]) for name in PLACES},
-        waits=walk.waits(synchronise),
+        waits=walk.waits,
     )
 
 
@@ -304,21 +284,18 @@ class _Walk:
         itemsize: int,
         gathered: int,
         reduced: int,
-        waiting: bool,
         summed: bool,
         rules: _Rules,
     ) -> None:
         self.units, self.ranks, self.rules = units, ranks, rules
         self.itemsize, self.gathered = itemsize, gathered
         self.reduced = reduced
+        self.waits = min(gathered, reduced) if rules.at_once else gathered
         self.live = dict.fromkeys((field.name for field in fields(Held)), 0)
-        self.waiting, self.summed = waiting, summed
         self.there = 0  # bytes of whole gradients
-        if waiting:
-            self.there = self.reduced * sum(u.numbers for u in units)
-            self.live["gradients"] = self.there
+        self.summed = summed
         if summed:
-            self.live["gradients"] += sum(map(self.shard, units))
+            self.live["gradients"] = sum(map(self.shard, units))
         self.places: dict[str, list[Place]] = {name: [] for name in PLACES}
         self.worst = self.held()
         self.begin()
@@ -415,7 +392,7 @@ class _Walk:
             if not unit.name and again:
                 self.add("gathered", -self.whole(unit))
 
-    def backward(self, again: bool, synchronise: bool, embedding: int) -> None:
+    def backward(self, again: bool, embedding: int) -> None:
         own = [unit for unit in self.units if not unit.name]
         blocks = [unit for unit in self.units if unit.name][::-1]
         order = own + blocks
@@ -434,71 +411,42 @@ class _Walk:
             if unit in own:
                 self.end("softmax")
             first = 0 if unit.name else embedding
-            self.gradients(unit.shapes[first:], synchronise)
+            self.gradients(unit.shapes[first:])
             self.end("backward" if unit.name else "head")
             self.begin(between=True)
             if unit not in late:
-                buffer = self.reduce(unit, buffer, synchronise)
+                buffer = self.reduce(unit, buffer)
         self.end("leave")
         self.begin()
         for unit in own:
-            self.gradients(unit.shapes[:embedding], synchronise)
+            self.gradients(unit.shapes[:embedding])
         self.end("end")
         self.begin(between=True)
         for unit in late:
-            buffer = self.reduce(unit, buffer, synchronise)
+            buffer = self.reduce(unit, buffer)
         self.add("buffers", -buffer)
         self.end("last")
         for place in ("return", "backward"):
             self.places[place].reverse()
 
-    def waits(self, synchronise: bool) -> int:
-        """Bytes of a number of a whole gradient until the unit's are there."""
-        if not self.rules.at_once:
-            return self.gathered
-        if synchronise and not self.waiting:
-            return min(self.gathered, self.reduced)
-        return self.reduced
-
-    def gradients(
-        self, shapes: Sequence[tuple[int, ...]], synchronise: bool
-    ) -> None:
-        """Whole gradients of a unit, summed with those that wait.
-
-        One of a wider dtype that waits takes a new one as it is.
-        """
-        made = self.gathered
-        kept = self.waits(synchronise)
+    def gradients(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Whole gradients of a unit, in the dtype in which they wait."""
         for number in map(prod, reversed(shapes)):
-            self.grow(number * made)
-            here = made
-            if kept < made or (kept > made and not self.waiting):
-                self.grow(number * kept)
-                self.grow(-number * made)
-                here = kept
-            if self.waiting and kept == self.reduced:
-                self.grow(-number * here)
+            self.grow(number * self.gathered)
+            if self.waits < self.gathered:
+                self.grow(number * self.waits)
+                self.grow(-number * self.gathered)
 
-    def reduce(self, unit: Unit, buffer: int, synchronise: bool) -> int:
+    def reduce(self, unit: Unit, buffer: int) -> int:
         """Reduce-scatter a unit's gradients; the bytes of its buffer."""
-        cast_late = self.reduced != self.waits(synchronise)
-        if self.waiting and cast_late:
-            self.grow(-unit.numbers * self.gathered)
         self.add("gathered", -self.whole(unit))
-        if not synchronise:
-            if not self.waiting and cast_late:
-                for number in map(prod, unit.shapes):
-                    self.grow(number * self.reduced)
-                    self.grow(-number * self.gathered)
-            return buffer
-        held = self.reduced if self.waiting else self.waits(synchronise)
         if not self.rules.late:
             self.add("buffers", -buffer)
         size = unit.padded(self.ranks) * self.reduced
         self.add("buffers", size * self.ranks)
         stays = self.ranks > 1 and not self.rules.at_once
-        last = prod(unit.shapes[-1]) * held if stays else 0
-        self.grow(last - unit.numbers * held)
+        last = prod(unit.shapes[-1]) * self.waits if stays else 0
+        self.grow(last - unit.numbers * self.waits)
         self.add("buffers", size)
         if self.reduced == self.itemsize:
             self.add("buffers", -size)
