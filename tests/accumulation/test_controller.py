@@ -7,7 +7,6 @@ import torch
 from accumulation_helpers import (
     classifier,
     flat,
-    refused,
     relative,
     run_window,
     samples,
@@ -30,13 +29,13 @@ from membudget.accumulation import (
         (50, 59, 60),  # room
         (50, 200, 40),
         (99, 0, 100),  # no more than the most
-        (3, 99, 2),  # no less than the least
+        (1, 99, 1),  # no less than one
         (4, 10, 5),  # 4.8 rounded down would stay for ever
         (4, 90, 3),
     ],
 )
 def test_the_rule(size, peak, after):
-    controller = Controller(size, budget=100, most=100, least=2)
+    controller = Controller(size, budget=100, most=100)
     assert controller(peak) == controller.micro_batch == after
 
 
@@ -91,23 +90,3 @@ def test_it_does_not_change_the_trajectory():
     torch.testing.assert_close(ours, fixed, rtol=1e-9, atol=0)
     assert relative(moved, expected) < 1e-9
     assert flat(expected).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"shrink": 1.0}, "shrink is 1.0: use a factor above 0 and below 1"),
-        (
-            {"tolerance": 0.4},
-            "tolerance is 0.4: use a finite number from 0 to "
-            "0.30000000000000004",
-        ),
-        (
-            {"micro_batch": 9},
-            "micro_batch is 9: use a whole number from 1 to 8",
-        ),
-    ],
-)
-def test_what_it_refuses(wrong, message):
-    with refused(ValueError, message):
-        Controller(**{"micro_batch": 2, "budget": 9, "most": 8} | wrong)

@@ -186,14 +186,7 @@ ROWS = {
         self=accumulation.Accumulator(model(), optimizer()), total=2
     ),
     "accumulation.Controller": lambda: dict(
-        micro_batch=2,
-        budget=9,
-        most=3,
-        least=1,
-        target=0.7,
-        tolerance=0.1,
-        shrink=0.8,
-        grow=1.2,
+        micro_batch=2, budget=9, most=3
     ),
     "accumulation.Controller.__call__": lambda: dict(
         self=accumulation.Controller(2, budget=9, most=3),

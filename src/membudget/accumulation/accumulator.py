@@ -20,7 +20,6 @@ from membudget.checks import (
     number,
     one_of,
     plain_step,
-    stepper,
 )
 from membudget.stepping import backward, finite_loss, full, parameters_of
 
@@ -61,19 +60,15 @@ class Accumulator:
         model: the model, plain or wrapped in ``DistributedDataParallel`` or
             ``fully_shard``; then the count is summed over the ranks, and
             gradients are synchronised in the last micro-batch only.
-        optimizer: any optimizer whose ``step`` needs no closure.
+        optimizer: any optimizer with parameters whose ``step`` needs no
+            closure.
         scaler: a ``torch.amp.GradScaler``, for fp16.
-        max_norm: clip the window's gradient to this norm.
+        max_norm: clip the window's gradient to this norm, above zero.
         reduction: whether the losses are a ``"mean"`` or a ``"sum"`` over
             the samples or tokens of their micro-batch.
         process_group: the ranks that hold different data; by default that
             of ``DistributedDataParallel``, or all. A model that
             ``fully_shard`` laid on some of the ranks does not name its own.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an optimizer without parameters or that needs a closure,
-            a ``max_norm`` that is not above zero, an unknown reduction.
 
     Example:
         >>> accumulator = Accumulator(model, optimizer, max_norm=1.0)
@@ -94,17 +89,15 @@ class Accumulator:
         reduction: str = "mean",
         process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        module(model)
-        self.optimizer = stepper(optimizer)
-        if scaler is not None:
-            kind = torch.amp.GradScaler
-            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
+        self.model = module(model)
+        self.optimizer = plain_step(optimizer)
+        kind, use = torch.amp.GradScaler | None, "a torch.amp.GradScaler"
+        instance(scaler, kind, "scaler", f"{use} or None")
         if not self.parameters():
             raise ValueError(
                 "the optimizer has no parameters: "
                 "give it those of the model that are to be trained"
             )
-        plain_step(optimizer)
         if max_norm is not None:
             max_norm = number(max_norm, "max_norm", above=0, infinite=True)
         self.scaler = scaler if scaler and scaler.is_enabled() else None
@@ -113,9 +106,7 @@ class Accumulator:
             kind = dist.ProcessGroup
             use = "a group of torch.distributed or None"
             instance(process_group, kind, "process_group", use)
-        one_of(reduction, ("mean", "sum"), "reduction")
-        self.model = model
-        self.reduction = reduction
+        self.reduction = one_of(reduction, ("mean", "sum"), "reduction")
         distributed = hasattr(model, "no_sync") or hasattr(
             model, "set_requires_gradient_sync"
         )
@@ -131,10 +122,6 @@ class Accumulator:
             total: samples or tokens that this rank's window will hold, where
                 it is known: more than that is then an error, and the losses
                 are weighted n_k / total from the start. Fewer may come.
-
-        Raises:
-            TypeError: ``total`` is no number.
-            ValueError: it is not above zero.
         """
         if total is not None:
             total = check_count(total, "total", "in the window")
@@ -321,8 +308,7 @@ class Window:
         Raises:
             RuntimeError: the window is not open, or finished, or an optimizer
                 steps in the backward pass; it is stopped before.
-            ValueError: a loss that is not a finite scalar with a graph, a
-                count that is not above zero, more than ``total``.
+            ValueError: a loss that is not finite, or more than ``total``.
         """
         if self._norm is not None:
             raise RuntimeError(

@@ -47,12 +47,7 @@ class Footprint:
     later: Sequence[PeakLine]
 
     def peak(self, micro_batch: int, steps: int) -> int:
-        """Peak bytes with ``steps`` micro-batches of at most this size.
-
-        Raises:
-            TypeError: a number that is not whole.
-            ValueError: a number below 1.
-        """
+        """Peak bytes with ``steps`` micro-batches of at most this size."""
         micro_batch = whole(micro_batch, "micro_batch")
         steps = whole(steps, "steps")
         lines = self.alone if steps == 1 else self.later
@@ -74,24 +69,24 @@ def footprint(
             one, bytes that do not grow in proportion are noticed.
 
     Raises:
-        TypeError: an argument of a wrong kind, or functions that make
-            something else.
         ValueError: as :func:`peak_lines`.
     """
     function(build, "build"), function(loss, "loss")
     sizes = [whole(n, "a size") for n in listed(sizes, "sizes", "sizes", 2)]
 
-    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    def after_a_step() -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The optimizer has its states."""
         use = "a pair, the model and its optimizer"
         pair = listed(build(), "what build returned", use, 0)
         if len(pair) != 2:
             raise ValueError(f"build returned {len(pair)} things: use {use}")
-        return module(pair[0]), plain_step(pair[1])
+        model, optimizer = module(pair[0]), plain_step(pair[1])
+        scalar_loss(loss(model, sizes[0])).backward()
+        optimizer.step()
+        return model, optimizer
 
     def trace(size: int, steps: int) -> PeakTracker:
-        model, optimizer = made()
-        scalar_loss(loss(model, size)).backward()
-        optimizer.step()  # makes the states
+        model, optimizer = after_a_step()
         optimizer.zero_grad()
         with PeakTracker(model, optimizer) as tracker:
             copies = buffer_copies(model)
@@ -107,9 +102,7 @@ def footprint(
             peak_lines(sizes, [trace(n, steps).timeline for n in sizes])
             for steps in (1, 2)
         )
-        model, optimizer = made()
-        loss(model, sizes[0]).backward()
-        optimizer.step()
+        model, optimizer = after_a_step()
     with PeakTracker(*model.buffers()) as kept:
         buffer_copies(model)
     trained = [p for p in model.parameters() if p.grad is not None]
@@ -132,11 +125,6 @@ class Plan:
         samples: samples in an epoch.
         footprint: the model's bytes.
         normalisation: one of :data:`NORMALISATIONS`.
-
-    Raises:
-        TypeError: a size that is no whole number, or another argument of a
-            wrong kind.
-        ValueError: a size below 1, or an unknown normalisation.
     """
 
     global_batch: int
@@ -173,12 +161,7 @@ class Plan:
         return [part.stop - part.start for part in parts]
 
     def sample_weight(self, size: int) -> float:
-        """Weight of one sample of a micro-batch of this size.
-
-        Raises:
-            TypeError: a size that is no whole number.
-            ValueError: a size below 1.
-        """
+        """Weight of one sample of a micro-batch of this size."""
         size = whole(size, "size")
         return sample_weight(
             size, self.global_batch, self.steps, self.normalisation

@@ -72,10 +72,9 @@ def recovering_step(
             micro-batch. One that has none is left out. By default samples.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a micro-batch below 1, a batch without samples that count,
-            a model of ``fully_shard``: its ranks gather parameters in each
-            micro-batch, and one that fails leaves the others waiting.
+        ValueError: a batch without samples that count, or a model of
+            ``fully_shard``: its ranks gather parameters in each micro-batch,
+            and one that fails leaves the others waiting.
         torch.OutOfMemoryError: one sample does not fit.
         RuntimeError: the optimizer's step ran out of memory, another rank met
             an error, or what :class:`Window` raises.
