@@ -56,13 +56,12 @@ def profile(
         of matrix products and convolutions as time.
 
     Raises:
-        ValueError: no stages; a stage that computes something else when it
-            runs again on the same input with the same random numbers; stages
-            that share a trained parameter; a last stage whose output depends
-            on nothing that is trained; on ``meta``, an operator of
+        ValueError: a stage that computes something else when it runs again on
+            the same input with the same random numbers; stages that share a
+            trained parameter; a last stage whose output depends on nothing
+            that is trained; on ``meta``, an operator of
             :data:`membudget.measuring.UNSURE`.
-        TypeError: a stage that is no module, or returns something else than
-            a tensor; an input that is none, or a flag of another kind.
+        TypeError: a stage that returns something else than a tensor.
         RuntimeError: a stage that changes its input in place.
     """
     modules = stages_of(*stages)

@@ -68,10 +68,8 @@ class Checkpointed(nn.Module):
         segments: may be set anew between two steps.
 
     Raises:
-        ValueError: no stages; segments that do not hold each stage once, in
-            order.
-        TypeError: a stage that is no module; when it runs, a stage that
-            returns something else than a tensor.
+        TypeError: when it runs: a stage that returns something else than a
+            tensor.
         RuntimeError: when it runs: in a segment, a stage that changes a
             buffer (other than the running statistics of batch norm), or the
             segment's input in place. Both would run on something else the
@@ -166,10 +164,7 @@ def checkpointed(
         *args: what it is called with.
         modules: those that it calls, by the name for an error.
         named: what else it is called with, by keyword.
-        others: as for :class:`Checkpointed`.
-
-    Raises:
-        RuntimeError: as :class:`Checkpointed`.
+        keep, preserve_rng_state: as for :class:`Checkpointed`.
     """
     failed: list[BaseException] = []
     begun, named = False, named or {}
@@ -203,9 +198,6 @@ def each_checkpointed(blocks: dict[str, nn.Module]) -> Iterator[None]:
 
     Args:
         blocks: by the name for an error.
-
-    Raises:
-        RuntimeError: as :class:`Checkpointed`.
     """
     with ExitStack() as after:
         for name, block in blocks.items():
@@ -340,12 +332,7 @@ class _Within(AbstractContextManager):
 
 
 def stages_of(*stages: nn.Module) -> list[nn.Module]:
-    """The stages of a chain; one ``nn.Sequential`` stands for its parts.
-
-    Raises:
-        ValueError: there are none.
-        TypeError: one that is no module.
-    """
+    """The stages of a chain; one ``nn.Sequential`` stands for its parts."""
     if len(stages) == 1 and isinstance(stages[0], nn.Sequential):
         stages = tuple(stages[0])
     if not stages:
@@ -360,11 +347,7 @@ def stages_of(*stages: nn.Module) -> list[nn.Module]:
 
 
 def run_stage(stage: nn.Module, index: int, x: torch.Tensor) -> torch.Tensor:
-    """Run a stage.
-
-    Raises:
-        TypeError: it returns something else than a tensor.
-    """
+    """Run a stage, and refuse what is no tensor."""
     result = stage(x)
     if not isinstance(result, torch.Tensor):
         raise TypeError(
@@ -379,12 +362,10 @@ def run_stage(stage: nn.Module, index: int, x: torch.Tensor) -> torch.Tensor:
 def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
     """Refuse modules that change a buffer inside the block.
 
+    The running statistics of normalisations may change.
+
     Args:
         modules: by the name for the error.
-
-    Raises:
-        RuntimeError: at the end of the block. The running statistics of
-            normalisations may change.
     """
     before = [
         (place, module, name, buffer, buffer._version)
@@ -411,9 +392,6 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
 
     With a momentum of 0 the running mean and variance stay what they are, and
     batches that were counted are taken back.
-
-    Args:
-        modules: as for :func:`buffers_unchanged`.
     """
     norms = {
         norm

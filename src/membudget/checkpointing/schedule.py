@@ -56,12 +56,8 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
 
     Args:
         segments: as :data:`Segments` says.
-        length: stages in the chain; checked where it is given.
-
-    Raises:
-        ValueError: a stage that is missing, out of order or there twice; a
-            segment without stages, or no segments.
-        TypeError: as :func:`flatten`.
+        length: stages in the chain, each of which the segments have to hold;
+            by default the number that they do hold.
     """
     stages = list(flatten(segments))
     if length is None:
@@ -83,12 +79,7 @@ def is_list(value: object) -> TypeGuard[Sequence]:
 
 
 def flatten(segments: Segments) -> Iterator[int]:
-    """The stages, in order.
-
-    Raises:
-        ValueError: a segment without stages.
-        TypeError: something that is neither a number nor a segment.
-    """
+    """The stages, in order, if these are segments."""
     if not is_list(segments):
         raise TypeError(
             f"the segments are {shown(segments)}: use a list, such as "
@@ -167,7 +158,6 @@ def as_actions(schedule: Sequence, length: int) -> list[Action]:
 
     Raises:
         ImpossibleAction: text that is no action.
-        ValueError, TypeError: as :func:`actions`.
     """
     if isinstance(schedule, str):
         schedule = schedule.strip().splitlines()

@@ -48,17 +48,14 @@ def frontier(chain: Stages | int) -> list[FrontierPoint]:
     """The best that segments can do: extra time against peak.
 
     Args:
-        chain: the stages, as :func:`membudget.checkpointing.simulate` takes
-            them; a number stands for that many ``Stage()``.
+        chain: at most 300 stages, as for
+            :func:`membudget.checkpointing.simulate`; a number stands for that
+            many ``Stage()``. The workspace of a run without recording, and
+            of a backward pass, is not negative.
 
     Returns:
         Points from the least peak, which takes the longest, to the least
         extra time. Peak and time are those of the tape machine.
-
-    Raises:
-        TypeError: a chain that is neither stages nor a whole number.
-        ValueError: no stages, more than 300, or stages whose workspace of a
-            run without recording, or of a backward pass, is negative.
     """
     programme = _solved(chain)
     peaks, times, _ = map(np.ndarray.tolist, programme.frontier)
@@ -73,9 +70,6 @@ def least_budget(chain: Stages | int) -> int:
 
     Args:
         chain: as for :func:`frontier`.
-
-    Raises:
-        TypeError, ValueError: as :func:`frontier`.
     """
     return int(_solved(chain).frontier.peaks[0])
 
@@ -93,8 +87,7 @@ def optimal_segments(chain: Stages | int, budget: int) -> list:
         take the least time, those with the least peak.
 
     Raises:
-        TypeError, ValueError: as :func:`frontier`; a budget that is no whole
-            number of bytes, or is below :func:`least_budget`.
+        ValueError: a budget below :func:`least_budget`.
     """
     programme = _solved(chain)
     budget = whole(budget, "the budget in bytes", 0)
