@@ -12,13 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget.accumulation import (
-    NORMALISATIONS,
     mean_of_means_error,
     partition,
     weights,
     windows,
 )
-from membudget.accumulation.partition import sample_weight
 from tests.soak import examples
 
 whole = st.integers(1, 500)
@@ -67,22 +65,6 @@ def test_weights_are_shares_of_the_window(counts):
     assert weights(counts) == [float(share) for share in exact]
 
 
-@settings(max_examples=examples(10))
-@given(counts_of)
-@example([24, 24, 16])
-def test_the_weight_of_a_sample(counts):
-    k, total = len(counts), sum(counts)
-    for n in counts:
-        expected = {
-            "window": Fraction(1, total),
-            "mean of means": Fraction(1, k * n),
-            "no division": Fraction(1, n),
-        }
-        assert set(expected) == set(NORMALISATIONS)
-        for name, share in expected.items():
-            assert sample_weight(n, total, k, name) == float(share)
-
-
 def test_counts_may_be_numbers_of_other_kinds():
     for counts in (
         np.array([1.0, 3.0], dtype=np.float32),
@@ -118,9 +100,7 @@ def test_the_law_from_the_weights_of_the_samples(counts):
     total, k = Fraction(sum(counts)), len(counts)
     squared = 0
     for n in counts:
-        right = sample_weight(n, total, k, "window")
-        wrong = sample_weight(Fraction(n), total, k, "mean of means")
-        squared += total * n * (wrong - right) ** 2
+        squared += total * n * (1 / Fraction(k * n) - 1 / total) ** 2
     assert mean_of_means_error(counts) == pytest.approx(
         sqrt(squared), rel=1e-12, abs=1e-12
     )

@@ -150,8 +150,8 @@ class Accumulator:
 
     def _norm(self) -> torch.Tensor:
         """Of the gradient; of the whole one, where it is sharded."""
-        numbers = [_values(p.grad) for p in self._with_gradients()]
-        return full(nn.utils.get_total_norm(numbers))
+        gradients = [p.grad for p in self._with_gradients()]
+        return full(nn.utils.get_total_norm(gradients))
 
     def _clip(self, norm: torch.Tensor) -> None:
         if norm.item() > (self.max_norm or inf):
@@ -176,11 +176,6 @@ class Accumulator:
         tensor = torch.tensor(float(value), dtype=torch.float64, device=device)
         dist.all_reduce(tensor, op, group=self.process_group)
         return tensor.item()
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers in a gradient, which may be a sparse tensor."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _undone_on_error(method):

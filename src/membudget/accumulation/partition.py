@@ -63,28 +63,6 @@ def weights(counts: Sequence[float]) -> list[float]:
     return [count / total for count in counts]
 
 
-def sample_weight(
-    count: float, total: float, steps: int, normalisation: str
-) -> float:
-    """Weight that one sample of a micro-batch has in the gradient.
-
-    Args:
-        count: samples, or non-padding tokens, in the micro-batch, n.
-        total: in the window, N.
-        steps: micro-batches in the window, K.
-        normalisation: one of :data:`NORMALISATIONS`.
-
-    Returns:
-        With ``"window"`` 1/N, in each micro-batch; with ``"mean of means"``
-        1/(K·n); with ``"no division"`` 1/n.
-    """
-    if normalisation == "window":
-        return 1 / total
-    if normalisation == "mean of means":
-        return 1 / (steps * count)
-    return 1 / count
-
-
 def mean_of_means_error(counts: Sequence[float]) -> float:
     """Expected relative error of the mean of means, in pure noise.
 

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from membudget.accumulation.partition import (
-    NORMALISATIONS,
-    partition,
-    sample_weight,
-)
+from membudget.accumulation.partition import NORMALISATIONS, partition
 from membudget.accumulation.snapshot import buffer_copies
 from membudget.checks import (
     function,
@@ -24,6 +20,10 @@ from membudget.checks import (
 )
 from membudget.ledger import PeakLine, peak_at, peak_lines
 from membudget.measuring import PeakTracker, optimizer_tensors
+
+TRACED = 2, 4, 7
+"""Micro-batch sizes that are run: two for the lines, and a third, with which
+bytes that do not grow in proportion are noticed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Footprint:
 def footprint(
     build: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
     loss: Callable[[nn.Module, int], torch.Tensor],
-    sizes: Sequence[int] = (2, 4, 7),
 ) -> Footprint:
     """Trace a window at a few small sizes, for the peak at all of them.
 
@@ -65,14 +64,11 @@ def footprint(
         build: makes the model and its optimizer anew.
         loss: the mean loss of a new micro-batch of the given size; what it
             makes, the inputs included, is counted.
-        sizes: the micro-batch sizes that are run, two or more. With a third
-            one, bytes that do not grow in proportion are noticed.
 
     Raises:
         ValueError: as :func:`peak_lines`.
     """
     function(build, "build"), function(loss, "loss")
-    sizes = [whole(n, "a size") for n in listed(sizes, "sizes", "sizes", 2)]
 
     def after_a_step() -> tuple[nn.Module, torch.optim.Optimizer]:
         """The optimizer has its states."""
@@ -81,7 +77,7 @@ def footprint(
         if len(pair) != 2:
             raise ValueError(f"build returned {len(pair)} things: use {use}")
         model, optimizer = module(pair[0]), plain_step(pair[1])
-        scalar_loss(loss(model, sizes[0])).backward()
+        scalar_loss(loss(model, TRACED[0])).backward()
         optimizer.step()
         return model, optimizer
 
@@ -99,7 +95,7 @@ def footprint(
 
     with torch.random.fork_rng():
         alone, later = (
-            peak_lines(sizes, [trace(n, steps).timeline for n in sizes])
+            peak_lines(TRACED, [trace(n, steps).timeline for n in TRACED])
             for steps in (1, 2)
         )
         model, optimizer = after_a_step()
@@ -161,11 +157,18 @@ class Plan:
         return [part.stop - part.start for part in parts]
 
     def sample_weight(self, size: int) -> float:
-        """Weight of one sample of a micro-batch of this size."""
+        """Weight of one sample of a micro-batch of this size, in the gradient.
+
+        With K micro-batches, N samples in the window and n in this one it is
+        1/N for ``"window"``, 1/(K·n) for ``"mean of means"`` and 1/n for
+        ``"no division"``.
+        """
         size = whole(size, "size")
-        return sample_weight(
-            size, self.global_batch, self.steps, self.normalisation
-        )
+        if self.normalisation == "window":
+            return 1 / self.global_batch
+        if self.normalisation == "mean of means":
+            return 1 / (self.steps * size)
+        return 1 / size
 
     @property
     def peak(self) -> int:

@@ -67,8 +67,8 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
         raise ValueError("there are no segments: they hold each stage once")
     if stages != list(range(length)):
         raise ValueError(
-            f"the segments {_short(segments)} hold the stages "
-            f"{_short(stages)}: use 0 to {length - 1}, each once, in order"
+            f"the segments {shown(segments)} hold the stages "
+            f"{shown(stages)}: use 0 to {length - 1}, each once, in order"
         )
     return [*_run(segments, 0, again=False), *_back(segments, 0, again=False)]
 
@@ -187,8 +187,3 @@ def _parsed(index: int, item: Action | str) -> Action:
             'stage, such as "forward 3"',
         )
     return Action(kind, int(number))
-
-
-def _short(value: Sequence) -> str:
-    text = str(list(value))
-    return text if len(text) < 60 else f"{text[:56]} …]"
