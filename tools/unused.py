@@ -17,7 +17,6 @@ PACKAGE = ROOT / "src/membudget"
 
 KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
-    "accumulation.Accumulator(process_group)": "ranks in several groups",
     "experiments.best(folder)": "a reader's own records",
     "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",

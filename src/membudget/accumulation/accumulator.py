@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot
 from membudget.checks import (
@@ -21,7 +20,7 @@ from membudget.checks import (
     one_of,
     plain_step,
 )
-from membudget.stepping import backward, finite_loss, full, parameters_of
+from membudget.stepping import backward, finite_loss, parameters_of
 
 Item = TypeVar("Item")
 
@@ -57,18 +56,19 @@ class Accumulator:
     largest n_k: no mean loss is enlarged, in whatever order they come.
 
     Args:
-        model: the model, plain or wrapped in ``DistributedDataParallel`` or
-            ``fully_shard``; then the count is summed over the ranks, and
-            gradients are synchronised in the last micro-batch only.
+        model: the model, plain or wrapped in ``DistributedDataParallel``;
+            then the count is summed over the ranks, and gradients are
+            synchronised in the last micro-batch only.
         optimizer: any optimizer with parameters whose ``step`` needs no
             closure.
         scaler: a ``torch.amp.GradScaler``, for fp16.
         max_norm: clip the window's gradient to this norm, above zero.
         reduction: whether the losses are a ``"mean"`` or a ``"sum"`` over
             the samples or tokens of their micro-batch.
-        process_group: the ranks that hold different data; by default that
-            of ``DistributedDataParallel``, or all. A model that
-            ``fully_shard`` laid on some of the ranks does not name its own.
+
+    Raises:
+        ValueError: a model of ``fully_shard``: its ranks gather parameters in
+            each micro-batch, and one that fails leaves the others waiting.
 
     Example:
         >>> accumulator = Accumulator(model, optimizer, max_norm=1.0)
@@ -87,12 +87,22 @@ class Accumulator:
         scaler: torch.amp.GradScaler | None = None,
         max_norm: float | None = None,
         reduction: str = "mean",
-        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         self.model = module(model)
         self.optimizer = plain_step(optimizer)
         kind, use = torch.amp.GradScaler | None, "a torch.amp.GradScaler"
         instance(scaler, kind, "scaler", f"{use} or None")
+        if any(
+            hasattr(part, "set_requires_gradient_sync")
+            for part in model.modules()
+        ):
+            raise ValueError(
+                "the model is sharded by fully_shard: a rank that fails in a "
+                "micro-batch leaves the others waiting for its parameters. "
+                "Choose the micro-batch before the first step "
+                "(planning.largest_micro_batch) and accumulate in a loop of "
+                "your own, or use DistributedDataParallel"
+            )
         if not self.parameters():
             raise ValueError(
                 "the optimizer has no parameters: "
@@ -102,18 +112,9 @@ class Accumulator:
             max_norm = number(max_norm, "max_norm", above=0, infinite=True)
         self.scaler = scaler if scaler and scaler.is_enabled() else None
         self.max_norm = max_norm
-        if process_group is not None:
-            kind = dist.ProcessGroup
-            use = "a group of torch.distributed or None"
-            instance(process_group, kind, "process_group", use)
         self.reduction = one_of(reduction, ("mean", "sum"), "reduction")
-        distributed = hasattr(model, "no_sync") or hasattr(
-            model, "set_requires_gradient_sync"
-        )
-        self.distributed = distributed and dist.is_initialized()
-        self.process_group = process_group or getattr(
-            model, "process_group", None
-        )
+        self.distributed = hasattr(model, "no_sync") and dist.is_initialized()
+        self.process_group = getattr(model, "process_group", None)
 
     def window(self, total: float | None = None) -> "Window":
         """A window: the micro-batches of one optimizer step.
@@ -149,9 +150,8 @@ class Accumulator:
             self.scaler.unscale_(self.optimizer)
 
     def _norm(self) -> torch.Tensor:
-        """Of the gradient; of the whole one, where it is sharded."""
         gradients = [p.grad for p in self._with_gradients()]
-        return full(nn.utils.get_total_norm(gradients))
+        return nn.utils.get_total_norm(gradients)
 
     def _clip(self, norm: torch.Tensor) -> None:
         if norm.item() > (self.max_norm or inf):
@@ -262,10 +262,8 @@ class Window:
     def over(self, micro_batches: Iterable[Item]) -> Iterator[Item]:
         """Yield the micro-batches; synchronise ranks in the last one only.
 
-        On one rank this is a plain loop. On several it reads one micro-batch
-        ahead, to know the last. Under ``fully_shard`` every rank has to run
-        the same number of micro-batches, because each gathers parameters;
-        under ``DistributedDataParallel`` the numbers may differ.
+        On one rank this is a plain loop. On several, whose numbers of
+        micro-batches may differ, it reads one ahead, to know the last.
         """
         self._require_open()
         stream = opened(micro_batches)
@@ -277,18 +275,10 @@ class Window:
     def _synchronising(
         self, micro_batches: Iterable[Item]
     ) -> Generator[Item, None, None]:
-        model = self.owner.model
-        sharded = hasattr(model, "set_requires_gradient_sync")
-        try:
-            for item, last in _with_last(micro_batches):
-                self._synchronised = last
-                if sharded:
-                    model.set_requires_gradient_sync(last)
-                with nullcontext() if sharded or last else model.no_sync():
-                    yield item
-        finally:
-            if sharded:
-                model.set_requires_gradient_sync(True)
+        for item, last in _with_last(micro_batches):
+            self._synchronised = last
+            with nullcontext() if last else self.owner.model.no_sync():
+                yield item
 
     @_undone_on_error
     def backward(self, loss: torch.Tensor, count: float) -> None:
@@ -338,9 +328,9 @@ class Window:
         if self._synchronised:
             self._unit = owner._over_ranks(self._unit, dist.ReduceOp.MAX)
         if 0 < before < self._unit:
-            here = [p.grad for p in owner.parameters() if p.grad is not None]
-            for gradient in here + unsharded_gradients(owner.model):
-                gradient.mul_(before / self._unit)
+            for parameter in owner.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(before / self._unit)
 
     @_undone_on_error
     def _reduce(self) -> None:
@@ -445,7 +435,7 @@ class Window:
 
 
 def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(full(parameter.grad.any()))
+    return parameter.grad is not None and bool(parameter.grad.any())
 
 
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:

@@ -72,9 +72,7 @@ def recovering_step(
             micro-batch. One that has none is left out. By default samples.
 
     Raises:
-        ValueError: a batch without samples that count, or a model of
-            ``fully_shard``: its ranks gather parameters in each micro-batch,
-            and one that fails leaves the others waiting.
+        ValueError: a batch without samples that count.
         torch.OutOfMemoryError: one sample does not fit.
         RuntimeError: the optimizer's step ran out of memory, another rank met
             an error, or what :class:`Window` raises.
@@ -90,13 +88,6 @@ def recovering_step(
     if count is None:
         count = _samples
     function(count, "count", "a function of a micro-batch, or None")
-    if hasattr(accumulator.model, "set_requires_gradient_sync"):
-        raise ValueError(
-            "the model is sharded by fully_shard: a rank that runs out of "
-            "memory leaves the others waiting for its parameters. Choose the "
-            "micro-batch before the first step "
-            "(planning.largest_micro_batch), or use DistributedDataParallel"
-        )
     failures = lost = 0
     while True:
         attempt = _Attempt(accumulator, loss, count, size)

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from membudget.accumulation._private import (
-    forget_iteration,
-    unsharded_gradients,
-)
+from membudget.accumulation._private import forget_iteration
 
 
 class Snapshot:
@@ -23,7 +20,6 @@ class Snapshot:
         self.model = model
         self.parameters = parameters
         self.scaler = scaler
-        unsharded_gradients(model)  # an error if they cannot be found
         self.buffers = [(m, dict(m._buffers)) for m in model.modules()]
         self.copies = buffer_copies(model)
         self.cpu_random = torch.get_rng_state()
