@@ -108,10 +108,10 @@ class Accumulator:
                 "the optimizer has no parameters: "
                 "give it those of the model that are to be trained"
             )
-        if max_norm is not None:
-            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
-        self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self.max_norm = max_norm
+        if max_norm is None:
+            max_norm = inf
+        self.max_norm = number(max_norm, "max_norm", above=0, infinite=True)
+        self.scaler = scaler or torch.amp.GradScaler(enabled=False)
         self.reduction = one_of(reduction, ("mean", "sum"), "reduction")
         self.distributed = hasattr(model, "no_sync") and dist.is_initialized()
         self.process_group = getattr(model, "process_group", None)
@@ -132,9 +132,6 @@ class Accumulator:
         """The parameters that the optimizer trains."""
         return parameters_of(self.optimizer)
 
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return self.scaler.scale(loss) if self.scaler else loss
-
     def _with_gradients(self) -> list[nn.Parameter]:
         """Those of the parameters that have a gradient."""
         found = [p for p in self.parameters() if p.grad is not None]
@@ -145,25 +142,8 @@ class Accumulator:
             )
         return found
 
-    def _unscale(self) -> None:
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-
-    def _norm(self) -> torch.Tensor:
-        gradients = [p.grad for p in self._with_gradients()]
-        return nn.utils.get_total_norm(gradients)
-
-    def _clip(self, norm: torch.Tensor) -> None:
-        if norm.item() > (self.max_norm or inf):
-            nn.utils.clip_grads_with_norm_(
-                self.parameters(), self.max_norm, norm
-            )
-
     def _step(self) -> bool:
         """Take the optimizer's step; False where an overflow forbids it."""
-        if not self.scaler:
-            self.optimizer.step()
-            return True
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -312,7 +292,7 @@ class Window:
         self._use_unit(self.total or 2.0 ** ceil(log2(count)))
         mean = owner.reduction == "mean"
         loss = loss * ((count if mean else 1) / self._unit)
-        backward(owner._scaled(loss), owner.parameters())
+        backward(owner.scaler.scale(loss), owner.parameters())
         self.micro_batches += 1
         self.count += count
         self._loss_sum += value * (count if mean else 1)
@@ -381,19 +361,20 @@ class Window:
         parameters = owner._with_gradients()
         total = owner._over_ranks(self.count, dist.ReduceOp.SUM)
         ranks = owner._over_ranks(1, dist.ReduceOp.SUM)
-        owner._unscale()
+        owner.scaler.unscale_(owner.optimizer)
         factor = self._unit * ranks / total
         if factor != 1:
             for parameter in parameters:
                 parameter.grad.mul_(factor)
-        norm = owner._norm()
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
         value = norm.item()
-        if not isfinite(value) and not owner.scaler:
+        if not isfinite(value) and not owner.scaler.is_enabled():
             raise RuntimeError(
                 f"the window's gradient has norm {value}: lower the "
                 "learning rate, or use a scaler if this is fp16"
             )
-        owner._clip(norm)
+        if value > owner.max_norm:
+            nn.utils.clip_grads_with_norm_(parameters, owner.max_norm, norm)
         self._count_of_ranks = total
         self._norm = value
         return value
@@ -415,7 +396,7 @@ class Window:
             count=self._count_of_ranks,
             loss=self._loss_sum / self.count,
             norm=norm,
-            clipped=owner.max_norm is not None and norm > owner.max_norm,
+            clipped=norm > owner.max_norm,
             stepped=stepped,
         )
 

@@ -15,7 +15,7 @@ class Snapshot:
         self,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
-        scaler: torch.amp.GradScaler | None,
+        scaler: torch.amp.GradScaler,
     ) -> None:
         self.model = model
         self.parameters = parameters
@@ -28,7 +28,7 @@ class Snapshot:
             if torch.cuda.is_initialized()
             else []
         )
-        self.scale = scaler.state_dict() if scaler else None
+        self.scale = scaler.state_dict()  # empty where it is off
         self.synchronise_buffers = getattr(
             model, "require_forward_param_sync", None
         )
@@ -50,7 +50,7 @@ class Snapshot:
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
-        if scaler and self.scale:
+        if self.scale:
             # A scaler forgets that it unscaled when it is given a scale,
             # which it takes once it has scaled something.
             device = self.parameters[0].device

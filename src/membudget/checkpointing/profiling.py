@@ -2,11 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -67,14 +63,15 @@ def profile(
     modules = stages_of(*stages)
     instance(x, torch.Tensor, "x", "a tensor"), flag(gradients, "gradients")
     _nothing_shared(modules)
-    mode: AbstractContextManager = nullcontext()
-    kernels: AbstractContextManager = nullcontext()
-    if x.is_meta:
-        fake = FakeTensorMode()
-        mode, kernels = fake, Fakes(fake)
-        modules, x = _fakes(fake, modules, x)
-    result, value = [], x.detach().requires_grad_(x.requires_grad)
-    with mode, kernels, _left_alone(modules):
+    result: list[Stage] = []
+    with ExitStack() as around:
+        if x.is_meta:
+            fake = FakeTensorMode()
+            modules, x = _fakes(fake, modules, x)
+            around.enter_context(fake)
+            around.enter_context(Fakes(fake))
+        around.enter_context(_left_alone(modules))
+        value = x.detach().requires_grad_(x.requires_grad)
         for index, module in enumerate(modules):
             last = index == len(modules) - 1
             measured = _Measured(module, index, value, gradients, last)

@@ -118,11 +118,6 @@ def _solved(chain: Stages | int) -> "_Programme":
     return _programme(stages)
 
 
-@lru_cache(maxsize=16)
-def _programme(stages: tuple[Stage, ...]) -> "_Programme":
-    return _Programme(stages)
-
-
 class _Frontier(NamedTuple):
     """Pairs of a peak and its least time, from the least peak upwards.
 
@@ -358,6 +353,9 @@ class _Programme:
         work = stage.again_workspace if again else stage.backward_workspace
         back = tape + self.left[end] - self.left[start + 1]
         return max(run, back + self.gradient[start] + work), time
+
+
+_programme = lru_cache(maxsize=16)(_Programme)
 
 
 def _better(
