@@ -17,7 +17,6 @@ from checkpointing_helpers import (
     step,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from membudget.checkpointing import (
     ATTENTION,
@@ -376,20 +375,6 @@ def test_a_norm_that_is_two_stages_counts_each_of_them():
         ours = nn.Linear(4, 4), other, nn.Tanh(), other
         step(Checkpointed(*ours, segments=segments), x)
         assert other.num_batches_tracked == plain.num_batches_tracked == 2
-
-
-def test_torch_alone_updates_running_statistics_twice():
-    """The counter-example."""
-    norm = nn.BatchNorm1d(4)
-    x = torch.randn(5, 4, requires_grad=True)
-    checkpoint(norm, x, use_reentrant=False).square().sum().backward()
-    assert norm.num_batches_tracked == 2
-    mean = x.detach().mean(0)
-    torch.testing.assert_close(norm.running_mean, (1 - 0.9**2) * mean)
-    ours = nn.BatchNorm1d(4)
-    step(Checkpointed(ours, segments=[[0]]), x)
-    assert ours.num_batches_tracked == 1
-    torch.testing.assert_close(ours.running_mean, 0.1 * mean)
 
 
 def test_a_step_that_fails_leaves_the_momentum_as_it_was():

@@ -77,19 +77,6 @@ def test_an_empty_segment_is_refused():
         actions([])
 
 
-@pytest.mark.parametrize("item", ["0", 1.0, True])
-def test_what_is_no_stage_and_no_segment_is_refused(item):
-    with pytest.raises(TypeError, match=r"^the segments hold .*: use st"):
-        actions([0, [item]])
-
-
-def test_a_count_is_no_list_of_segments():
-    with pytest.raises(TypeError, match=r"^the segments are .*: use a list"):
-        actions(3)
-    with pytest.raises(TypeError, match=r"^the schedule is .*: use a list of"):
-        simulate(3, 3)
-
-
 def test_actions_and_segments_do_not_mix():
     with pytest.raises(TypeError, match="hold 'record 1': use stage numbers"):
         simulate(2, [0, "record 1"])
@@ -103,10 +90,7 @@ def test_actions_and_segments_do_not_mix():
         "sideways 0",
         "forward",
         "forward -1",
-        "Forward 0",
-        "",
         None,
-        1.0,
         Action("sideways", 0),
         Action("forward", 0.0),
     ],
