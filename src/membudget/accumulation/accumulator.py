@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, pairwise
 from math import ceil, inf, isfinite, log2
 from typing import TypeVar
 
@@ -176,16 +177,13 @@ def _undone_on_error(method):
 class Window:
     """One optimizer step's micro-batches; made by :meth:`Accumulator.window`.
 
-    Use it in a ``with`` block. An error inside the block, of the window's own
-    or of the loop's, closes it: gradients are cleared, buffers, scaler and
-    random number generators (CPU and CUDA) go back to where they were at the
-    block's start, and parameters and optimizer have not been touched yet.
-    For that a window keeps a copy of every buffer of the model, on its
-    device, until the step; :func:`footprint` counts it. A frozen base costs
-    no copy where it is parameters with ``requires_grad=False``.
-    (The exception is an error inside the optimizer's own ``step``, which may
-    have updated some parameters.) If only some of the ranks meet an error,
-    the others wait for them: end the job then, or use
+    Use it in a ``with`` block. An error inside the block closes it: gradients
+    are cleared, buffers, scaler and random number generators (CPU and CUDA)
+    are what they were at the block's start, and parameters and optimizer have
+    not been touched yet, unless the optimizer's own ``step`` failed halfway.
+    For that a window keeps a copy of every buffer of the model until the
+    step; :func:`footprint` counts it. If only some of the ranks meet an
+    error, the others wait for them: end the job then, or use
     :func:`recovering_step`.
     """
 
@@ -214,7 +212,8 @@ class Window:
         self._snapshot = Snapshot(
             owner.model, owner.parameters(), owner.scaler
         )
-        left = [p for p in owner.parameters() if _has_gradient(p)]
+        grads = [p.grad for p in owner.parameters()]
+        left = [g for g in grads if g is not None and g.any()]
         if left:
             self._undo()
             raise RuntimeError(
@@ -415,18 +414,8 @@ class Window:
             snapshot.restore()
 
 
-def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.any())
-
-
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """Yield each item with whether it is the last one."""
-    iterator = iter(items)
-    try:
-        item = next(iterator)
-    except StopIteration:
-        return
-    for following in iterator:
-        yield item, False
-        item = following
-    yield item, True
+    end = object()
+    for item, following in pairwise(chain(items, [end])):
+        yield item, following is end

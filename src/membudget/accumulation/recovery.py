@@ -85,9 +85,8 @@ def recovering_step(
     function(loss, "loss", LOSS)
     only_tensors(batch)
     size = min(whole(micro_batch, "micro_batch"), samples_of(batch))
-    if count is None:
-        count = _samples
-    function(count, "count", "a function of a micro-batch, or None")
+    use = "a function of a micro-batch, or None"
+    count = function(_samples if count is None else count, "count", use)
     failures = lost = 0
     while True:
         attempt = _Attempt(accumulator, loss, count, size)

@@ -171,12 +171,12 @@ def checkpointed(
 
     def once(*args: object) -> Ran | None:
         nonlocal begun
-        if begun:  # again, perhaps while the first run still differentiates
-            return _run_to_the_end(run, args, named, modules)
-        begun = True
+        again, begun = begun, True  # perhaps before the first has ended
         try:
             return _run_to_the_end(run, args, named, modules)
         except BaseException as error:
+            if again:
+                raise
             failed.append(error)
             return None
 

@@ -377,22 +377,9 @@ def _better(
             and the times' sum.
     """
     (more, one), (above, two) = parts
-    floor = max(floor, two.peaks[0] + above)
-    peaks = np.maximum(one.peaks + more, floor)
-    # up to the next of these peaks the second part takes so long, or longer
-    places = two.peaks.searchsorted(peaks[1:] - above) - 1
-    times = one.times + two.times[np.append(places, -1)] + time
-    good = np.flatnonzero(best.beaten(peaks, times))
-    if not len(good):
-        return best
-    peaks = peaks[good[0] :]
-    if len(two.peaks) > 1:
-        others = two.peaks + above
-        others = others[others > peaks[0]]
-        if good[-1] + 1 < len(one.peaks):
-            peaks = peaks[: good[-1] - good[0] + 1]
-            others = others[others < one.peaks[good[-1] + 1] + more]
-        peaks = np.concatenate([peaks, others])
+    least = max(floor, one.peaks[0] + more, two.peaks[0] + above)
+    peaks = np.concatenate([one.peaks + more, two.peaks + above])
+    peaks = np.unique(np.maximum(peaks, least))
     times = one.times[one.at(peaks - more)] + two.times[two.at(peaks - above)]
     times = times + time
     good = best.beaten(peaks, times)
