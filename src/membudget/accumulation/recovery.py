@@ -55,12 +55,9 @@ def recovering_step(
 
     Ranks of ``DistributedDataParallel`` run their micro-batches without a
     word to each other. Then one small all-reduce tells whether all could, and
-    the gradients are averaged in another; communication hooks of the model
-    are not called. If one rank ran out of memory, all repeat their windows
-    with half of the smallest micro-batch.
-
-    Only the micro-batches are repeated. An error in the optimizer's step, or
-    on one of several ranks once they have agreed, is passed on.
+    others average the gradients, without the model's communication hooks. If
+    one rank ran out of memory, all repeat their windows with half of the
+    smallest micro-batch. What fails after that is not repeated.
 
     Args:
         accumulator: its model, optimizer, scaler and clipping are used.

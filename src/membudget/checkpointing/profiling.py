@@ -23,26 +23,24 @@ def profile(
     """Measure each stage of a chain, one at a time.
 
     Every stage runs a few times, forward and backward, under the peak
-    tracker and the FLOP counter. Parameters, their gradients, buffers and
-    random number generators are afterwards as they were.
+    tracker and the FLOP counter; the loss is the ``sum()`` of the last one's
+    output. Parameters, their gradients, buffers and random number generators
+    are afterwards as they were.
 
     What the tape machine makes of it is the peak of a real step but for the
-    loss and its gradient. It may be higher by one bias gradient where a tape
-    was recomputed: PyTorch lets go of it before that gradient is there. In
-    three cases it counts too much: a segment of frozen stages before
-    everything that is trained, which PyTorch neither keeps nor recomputes; a
-    segment that ends in a stage without a tape (a view), before which
-    PyTorch stops; and a chain that ends in a view, where the gradient of
+    loss and its gradient. It counts too much by one bias gradient at most
+    where a tape was recomputed, which PyTorch frees before; for a segment of
+    frozen stages before everything that is trained, which PyTorch neither
+    keeps nor recomputes; for one that ends in a view, before which PyTorch
+    stops; and for a chain that ends in a view, where the gradient of
     ``sum()`` stays a single number.
 
     Args:
         *stages: as for :class:`membudget.checkpointing.Checkpointed`.
-        x: the input of the first stage. Its gradient is computed if it
-            requires one, as behind an embedding: hand over what the
-            embedding returns, not detached. On ``meta``, as the stages,
-            nothing is allocated: fake tensors take a CPU's operators, and a
-            stage's two runs are compared by their shapes alone. The loss is
-            the ``sum()`` of the last stage's output.
+        x: the input of the first stage; one that requires a gradient, as
+            behind an embedding, gets it. On ``meta``, as the stages, nothing
+            is allocated: fake tensors take a CPU's operators, and a stage's
+            two runs are compared by their shapes alone.
         gradients: whether the parameters have their gradients when the step
             begins (accumulation, or ``zero_grad(set_to_none=False)``).
             Otherwise the backward pass of a stage makes them, and they stay.

@@ -43,26 +43,23 @@ class Checkpointed(nn.Module):
     It computes what ``nn.Sequential(*stages)`` computes and leaves the same
     gradients, to the last bit where the operators are deterministic (under
     autocast with ``keep``, a weight of several segments is cast and rounded
-    in each); its ``state_dict`` has the same keys. Only while gradients are
-    recorded does anything differ: then each segment runs under
-    ``torch.utils.checkpoint`` with ``use_reentrant=False``, and again in the
-    backward pass.
+    in each); its ``state_dict`` has the same keys. While gradients are
+    recorded each segment runs under ``torch.utils.checkpoint`` with
+    ``use_reentrant=False``, and again in the backward pass.
 
     Random numbers of PyTorch's default generators (dropout) are the same both
     times; others, and states that a stage counts by itself, are not.
-    Batch norm normalises with the batch's own statistics both times, and
-    updates its running statistics once.
+    Batch norm updates its running statistics once.
 
     Args:
         *stages: modules that take one tensor and return one; or one
             ``nn.Sequential``, whose stages are taken.
         segments: as :data:`membudget.checkpointing.Segments`.
         keep: operators whose results are kept in spite of the checkpoint
-            (selective checkpointing), such as :data:`MATMULS`; what else the
-            backward pass needs is recomputed.
-        preserve_rng_state: as in ``torch.utils.checkpoint``. Without it the
-            generators' states are not stashed, and stages that draw random
-            numbers compute something else the second time.
+            (selective checkpointing), such as :data:`MATMULS`.
+        preserve_rng_state: as in ``torch.utils.checkpoint``. Without it
+            stages that draw random numbers compute something else the second
+            time.
 
     Attributes:
         segments: may be set anew between two steps.
@@ -71,9 +68,8 @@ class Checkpointed(nn.Module):
         TypeError: when it runs: a stage that returns something else than a
             tensor.
         RuntimeError: when it runs: in a segment, a stage that changes a
-            buffer (other than the running statistics of batch norm), or the
-            segment's input in place. Both would run on something else the
-            second time.
+            buffer (other than batch norm's), or the segment's input in place,
+            and so would run on something else the second time.
 
     Example:
         >>> blocks = model.blocks
@@ -113,11 +109,7 @@ class Checkpointed(nn.Module):
         self._segments = segments
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the stages.
-
-        Args:
-            x: the input of the first stage.
-        """
+        """Run the stages; ``x`` is the input of the first."""
         instance(x, torch.Tensor, "x", "a tensor")
         return self._run(self.segments, x)
 
@@ -155,9 +147,8 @@ def checkpointed(
 ) -> Ran:
     """Call it under a checkpoint, as :class:`Checkpointed` does.
 
-    An error of the call comes once the checkpoint is closed. In torch 2.11 it
-    leaves the checkpoint open for as long as the traceback is kept, as
-    a notebook does: what runs next would go wrong.
+    An error of the call comes once the checkpoint is closed: torch 2.11 would
+    leave it open for as long as a notebook keeps the traceback.
 
     Args:
         run: returns tensors, in lists, tuples and dictionaries or not.

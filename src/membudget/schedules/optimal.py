@@ -391,10 +391,10 @@ def _better(
     choices[good.sum() :] = best.choices
     order = peaks.argsort(kind="stable")  # the new ones are faster
     peaks, times, choices = peaks[order], times[order], choices[order]
-    least = np.minimum.accumulate(times)
-    first = np.ones(len(times), bool)
-    first[1:] = least[1:] < least[:-1]
-    return _Frontier(peaks[first], times[first], choices[first])
+    so_far = np.minimum.accumulate(times)
+    better = np.ones(len(times), bool)
+    better[1:] = so_far[1:] < so_far[:-1]
+    return _Frontier(peaks[better], times[better], choices[better])
 
 
 def _fitting(values: list[float]) -> type:
