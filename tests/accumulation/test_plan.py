@@ -268,6 +268,11 @@ def test_a_long_window_is_not_cut_to_know_its_peak():
     assert plan.sample_weight(1) == pytest.approx(2e-30)
 
 
+def test_a_normalisation_that_is_not_known():
+    with pytest.raises(ValueError, match="there is no normalisation 'sum'"):
+        Plan(8, 4, 100, ONE, "sum")
+
+
 def test_plans_and_results_cannot_be_changed():
     made = filter(dataclasses.is_dataclass, vars(accumulation).values())
     frozen = {kind: kind.__dataclass_params__.frozen for kind in made}

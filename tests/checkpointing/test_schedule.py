@@ -77,6 +77,12 @@ def test_an_empty_segment_is_refused():
         actions([])
 
 
+@pytest.mark.parametrize("item", ["0", 1.0, True])
+def test_what_is_no_stage_and_no_segment_is_refused(item):
+    with pytest.raises(TypeError, match=r"^the segments hold .*: use st"):
+        actions([0, [item]])
+
+
 def test_actions_and_segments_do_not_mix():
     with pytest.raises(TypeError, match="hold 'record 1': use stage numbers"):
         simulate(2, [0, "record 1"])
