@@ -18,11 +18,6 @@ BESIDE = ("experiments", "labs", "tools")
 
 KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
-    "accumulation.Accumulator(process_group)": "ranks in several groups",
-    "accumulation.Controller(target)": "the rule of 3c has it",
-    "accumulation.Controller(tolerance)": "the rule of 3c has it",
-    "accumulation.Controller(shrink)": "the rule of 3c has it",
-    "accumulation.Controller(grow)": "the rule of 3c has it",
     "records.best(folder)": "a reader's own records",
     "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",

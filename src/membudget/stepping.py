@@ -58,8 +58,3 @@ def finite_loss(loss: torch.Tensor) -> float:
             "high learning rate, or a micro-batch of padding only"
         )
     return value
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The value that all ranks share, where a tensor is sharded."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

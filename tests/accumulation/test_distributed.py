@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two gloo ranks, which wait for the next check."""
+"""DDP on two gloo ranks, which wait for the next check."""
 
 import accumulation_ranks
 import pytest

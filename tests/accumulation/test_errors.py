@@ -31,36 +31,24 @@ def sgd(model, lr=0.1):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
+    ("optimizer", "message"),
     [
         (
             lambda p: optim.SGD([{"params": []}, {"params": []}], lr=0.1),
-            {},
             "the optimizer has no parameters: "
             "give it those of the model that are to be trained",
         ),
         (
             optim.LBFGS,
-            {},
             "LBFGS evaluates the loss again inside its step and cannot use a "
             "gradient that is there already: use another optimizer",
         ),
-        (
-            optim.SGD,
-            {"max_norm": 0},
-            "max_norm is 0: use a number above 0",
-        ),
-        (
-            optim.SGD,
-            {"reduction": "none"},
-            "there is no reduction 'none': use one of mean, sum",
-        ),
     ],
 )
-def test_what_makes_no_accumulator(optimizer, options, message):
+def test_what_makes_no_accumulator(optimizer, message):
     model = classifier()
     with refused(ValueError, message):
-        Accumulator(model, optimizer(model.parameters()), **options)
+        Accumulator(model, optimizer(model.parameters()))
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass():
@@ -95,17 +83,6 @@ def test_another_models_optimizer_may_step_there():
     with Accumulator(model, sgd(model)).window() as window:
         window.backward(F.cross_entropy(model(x), y), count=4)
         assert window.step().stepped
-
-
-def test_a_total_that_is_not_above_zero():
-    model = classifier()
-    message = (
-        "total is 0: use the number of samples, or of non-padding tokens, in "
-        "the window, above zero (leave out a micro-batch that holds padding "
-        "only)"
-    )
-    with refused(ValueError, message):
-        Accumulator(model, sgd(model)).window(0)
 
 
 # A model with everything that a failure could leave changed --------------
@@ -270,7 +247,6 @@ def infinite_gradient(rig, window):
     window.step()
 
 
-SCALAR = ": backward needs a tensor with one element"
 NOT_OPEN = (
     "the window is not open: use it inside "
     "`with accumulator.window() as window:`, once"
@@ -286,12 +262,7 @@ FAILURES = {
     "vector loss": (
         ends_with(lambda loss: loss.expand(5)),
         ValueError,
-        "the loss is [5]" + SCALAR,
-    ),
-    "float loss": (
-        ends_with(torch.Tensor.item),
-        TypeError,
-        "the loss is a float" + SCALAR,
+        "the loss is [5]: backward needs a tensor with one element",
     ),
     "detached loss": (
         ends_with(torch.Tensor.detach),
@@ -522,12 +493,3 @@ def test_a_trained_parameter_outside_the_model():
             end(window)
         assert extra.grad is None
     assert extra.item() != 1
-
-
-def test_a_fully_shard_that_is_another_one_inside():
-    """An error before anything runs, and no gradient that is overlooked."""
-    model = nn.Linear(2, 2)
-    model._get_fsdp_state = object
-    window = Accumulator(model, sgd(model)).window()
-    with pytest.raises(RuntimeError, match=r"another way .* 2\.11 to"):
-        window.__enter__()

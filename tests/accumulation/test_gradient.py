@@ -12,7 +12,6 @@ from accumulation_helpers import (
     relative,
     run_window,
     samples,
-    slices,
     whole_gradient,
 )
 from hypothesis import example, given, settings
@@ -146,31 +145,6 @@ def test_parameters_that_are_not_trained_do_not_count_in_the_norm():
     report = run_window(Accumulator(model, optimizer), x, y, [4, 4, 2])
     assert report.norm == pytest.approx(expected, rel=1e-12)
     assert all(p.grad is None for p in model[-1].parameters())
-
-
-def test_sparse_gradients():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, 3, sparse=True), nn.Tanh())
-    model.double()
-    x = torch.randint(5, (10,))
-
-    def loss_fn(part):
-        return model(x[part]).square().sum(1).mean()
-
-    dense = nn.Embedding.from_pretrained(model[0].weight.detach(), False)
-    dense(x).tanh().square().sum(1).mean().backward()
-    norm = dense.weight.grad.norm().item()
-    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
-    accumulator = Accumulator(model, optimizer, max_norm=norm / 2)
-    with accumulator.window() as window:
-        for part in slices([4, 4, 2]):
-            window.backward(loss_fn(part), len(x[part]))
-        assert window.finish() == pytest.approx(norm, rel=1e-12)
-        clipped = model[0].weight.grad.to_dense()
-        torch.testing.assert_close(
-            clipped, dense.weight.grad / 2, rtol=1e-5, atol=1e-12
-        )
-        assert window.step().clipped
 
 
 def test_a_one_element_loss_of_one_dimension():

@@ -2,7 +2,7 @@
 
 import sys
 from fractions import Fraction
-from math import inf, nan, sqrt
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -12,13 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from membudget.accumulation import (
-    NORMALISATIONS,
     mean_of_means_error,
     partition,
     weights,
     windows,
 )
-from membudget.accumulation.partition import sample_weight
 from tests.soak import examples
 
 whole = st.integers(1, 500)
@@ -67,22 +65,6 @@ def test_weights_are_shares_of_the_window(counts):
     assert weights(counts) == [float(share) for share in exact]
 
 
-@settings(max_examples=examples(10))
-@given(counts_of)
-@example([24, 24, 16])
-def test_the_weight_of_a_sample(counts):
-    k, total = len(counts), sum(counts)
-    for n in counts:
-        expected = {
-            "window": Fraction(1, total),
-            "mean of means": Fraction(1, k * n),
-            "no division": Fraction(1, n),
-        }
-        assert set(expected) == set(NORMALISATIONS)
-        for name, share in expected.items():
-            assert sample_weight(n, total, k, name) == float(share)
-
-
 def test_counts_may_be_numbers_of_other_kinds():
     for counts in (
         np.array([1.0, 3.0], dtype=np.float32),
@@ -92,31 +74,14 @@ def test_counts_may_be_numbers_of_other_kinds():
         assert weights(counts) == [0.25, 0.75]
 
 
-COUNT = (
-    "use the number of samples, or of non-padding tokens, in the "
-    "micro-batch, above zero (leave out a micro-batch that holds padding "
-    "only)"
-)
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda: weights([]), "counts is empty: use 1 counts or more"),
-        *(
-            (lambda bad=bad: weights([4, bad]), f"count is {bad!r}: {COUNT}")
-            for bad in (0, -2.5, nan, inf, torch.tensor(0))
-        ),
-        (
-            lambda: sample_weight(1, 3, 2, "mean"),
-            "there is no normalisation 'mean': use one of window, mean of "
-            "means, no division",
-        ),
-    ],
-)
-def test_what_has_no_weights(answer, message):
+def test_a_micro_batch_of_padding_only_has_no_weight():
+    message = (
+        "count is 0: use the number of samples, or of non-padding tokens, in "
+        "the micro-batch, above zero (leave out a micro-batch that holds "
+        "padding only)"
+    )
     with refused(ValueError, message):
-        answer()
+        weights([4, 0])
 
 
 # mean_of_means_error -----------------------------------------------------
@@ -135,9 +100,7 @@ def test_the_law_from_the_weights_of_the_samples(counts):
     total, k = Fraction(sum(counts)), len(counts)
     squared = 0
     for n in counts:
-        right = sample_weight(n, total, k, "window")
-        wrong = sample_weight(Fraction(n), total, k, "mean of means")
-        squared += total * n * (wrong - right) ** 2
+        squared += total * n * (1 / Fraction(k * n) - 1 / total) ** 2
     assert mean_of_means_error(counts) == pytest.approx(
         sqrt(squared), rel=1e-12, abs=1e-12
     )

@@ -1,6 +1,7 @@
 """What a window costs, against traces and brute force."""
 
 import dataclasses
+from fractions import Fraction
 from functools import cache, partial
 
 import pytest
@@ -20,7 +21,6 @@ from membudget.accumulation import (
     Plan,
     footprint,
 )
-from membudget.accumulation.partition import sample_weight
 from membudget.measuring import PeakTracker, optimizer_tensors
 from membudget.models import GPT, mlp
 from tests.soak import SOAK, examples
@@ -187,10 +187,6 @@ def test_states_of_the_optimizers():
     assert adam.optimizer == 2 * adam.parameters + step_counts
 
 
-def test_other_sizes_to_trace_at_give_the_same():
-    assert footprint(*SETTINGS["MLP, Adam"], (5, 3)) == found("MLP, Adam")
-
-
 def test_a_footprint_leaves_the_random_numbers_alone():
     before = torch.get_rng_state()
     footprint(*SETTINGS["MLP, SGD"])
@@ -237,11 +233,14 @@ def test_a_plan_against_brute_force(batch, micro, samples, normalisation):
         sizes.append(min(micro, left))
         left -= sizes[-1]
     assert plan.sizes == sizes
-    weights = [plan.sample_weight(size) for size in sizes]
-    k = len(sizes)
-    assert weights == [
-        sample_weight(n, batch, k, normalisation) for n in sizes
-    ]
+    for n in sizes:
+        share = {
+            "window": Fraction(1, batch),
+            "mean of means": Fraction(1, len(sizes) * n),
+            "no division": Fraction(1, n),
+        }
+        assert set(share) == set(NORMALISATIONS)
+        assert plan.sample_weight(n) == float(share[normalisation])
     if len(sizes) == 1:
         assert plan.peak == max(200, 150 + 3 * batch) == plan.whole_peak
     else:

@@ -11,7 +11,6 @@ from accumulation_helpers import (
     classifier,
     differences,
     everything,
-    flat,
     refused,
     relative,
     samples,
@@ -201,13 +200,3 @@ def test_other_errors_pass():
 
     with pytest.raises(KeyError, match="of the loop's own"):
         step(accumulator=rig(), x=x, y=y, loss=wrong)
-
-
-def test_a_sharded_model_is_refused():
-    accumulator = rig()
-    accumulator.model.set_requires_gradient_sync = None
-    with pytest.raises(
-        ValueError, match=r"^the model is sharded by fully_sha"
-    ):
-        step(accumulator=accumulator, x=samples(2)[0], y=samples(2)[1])
-    assert flat(accumulator.parameters()).isfinite().all()

@@ -17,7 +17,6 @@ from checkpointing_helpers import (
     step,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from membudget.checkpointing import (
     ATTENTION,
@@ -146,63 +145,130 @@ def test_without_the_generators_states_dropout_changes_the_gradients():
     assert not same(grads, found)
 
 
-def test_the_gradient_of_the_input_is_the_same():
-    plain, other, x = build(blocks)
-    ours = Checkpointed(other, segments=[[0, 1, 2], [3, [4, 5]]])
-    found = []
-    for net in (plain, ours):
-        leaf = x.clone().requires_grad_()
-        net(leaf).square().sum().backward()
-        found.append(leaf.grad)
-    assert torch.equal(*found)
-    (grad,) = torch.autograd.grad(ours(leaf).square().sum(), leaf)
-    assert torch.equal(grad, found[0])
+# Nets and runs of other kinds
 
 
-@pytest.mark.parametrize("frozen", [[0, 1, 2], [1, 4]])
-@pytest.mark.parametrize("segments", [[[0, 1, 2], [3, 4, 5]], SEGMENTS[-2]])
-def test_frozen_stages_have_no_gradient_and_the_others_the_same(
-    frozen, segments
-):
-    plain, other, x = build(dense)
-    for net in (plain, other):
-        for index in frozen:
+def slopes():
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)]
+    return nn.Sequential(*stages), torch.rand(3, 6)
+
+
+def frozen(*stages):
+    def make():
+        net, x = dense()
+        for index in stages:
             net[index].requires_grad_(False)
-    y, grads = step(plain, x)
-    z, found = step(Checkpointed(other, segments=segments), x)
-    assert torch.equal(y, z)
-    assert same(grads, found)
-    assert sum(g is None for g in found) == 2 * len(frozen)
+        return net, x
+
+    return make
 
 
-def test_gradients_of_gradients_are_the_same():
-    torch.manual_seed(0)
-    plain = nn.Sequential(
-        *(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
-    )
-    x, found = torch.rand(3, 6), []
-    for net in (plain, Checkpointed(plain, segments=[[0, [1]], [2, 3]])):
-        net.zero_grad(set_to_none=True)
-        leaf = x.clone().requires_grad_()
-        y = net(leaf).square().sum()
-        (slope,) = torch.autograd.grad(y, leaf, create_graph=True)
-        (y + slope.square().sum()).backward()
-        found.append([p.grad.clone() for p in plain.parameters()])
-        found[-1].append(leaf.grad)
+def in_place():
+    stages = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+    return nn.Sequential(*stages), torch.randn(5, 4)
+
+
+def counting():
+    return normalised(nn.BatchNorm1d(6, momentum=None)), torch.rand(5, 6, 4)
+
+
+def noisy():
+    """RReLU saves its noise before it is drawn: where it is the last to save,
+    a recomputation has to go on."""
+    stages = nn.Linear(8, 8), nn.RReLU(), Returns(lambda x: 2 * x)
+    return nn.Sequential(*stages), torch.randn(4, 8)
+
+
+class Forces(nn.Module):
+    """Returns an energy's gradient, which it computes in its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)
+        )
+
+    def forward(self, x):
+        energy = self.energy(x).sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def forces():
+    return nn.Sequential(Forces(), Forces()), torch.ones(3, 4)
+
+
+def of_the_input(net, x):
+    leaf = x.clone().requires_grad_()
+    net(leaf).square().sum().backward()
+    (again,) = torch.autograd.grad(net(leaf).square().sum(), leaf)
+    return [leaf.grad, again]
+
+
+def of_gradients(net, x):
+    leaf = x.clone().requires_grad_()
+    y = net(leaf).square().sum()
+    (slope,) = torch.autograd.grad(y, leaf, create_graph=True)
+    (y + slope.square().sum()).backward()
+    return [leaf.grad]
+
+
+def under_autocast(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = net(x)
+        assert y.dtype == torch.bfloat16
+    y.float().square().sum().backward()  # outside of autocast
+    return [y.detach()]
+
+
+def backward_twice(net, x):
+    loss = net(x).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return []
+
+
+def one_step(net, x):
+    return [step(net, x)[0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "run", "segments"),
+    [
+        (blocks, of_the_input, [[0, 1, 2], [3, [4, 5]]]),
+        (slopes, of_gradients, [[0, [1]], [2, 3]]),
+        (dense, under_autocast, [[0, 1, 2], [3, [4], 5]]),
+        (counting, backward_twice, [[0, 1], [[2, 3], 4]]),
+        *(
+            (frozen(*stages), one_step, segments)
+            for stages in ([0, 1, 2], [1, 4])
+            for segments in ([[0, 1, 2], [3, 4, 5]], SEGMENTS[-2])
+        ),
+        (in_place, one_step, [[0, 1, 2]]),
+        (in_place, one_step, [[0], 1, 2]),
+        (noisy, one_step, [(0, 1), 2]),
+        (noisy, one_step, [((0, 1), 2)]),
+        (forces, of_the_input, [(0,), (1,)]),
+        (forces, of_the_input, [(0, 1)]),
+        (forces, of_the_input, [((0,), 1)]),
+    ],
+)
+def test_other_nets_and_runs_give_the_same(make, run, segments):
+    plain, other, x = build(make)
+    found = []
+    for net in (plain, Checkpointed(other, segments=segments)):
+        torch.manual_seed(1)
+        found.append([*run(net, x), *(p.grad for p in net.parameters())])
+        assert any(g is not None and g.any() for g in found[-1])
     assert same(*found)
+    assert same(buffers(plain), buffers(other))
 
 
-def test_autocast_is_on_in_the_recomputation_too():
-    plain, other, x = build(dense)
-    ours, found = Checkpointed(other, segments=[[0, 1, 2], [3, [4], 5]]), []
-    for net in (plain, ours):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = net(x)
-            assert y.dtype == torch.bfloat16
-        y.float().square().sum().backward()  # outside of autocast
-        found.append([p.grad for p in net.parameters()])
-    assert same(*found)
-    assert not same(found[0], step(plain, x)[1])
+def test_the_recomputation_under_autocast_is_in_16_bits():
+    net, _, x = build(dense)
+    _, full = step(net, x)
+    net.zero_grad()
+    under_autocast(Checkpointed(net, segments=[[0, 1, 2], [3, 4, 5]]), x)
+    assert not same(full, [p.grad for p in net.parameters()])
 
 
 @pytest.mark.parametrize("make", [convolutional, dropouts])
@@ -299,20 +365,6 @@ def test_running_statistics_are_updated_once(norm, segments, twice):
     assert [m.training for m in other.modules()] == [True] * len(after)
 
 
-def test_running_statistics_survive_a_second_backward():
-    plain, other, _ = build(
-        lambda: (normalised(nn.BatchNorm1d(6, momentum=None)), None)
-    )
-    x, found = torch.rand(5, 6, 4), []
-    for net in (plain, Checkpointed(other, segments=[[0, 1], [[2, 3], 4]])):
-        loss = net(x).square().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        found.append([p.grad for p in net.parameters()])
-    assert same(*found)
-    assert same(buffers(plain), buffers(other))
-
-
 def test_a_norm_that_is_two_stages_counts_each_of_them():
     norm = nn.BatchNorm1d(4, momentum=None)
     plain, other = norm, copy.deepcopy(norm)
@@ -323,20 +375,6 @@ def test_a_norm_that_is_two_stages_counts_each_of_them():
         ours = nn.Linear(4, 4), other, nn.Tanh(), other
         step(Checkpointed(*ours, segments=segments), x)
         assert other.num_batches_tracked == plain.num_batches_tracked == 2
-
-
-def test_torch_alone_updates_running_statistics_twice():
-    """The counter-example."""
-    norm = nn.BatchNorm1d(4)
-    x = torch.randn(5, 4, requires_grad=True)
-    checkpoint(norm, x, use_reentrant=False).square().sum().backward()
-    assert norm.num_batches_tracked == 2
-    mean = x.detach().mean(0)
-    torch.testing.assert_close(norm.running_mean, (1 - 0.9**2) * mean)
-    ours = nn.BatchNorm1d(4)
-    step(Checkpointed(ours, segments=[[0]]), x)
-    assert ours.num_batches_tracked == 1
-    torch.testing.assert_close(ours.running_mean, 0.1 * mean)
 
 
 def test_a_step_that_fails_leaves_the_momentum_as_it_was():
@@ -511,35 +549,6 @@ def test_an_in_place_stage_first_in_a_segment_is_refused(segments):
         step(ours, torch.rand(5, 4))
 
 
-@pytest.mark.parametrize("segments", [[[0, 1, 2]], [[0], 1, 2]])
-def test_elsewhere_a_stage_may_work_in_place(segments):
-    torch.manual_seed(0)
-    plain = nn.Sequential(
-        nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
-    )
-    x = torch.randn(5, 4)
-    ours = Checkpointed(plain, segments=segments)
-    assert same(step(ours, x)[1], step(plain, x)[1])
-
-
-def test_a_stage_that_is_no_module_is_refused():
-    sentence = r"^stage 1 is a list: use modules \(unpack a list"
-    with pytest.raises(TypeError, match=sentence):
-        Checkpointed(nn.Tanh(), [nn.Tanh()], segments=[0, 1])
-
-
-@pytest.mark.parametrize("stages", [(), (nn.Sequential(),)])
-def test_an_empty_chain_is_refused(stages):
-    with pytest.raises(ValueError, match=r"^the chain is empty: it needs at"):
-        Checkpointed(*stages, segments=[])
-
-
-@pytest.mark.parametrize("segments", [[], [[0]], [0, 1, 2]])
-def test_bad_segments_are_refused_at_once(segments):
-    with pytest.raises(ValueError, match="segments"):
-        Checkpointed(nn.Tanh(), nn.Tanh(), segments=segments)
-
-
 # What an operator fills while it runs ------------------------------------
 
 
@@ -555,57 +564,6 @@ def test_paths_that_part_and_meet_are_looked_at_once():
     net = Checkpointed(Returns(halves), segments=[[0]])
     net(x).sum().backward()
     assert x.grad.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("segments", [[(0, 1), 2], [((0, 1), 2)]])
-def test_noise_that_is_saved_before_it_is_drawn(segments):
-    """RReLU's: where it is the last to save, a recomputation has to go on."""
-    torch.manual_seed(0)
-    stages = [nn.Linear(8, 8), nn.RReLU(), Returns(lambda x: 2 * x)]
-    x = torch.randn(4, 8)
-    found = []
-    for net in (
-        nn.Sequential(*stages),
-        Checkpointed(*stages, segments=segments),
-    ):
-        torch.manual_seed(1)
-        net(x).square().sum().backward()
-        found.append([p.grad for p in net.parameters()])
-        net.zero_grad()
-    assert all(map(torch.equal, *found))
-
-
-class Forces(nn.Module):
-    """Returns an energy's gradient, which it computes in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.energy = nn.Sequential(
-            nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)
-        )
-
-    def forward(self, x):
-        energy = self.energy(x).sum()
-        return torch.autograd.grad(energy, x, create_graph=True)[0]
-
-
-@pytest.mark.parametrize("segments", [[(0,), (1,)], [(0, 1)], [((0,), 1)]])
-def test_a_stage_that_differentiates_in_its_forward_pass(segments):
-    torch.manual_seed(0)
-    stages = Forces(), Forces()
-    found = []
-    for net in (
-        nn.Sequential(*stages),
-        Checkpointed(*stages, segments=segments),
-    ):
-        x = torch.ones(3, 4).requires_grad_()
-        net(x).square().sum().backward()
-        found.append([x.grad, *(p.grad for p in net.parameters())])
-        net.zero_grad()
-    plain, ours = found
-    assert all(
-        a is b or torch.equal(a, b) for a, b in zip(plain, ours, strict=True)
-    )
 
 
 def test_an_error_of_a_stage_that_differentiates_is_its_own():

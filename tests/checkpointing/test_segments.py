@@ -127,7 +127,6 @@ def test_the_least_peak_of_large_numbers_is_exact():
     [(equal_segments, 0), (pytorch_segments, 10), (peak_of_segments, -1)],
 )
 def test_too_few_or_many_segments_are_refused(split, bad):
-    with pytest.raises(
-        ValueError, match=rf"^{bad} segments for 9 stages: use 1 to 9$"
-    ):
+    message = rf"^{bad} segments for 9 stages: use 1 to 9$"
+    with pytest.raises(ValueError, match=message):
         split(9, bad)

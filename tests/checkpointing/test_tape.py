@@ -153,19 +153,6 @@ def test_a_schedule_that_ends_too_early_is_refused():
     )
 
 
-@pytest.mark.parametrize("chain", [0, []])
-def test_an_empty_chain_is_refused(chain):
-    with pytest.raises(ValueError, match=r"^the chain is empty: it needs at"):
-        simulate(chain, [])
-
-
-def test_a_chain_is_stages_or_their_number():
-    with pytest.raises(TypeError, match=r"^the chain is .*: use a list of st"):
-        simulate(True, [0, 1])
-    with pytest.raises(TypeError, match=r"^the chain holds 2: use Stage\("):
-        simulate([Stage(), 2], [0, 1])
-
-
 # A second machine --------------------------------------------------------
 
 
@@ -360,19 +347,6 @@ def test_random_schedules_cost_the_same_in_a_second_machine():
         possible += not isinstance(expected, int)
         refused += isinstance(expected, int)
     assert min(possible, refused) > examples(60)
-
-
-def test_recomputed_tapes_are_told_apart():
-    """The last stage keeps its tape; the others' are recomputed."""
-    run = simulate(3, [[0, 1], 2])
-    assert [(str(m.action), m.recomputed) for m in run.moments[2:]] == [
-        ("record 2", 0),
-        ("backward 2", 0),
-        ("record 0", 1),
-        ("record 1", 2),
-        ("backward 1", 2),
-        ("backward 0", 1),
-    ]
 
 
 def test_results_cannot_be_changed():

@@ -185,16 +185,7 @@ ROWS = {
     "accumulation.Accumulator.window": lambda: dict(
         self=accumulation.Accumulator(model(), optimizer()), total=2
     ),
-    "accumulation.Controller": lambda: dict(
-        micro_batch=2,
-        budget=9,
-        most=3,
-        least=1,
-        target=0.7,
-        tolerance=0.1,
-        shrink=0.8,
-        grow=1.2,
-    ),
+    "accumulation.Controller": lambda: dict(micro_batch=2, budget=9, most=3),
     "accumulation.Controller.__call__": lambda: dict(
         self=accumulation.Controller(2, budget=9, most=3),
         peak=2,
@@ -216,7 +207,6 @@ ROWS = {
     "accumulation.footprint": lambda: dict(
         build=lambda: (of := model(), optimizer(of)),
         loss=lambda of, size: of(torch.ones(size, 4)).sum(),
-        sizes=(1, 2, 3),
     ),
     "accumulation.gradient_noise": lambda: dict(
         gradients=[[torch.ones(2)], [torch.zeros(2)]], counts=[1, 2]

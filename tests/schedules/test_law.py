@@ -59,15 +59,6 @@ def fewest_runs(length, units, gradient=0):
     return min(found)
 
 
-def least_in_all(length, extra):
-    """The least peak with so many extra runs in all."""
-    return next(
-        units
-        for units in range(2, length + 2)
-        if fewest_runs(length, units) - length <= extra
-    )
-
-
 def test_no_schedule_reaches_further_and_one_reaches_it():
     tried = 0
     for peak in range(3, 14):
@@ -145,23 +136,6 @@ def test_ten_thousand_stages_can_be_constructed():
     run = simulate(1000, binomial_segments(1000, 5))
     assert run.peak == peak_of_runs(1000, 5) == 11
     assert max(run.runs) == 5
-
-
-def test_so_many_extra_runs_in_all_are_a_weaker_condition():
-    """The pitfall: it reaches one unit less at C(P, 2) + 2 stages."""
-    assert peak_of_runs(12, 2) == 7
-    assert least_in_all(12, 12) == 6
-    assert fewest_runs(12, 6) - 12 == 12
-    weaker = [
-        length
-        for length in range(2, 60)
-        if least_in_all(length, length) < peak_of_runs(length, 2)
-    ]
-    assert weaker == [comb(p, 2) + 2 for p in range(3, 12)]
-    assert [least_in_all(n, 2 * n) for n in (12, 16, 24, 36, 48)] == [
-        *(5, 6, 6, 7, 8),
-    ]
-    assert fewest_runs(24, 6) - 24 == 45
 
 
 def test_the_first_blocks_of_a_transformer(block):

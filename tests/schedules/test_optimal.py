@@ -198,31 +198,6 @@ def test_a_schedule_that_drops_a_checkpoint_may_be_better():
     assert points(FOUR) == [(13, 12), (14, 3), (18, 1), (19, 0)]
 
 
-def test_the_gap_to_all_schedules():
-    """Mostly none; how often there is one is counted."""
-    gaps = tried = 0
-    for seed in range(examples(6)):
-        rng = random.Random(seed)
-        chain = [
-            replace(
-                random_stage(rng),
-                output=rng.randint(1, 4),
-                recompute_workspace=0,
-                record_workspace=0,
-                again_workspace=1,
-                backward_workspace=1,
-                gradients=0,
-                recompute_time=None,
-            )
-            for _ in range(4 if SOAK else 3)
-        ]
-        for budget, extra in points(chain):
-            best = least_time(chain, budget)
-            assert best <= extra
-            tried, gaps = tried + 1, gaps + (best < extra)
-    assert gaps <= 0.1 * tried
-
-
 # Simpler splits ----------------------------------------------------------
 
 
@@ -284,33 +259,14 @@ def test_twelve_blocks_by_budget(block, halves):
     assert [forwards(chain, budget) for budget in budgets] == [
         *(1.333, 0.917, 0.667, 0.606, 0.485, 0.424, 0.242),
     ]
+    # a budget that is rounded to 500 slots gave 0.722 at 54 units
+    assert [forwards([exact(block)] * 32, b) for b in (28, 36, 54)] == [
+        *(1.798, 1.236, 0.705),
+    ]
     finer = [exact(half) for half in halves] * 12
     assert [forwards(finer, budget) for budget in budgets[3:]] == [
         *(0.574, 0.379, 0.25, 0.136),
     ]
-
-
-def test_exact_budgets_are_no_worse_than_equal_segments(block):
-    """Rounding to 500 slots was: 0.722 at 54 units."""
-    chain = [exact(block)] * 32
-    equal = min(
-        run.extra_time / sum(s.time for s in chain)
-        for run in (
-            simulate(chain, segments)
-            for count in range(1, 33)
-            for segments in (
-                equal_segments(32, count),
-                [
-                    *equal_segments(32, count)[:-1],
-                    *equal_segments(32, count)[-1],
-                ],
-            )
-        )
-        if run.peak <= 54
-    )
-    assert round(float(equal), 3) == 0.705
-    assert forwards(chain, 54) <= 0.705
-    assert [forwards(chain, b) for b in (28, 36, 40)] == [1.798, 1.236, 1.065]
 
 
 def test_equal_parts_are_solved_once():
@@ -357,7 +313,7 @@ def test_stages_without_any_size():
     assert optimal_segments([nothing] * 3, 0) == [0, 1, 2]
 
 
-def test_a_budget_that_is_none_is_refused():
+def test_a_budget_below_the_least():
     assert optimal_segments(3, 10**40) == [0, 1, 2]
     message = (
         r"^the budget is 3 bytes, and the least peak of this chain is 4 "
@@ -365,20 +321,10 @@ def test_a_budget_that_is_none_is_refused():
     )
     with pytest.raises(ValueError, match=message):
         optimal_segments(12, 3)
-    for wrong in (5.5, "3 GiB", True, float("nan"), None):
-        with pytest.raises(TypeError, match=r"^the budget in bytes is"):
-            optimal_segments(12, wrong)
-    with pytest.raises(ValueError, match=r"^the budget in bytes is -1"):
-        optimal_segments(12, -1)
 
 
-def test_a_chain_that_is_none_is_refused():
-    for function in (frontier, least_budget):
-        with pytest.raises(ValueError, match=r"^the chain is empty"):
-            function([])
-        with pytest.raises(ValueError, match="has 301 stages: use at most"):
-            function(301)
-        with pytest.raises(TypeError, match="use a list of stages, or their"):
-            function("12")
+def test_a_chain_that_it_does_not_take():
+    with pytest.raises(ValueError, match="has 301 stages: use at most"):
+        frontier(301)
     with pytest.raises(ValueError, match=r"^stage 1 has a negative backward_"):
         frontier([Stage(), Stage(backward_workspace=-1)])

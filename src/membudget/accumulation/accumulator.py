@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain, pairwise
 from math import ceil, inf, isfinite, log2
 from typing import TypeVar
 
@@ -11,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from membudget.accumulation._private import unsharded_gradients
 from membudget.accumulation.partition import check_count, opened
 from membudget.accumulation.snapshot import Snapshot
 from membudget.checks import (
@@ -20,9 +20,8 @@ from membudget.checks import (
     number,
     one_of,
     plain_step,
-    stepper,
 )
-from membudget.stepping import backward, finite_loss, full, parameters_of
+from membudget.stepping import backward, finite_loss, parameters_of
 
 Item = TypeVar("Item")
 
@@ -58,22 +57,19 @@ class Accumulator:
     largest n_k: no mean loss is enlarged, in whatever order they come.
 
     Args:
-        model: the model, plain or wrapped in ``DistributedDataParallel`` or
-            ``fully_shard``; then the count is summed over the ranks, and
-            gradients are synchronised in the last micro-batch only.
-        optimizer: any optimizer whose ``step`` needs no closure.
+        model: the model, plain or wrapped in ``DistributedDataParallel``;
+            then the count is summed over the ranks, and gradients are
+            synchronised in the last micro-batch only.
+        optimizer: any optimizer with parameters whose ``step`` needs no
+            closure.
         scaler: a ``torch.amp.GradScaler``, for fp16.
-        max_norm: clip the window's gradient to this norm.
+        max_norm: clip the window's gradient to this norm, above zero.
         reduction: whether the losses are a ``"mean"`` or a ``"sum"`` over
             the samples or tokens of their micro-batch.
-        process_group: the ranks that hold different data; by default that
-            of ``DistributedDataParallel``, or all. A model that
-            ``fully_shard`` laid on some of the ranks does not name its own.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an optimizer without parameters or that needs a closure,
-            a ``max_norm`` that is not above zero, an unknown reduction.
+        ValueError: a model of ``fully_shard``: its ranks gather parameters in
+            each micro-batch, and one that fails leaves the others waiting.
 
     Example:
         >>> accumulator = Accumulator(model, optimizer, max_norm=1.0)
@@ -92,37 +88,34 @@ class Accumulator:
         scaler: torch.amp.GradScaler | None = None,
         max_norm: float | None = None,
         reduction: str = "mean",
-        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        module(model)
-        self.optimizer = stepper(optimizer)
-        if scaler is not None:
-            kind = torch.amp.GradScaler
-            instance(scaler, kind, "scaler", "a torch.amp.GradScaler or None")
+        self.model = module(model)
+        self.optimizer = plain_step(optimizer)
+        kind, use = torch.amp.GradScaler | None, "a torch.amp.GradScaler"
+        instance(scaler, kind, "scaler", f"{use} or None")
+        if any(
+            hasattr(part, "set_requires_gradient_sync")
+            for part in model.modules()
+        ):
+            raise ValueError(
+                "the model is sharded by fully_shard: a rank that fails in a "
+                "micro-batch leaves the others waiting for its parameters. "
+                "Choose the micro-batch before the first step "
+                "(planning.largest_micro_batch) and accumulate in a loop of "
+                "your own, or use DistributedDataParallel"
+            )
         if not self.parameters():
             raise ValueError(
                 "the optimizer has no parameters: "
                 "give it those of the model that are to be trained"
             )
-        plain_step(optimizer)
-        if max_norm is not None:
-            max_norm = number(max_norm, "max_norm", above=0, infinite=True)
-        self.scaler = scaler if scaler and scaler.is_enabled() else None
-        self.max_norm = max_norm
-        if process_group is not None:
-            kind = dist.ProcessGroup
-            use = "a group of torch.distributed or None"
-            instance(process_group, kind, "process_group", use)
-        one_of(reduction, ("mean", "sum"), "reduction")
-        self.model = model
-        self.reduction = reduction
-        distributed = hasattr(model, "no_sync") or hasattr(
-            model, "set_requires_gradient_sync"
-        )
-        self.distributed = distributed and dist.is_initialized()
-        self.process_group = process_group or getattr(
-            model, "process_group", None
-        )
+        if max_norm is None:
+            max_norm = inf
+        self.max_norm = number(max_norm, "max_norm", above=0, infinite=True)
+        self.scaler = scaler or torch.amp.GradScaler(enabled=False)
+        self.reduction = one_of(reduction, ("mean", "sum"), "reduction")
+        self.distributed = hasattr(model, "no_sync") and dist.is_initialized()
+        self.process_group = getattr(model, "process_group", None)
 
     def window(self, total: float | None = None) -> "Window":
         """A window: the micro-batches of one optimizer step.
@@ -131,10 +124,6 @@ class Accumulator:
             total: samples or tokens that this rank's window will hold, where
                 it is known: more than that is then an error, and the losses
                 are weighted n_k / total from the start. Fewer may come.
-
-        Raises:
-            TypeError: ``total`` is no number.
-            ValueError: it is not above zero.
         """
         if total is not None:
             total = check_count(total, "total", "in the window")
@@ -143,9 +132,6 @@ class Accumulator:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that the optimizer trains."""
         return parameters_of(self.optimizer)
-
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return self.scaler.scale(loss) if self.scaler else loss
 
     def _with_gradients(self) -> list[nn.Parameter]:
         """Those of the parameters that have a gradient."""
@@ -157,26 +143,8 @@ class Accumulator:
             )
         return found
 
-    def _unscale(self) -> None:
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-
-    def _norm(self) -> torch.Tensor:
-        """Of the gradient; of the whole one, where it is sharded."""
-        numbers = [_values(p.grad) for p in self._with_gradients()]
-        return full(nn.utils.get_total_norm(numbers))
-
-    def _clip(self, norm: torch.Tensor) -> None:
-        if norm.item() > (self.max_norm or inf):
-            nn.utils.clip_grads_with_norm_(
-                self.parameters(), self.max_norm, norm
-            )
-
     def _step(self) -> bool:
         """Take the optimizer's step; False where an overflow forbids it."""
-        if not self.scaler:
-            self.optimizer.step()
-            return True
         before = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -189,11 +157,6 @@ class Accumulator:
         tensor = torch.tensor(float(value), dtype=torch.float64, device=device)
         dist.all_reduce(tensor, op, group=self.process_group)
         return tensor.item()
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The numbers in a gradient, which may be a sparse tensor."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _undone_on_error(method):
@@ -214,16 +177,13 @@ def _undone_on_error(method):
 class Window:
     """One optimizer step's micro-batches; made by :meth:`Accumulator.window`.
 
-    Use it in a ``with`` block. An error inside the block, of the window's own
-    or of the loop's, closes it: gradients are cleared, buffers, scaler and
-    random number generators (CPU and CUDA) go back to where they were at the
-    block's start, and parameters and optimizer have not been touched yet.
-    For that a window keeps a copy of every buffer of the model, on its
-    device, until the step; :func:`footprint` counts it. A frozen base costs
-    no copy where it is parameters with ``requires_grad=False``.
-    (The exception is an error inside the optimizer's own ``step``, which may
-    have updated some parameters.) If only some of the ranks meet an error,
-    the others wait for them: end the job then, or use
+    Use it in a ``with`` block. An error inside the block closes it: gradients
+    are cleared, buffers, scaler and random number generators (CPU and CUDA)
+    are what they were at the block's start, and parameters and optimizer have
+    not been touched yet, unless the optimizer's own ``step`` failed halfway.
+    For that a window keeps a copy of every buffer of the model until the
+    step; :func:`footprint` counts it. If only some of the ranks meet an
+    error, the others wait for them: end the job then, or use
     :func:`recovering_step`.
     """
 
@@ -252,7 +212,8 @@ class Window:
         self._snapshot = Snapshot(
             owner.model, owner.parameters(), owner.scaler
         )
-        left = [p for p in owner.parameters() if _has_gradient(p)]
+        grads = [p.grad for p in owner.parameters()]
+        left = [g for g in grads if g is not None and g.any()]
         if left:
             self._undo()
             raise RuntimeError(
@@ -280,10 +241,8 @@ class Window:
     def over(self, micro_batches: Iterable[Item]) -> Iterator[Item]:
         """Yield the micro-batches; synchronise ranks in the last one only.
 
-        On one rank this is a plain loop. On several it reads one micro-batch
-        ahead, to know the last. Under ``fully_shard`` every rank has to run
-        the same number of micro-batches, because each gathers parameters;
-        under ``DistributedDataParallel`` the numbers may differ.
+        On one rank this is a plain loop. On several, whose numbers of
+        micro-batches may differ, it reads one ahead, to know the last.
         """
         self._require_open()
         stream = opened(micro_batches)
@@ -295,18 +254,10 @@ class Window:
     def _synchronising(
         self, micro_batches: Iterable[Item]
     ) -> Generator[Item, None, None]:
-        model = self.owner.model
-        sharded = hasattr(model, "set_requires_gradient_sync")
-        try:
-            for item, last in _with_last(micro_batches):
-                self._synchronised = last
-                if sharded:
-                    model.set_requires_gradient_sync(last)
-                with nullcontext() if sharded or last else model.no_sync():
-                    yield item
-        finally:
-            if sharded:
-                model.set_requires_gradient_sync(True)
+        for item, last in _with_last(micro_batches):
+            self._synchronised = last
+            with nullcontext() if last else self.owner.model.no_sync():
+                yield item
 
     @_undone_on_error
     def backward(self, loss: torch.Tensor, count: float) -> None:
@@ -321,8 +272,7 @@ class Window:
         Raises:
             RuntimeError: the window is not open, or finished, or an optimizer
                 steps in the backward pass; it is stopped before.
-            ValueError: a loss that is not a finite scalar with a graph, a
-                count that is not above zero, more than ``total``.
+            ValueError: a loss that is not finite, or more than ``total``.
         """
         if self._norm is not None:
             raise RuntimeError(
@@ -341,7 +291,7 @@ class Window:
         self._use_unit(self.total or 2.0 ** ceil(log2(count)))
         mean = owner.reduction == "mean"
         loss = loss * ((count if mean else 1) / self._unit)
-        backward(owner._scaled(loss), owner.parameters())
+        backward(owner.scaler.scale(loss), owner.parameters())
         self.micro_batches += 1
         self.count += count
         self._loss_sum += value * (count if mean else 1)
@@ -357,9 +307,9 @@ class Window:
         if self._synchronised:
             self._unit = owner._over_ranks(self._unit, dist.ReduceOp.MAX)
         if 0 < before < self._unit:
-            here = [p.grad for p in owner.parameters() if p.grad is not None]
-            for gradient in here + unsharded_gradients(owner.model):
-                gradient.mul_(before / self._unit)
+            for parameter in owner.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(before / self._unit)
 
     @_undone_on_error
     def _reduce(self) -> None:
@@ -410,19 +360,20 @@ class Window:
         parameters = owner._with_gradients()
         total = owner._over_ranks(self.count, dist.ReduceOp.SUM)
         ranks = owner._over_ranks(1, dist.ReduceOp.SUM)
-        owner._unscale()
+        owner.scaler.unscale_(owner.optimizer)
         factor = self._unit * ranks / total
         if factor != 1:
             for parameter in parameters:
                 parameter.grad.mul_(factor)
-        norm = owner._norm()
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
         value = norm.item()
-        if not isfinite(value) and not owner.scaler:
+        if not isfinite(value) and not owner.scaler.is_enabled():
             raise RuntimeError(
                 f"the window's gradient has norm {value}: lower the "
                 "learning rate, or use a scaler if this is fp16"
             )
-        owner._clip(norm)
+        if value > owner.max_norm:
+            nn.utils.clip_grads_with_norm_(parameters, owner.max_norm, norm)
         self._count_of_ranks = total
         self._norm = value
         return value
@@ -444,7 +395,7 @@ class Window:
             count=self._count_of_ranks,
             loss=self._loss_sum / self.count,
             norm=norm,
-            clipped=owner.max_norm is not None and norm > owner.max_norm,
+            clipped=norm > owner.max_norm,
             stepped=stepped,
         )
 
@@ -463,18 +414,8 @@ class Window:
             snapshot.restore()
 
 
-def _has_gradient(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and bool(full(parameter.grad.any()))
-
-
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """Yield each item with whether it is the last one."""
-    iterator = iter(items)
-    try:
-        item = next(iterator)
-    except StopIteration:
-        return
-    for following in iterator:
-        yield item, False
-        item = following
-    yield item, True
+    end = object()
+    for item, following in pairwise(chain(items, [end])):
+        yield item, following is end

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from membudget.accumulation.partition import _counts
-from membudget.checks import instance, listed
+from membudget.accumulation.strategies import _tensors
+from membudget.checks import listed
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,13 @@ def gradient_noise(
     2018 (arXiv 1812.06162), appendix A.1.
 
     Args:
-        gradients: one sequence of tensors for each micro-batch, the gradient
-            of its *mean* loss.
+        gradients: one sequence of tensors for each micro-batch, at least two:
+            the gradient of its *mean* loss, finite and unscaled.
         counts: samples in each micro-batch.
-
-    Raises:
-        TypeError: gradients that are no lists of tensors, or counts that
-            are no numbers.
-        ValueError: fewer than two micro-batches, not one count each, or
-            gradients of different sizes or that are not finite.
     """
     counts = _counts(counts)
     gradients = [
-        [
-            instance(g, torch.Tensor, "a gradient", "a tensor")
-            for g in listed(gradient, "the gradient", "tensors")
-        ]
+        _tensors(gradient, "gradients")
         for gradient in listed(gradients, "gradients", "gradients", 0)
     ]
     if len(gradients) != len(counts) or len(counts) < 2:

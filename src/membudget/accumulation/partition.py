@@ -5,14 +5,7 @@ from itertools import islice
 from math import sqrt
 from typing import TypeVar
 
-from membudget.checks import (
-    listed,
-    number,
-    one_of,
-    refused,
-    shown,
-    whole,
-)
+from membudget.checks import listed, number, refused, shown, whole
 
 Item = TypeVar("Item")
 
@@ -41,10 +34,6 @@ def partition(total: int, micro_batch: int) -> list[slice]:
 
     Returns:
         Slices into the batch, in order.
-
-    Raises:
-        TypeError: a size that is no whole number.
-        ValueError: a size below 1, or more than a million micro-batches.
     """
     total = whole(total, "total")
     micro_batch = whole(micro_batch, "micro_batch")
@@ -66,42 +55,12 @@ def weights(counts: Sequence[float]) -> list[float]:
     weighted sum of the micro-batch means the mean over the window.
 
     Args:
-        counts: samples, or non-padding tokens, in each micro-batch.
-
-    Raises:
-        TypeError: no list, or a count that is no number.
-        ValueError: no counts, or a count that is not above zero.
+        counts: samples, or non-padding tokens, in each micro-batch, above
+            zero.
     """
     counts = _counts(counts)
     total = sum(counts)
     return [count / total for count in counts]
-
-
-def sample_weight(
-    count: float, total: float, steps: int, normalisation: str
-) -> float:
-    """Weight that one sample of a micro-batch has in the gradient.
-
-    Args:
-        count: samples, or non-padding tokens, in the micro-batch, n.
-        total: in the window, N.
-        steps: micro-batches in the window, K.
-        normalisation: one of :data:`NORMALISATIONS`.
-
-    Returns:
-        With ``"window"`` 1/N, in each micro-batch; with ``"mean of means"``
-        1/(K·n); with ``"no division"`` 1/n.
-
-    Raises:
-        TypeError: a normalisation that is no string.
-        ValueError: an unknown one.
-    """
-    one_of(normalisation, NORMALISATIONS, "normalisation")
-    if normalisation == "window":
-        return 1 / total
-    if normalisation == "mean of means":
-        return 1 / (steps * count)
-    return 1 / count
 
 
 def mean_of_means_error(counts: Sequence[float]) -> float:
@@ -116,9 +75,8 @@ def mean_of_means_error(counts: Sequence[float]) -> float:
 
     A gradient with a common mean makes the error smaller.
 
-    Raises:
-        TypeError: no list, or a count that is no number.
-        ValueError: no counts, or a count that is not above zero.
+    Args:
+        counts: as for :func:`weights`.
     """
     counts = _counts(counts)
     total = sum(counts)
@@ -136,11 +94,6 @@ def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:
     Args:
         micro_batches: any iterable, a ``DataLoader`` for example.
         steps: accumulation steps, at least 1.
-
-    Raises:
-        TypeError: ``steps`` is no whole number, or there is no way through
-            the micro-batches.
-        ValueError: ``steps`` is below 1.
     """
     steps = whole(steps, "steps")
     stream = opened(micro_batches)
@@ -153,11 +106,7 @@ def windows(micro_batches: Iterable[Item], steps: int) -> Iterator[list[Item]]:
 
 
 def opened(micro_batches: Iterable[Item]) -> Iterator[Item]:
-    """The way through the micro-batches; a seeded loader shuffles once.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """The way through the micro-batches; a seeded loader shuffles once."""
     try:
         return iter(micro_batches)
     except TypeError:
@@ -169,12 +118,7 @@ def opened(micro_batches: Iterable[Item]) -> Iterator[Item]:
 def check_count(
     count: float, name: str = "count", where: str = "in the micro-batch"
 ) -> float:
-    """The count, if it can be a weight.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is not above zero, or not finite.
-    """
+    """The count, if it can be a weight: finite, and above zero."""
     try:
         return number(count, name, above=0)
     except (TypeError, ValueError) as error:

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from membudget.accumulation.partition import (
-    NORMALISATIONS,
-    partition,
-    sample_weight,
-)
+from membudget.accumulation.partition import NORMALISATIONS, partition
 from membudget.accumulation.snapshot import buffer_copies
 from membudget.checks import (
     function,
@@ -24,6 +20,10 @@ from membudget.checks import (
 )
 from membudget.ledger import PeakLine, peak_at, peak_lines
 from membudget.measuring import PeakTracker, optimizer_tensors
+
+TRACED = 2, 4, 7
+"""Micro-batch sizes that are run: two for the lines, and a third, with which
+bytes that do not grow in proportion are noticed."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,7 @@ class Footprint:
     later: Sequence[PeakLine]
 
     def peak(self, micro_batch: int, steps: int) -> int:
-        """Peak bytes with ``steps`` micro-batches of at most this size.
-
-        Raises:
-            TypeError: a number that is not whole.
-            ValueError: a number below 1.
-        """
+        """Peak bytes with ``steps`` micro-batches of at most this size."""
         micro_batch = whole(micro_batch, "micro_batch")
         steps = whole(steps, "steps")
         lines = self.alone if steps == 1 else self.later
@@ -62,7 +57,6 @@ class Footprint:
 def footprint(
     build: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
     loss: Callable[[nn.Module, int], torch.Tensor],
-    sizes: Sequence[int] = (2, 4, 7),
 ) -> Footprint:
     """Trace a window at a few small sizes, for the peak at all of them.
 
@@ -70,28 +64,25 @@ def footprint(
         build: makes the model and its optimizer anew.
         loss: the mean loss of a new micro-batch of the given size; what it
             makes, the inputs included, is counted.
-        sizes: the micro-batch sizes that are run, two or more. With a third
-            one, bytes that do not grow in proportion are noticed.
 
     Raises:
-        TypeError: an argument of a wrong kind, or functions that make
-            something else.
         ValueError: as :func:`peak_lines`.
     """
     function(build, "build"), function(loss, "loss")
-    sizes = [whole(n, "a size") for n in listed(sizes, "sizes", "sizes", 2)]
 
-    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    def after_a_step() -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The optimizer has its states."""
         use = "a pair, the model and its optimizer"
         pair = listed(build(), "what build returned", use, 0)
         if len(pair) != 2:
             raise ValueError(f"build returned {len(pair)} things: use {use}")
-        return module(pair[0]), plain_step(pair[1])
+        model, optimizer = module(pair[0]), plain_step(pair[1])
+        scalar_loss(loss(model, TRACED[0])).backward()
+        optimizer.step()
+        return model, optimizer
 
     def trace(size: int, steps: int) -> PeakTracker:
-        model, optimizer = made()
-        scalar_loss(loss(model, size)).backward()
-        optimizer.step()  # makes the states
+        model, optimizer = after_a_step()
         optimizer.zero_grad()
         with PeakTracker(model, optimizer) as tracker:
             copies = buffer_copies(model)
@@ -104,12 +95,10 @@ def footprint(
 
     with torch.random.fork_rng():
         alone, later = (
-            peak_lines(sizes, [trace(n, steps).timeline for n in sizes])
+            peak_lines(TRACED, [trace(n, steps).timeline for n in TRACED])
             for steps in (1, 2)
         )
-        model, optimizer = made()
-        loss(model, sizes[0]).backward()
-        optimizer.step()
+        model, optimizer = after_a_step()
     with PeakTracker(*model.buffers()) as kept:
         buffer_copies(model)
     trained = [p for p in model.parameters() if p.grad is not None]
@@ -132,11 +121,6 @@ class Plan:
         samples: samples in an epoch.
         footprint: the model's bytes.
         normalisation: one of :data:`NORMALISATIONS`.
-
-    Raises:
-        TypeError: a size that is no whole number, or another argument of a
-            wrong kind.
-        ValueError: a size below 1, or an unknown normalisation.
     """
 
     global_batch: int
@@ -173,16 +157,18 @@ class Plan:
         return [part.stop - part.start for part in parts]
 
     def sample_weight(self, size: int) -> float:
-        """Weight of one sample of a micro-batch of this size.
+        """Weight of one sample of a micro-batch of this size, in the gradient.
 
-        Raises:
-            TypeError: a size that is no whole number.
-            ValueError: a size below 1.
+        With K micro-batches, N samples in the window and n in this one it is
+        1/N for ``"window"``, 1/(K·n) for ``"mean of means"`` and 1/n for
+        ``"no division"``.
         """
         size = whole(size, "size")
-        return sample_weight(
-            size, self.global_batch, self.steps, self.normalisation
-        )
+        if self.normalisation == "window":
+            return 1 / self.global_batch
+        if self.normalisation == "mean of means":
+            return 1 / (self.steps * size)
+        return 1 / size
 
     @property
     def peak(self) -> int:

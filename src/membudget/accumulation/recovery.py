@@ -55,12 +55,9 @@ def recovering_step(
 
     Ranks of ``DistributedDataParallel`` run their micro-batches without a
     word to each other. Then one small all-reduce tells whether all could, and
-    the gradients are averaged in another; communication hooks of the model
-    are not called. If one rank ran out of memory, all repeat their windows
-    with half of the smallest micro-batch.
-
-    Only the micro-batches are repeated. An error in the optimizer's step, or
-    on one of several ranks once they have agreed, is passed on.
+    others average the gradients, without the model's communication hooks. If
+    one rank ran out of memory, all repeat their windows with half of the
+    smallest micro-batch. What fails after that is not repeated.
 
     Args:
         accumulator: its model, optimizer, scaler and clipping are used.
@@ -72,10 +69,7 @@ def recovering_step(
             micro-batch. One that has none is left out. By default samples.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a micro-batch below 1, a batch without samples that count,
-            a model of ``fully_shard``: its ranks gather parameters in each
-            micro-batch, and one that fails leaves the others waiting.
+        ValueError: a batch without samples that count.
         torch.OutOfMemoryError: one sample does not fit.
         RuntimeError: the optimizer's step ran out of memory, another rank met
             an error, or what :class:`Window` raises.
@@ -88,16 +82,8 @@ def recovering_step(
     function(loss, "loss", LOSS)
     only_tensors(batch)
     size = min(whole(micro_batch, "micro_batch"), samples_of(batch))
-    if count is None:
-        count = _samples
-    function(count, "count", "a function of a micro-batch, or None")
-    if hasattr(accumulator.model, "set_requires_gradient_sync"):
-        raise ValueError(
-            "the model is sharded by fully_shard: a rank that runs out of "
-            "memory leaves the others waiting for its parameters. Choose the "
-            "micro-batch before the first step "
-            "(planning.largest_micro_batch), or use DistributedDataParallel"
-        )
+    use = "a function of a micro-batch, or None"
+    count = function(_samples if count is None else count, "count", use)
     failures = lost = 0
     while True:
         attempt = _Attempt(accumulator, loss, count, size)

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from membudget.accumulation._private import (
-    forget_iteration,
-    unsharded_gradients,
-)
+from membudget.accumulation._private import forget_iteration
 
 
 class Snapshot:
@@ -18,12 +15,11 @@ class Snapshot:
         self,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
-        scaler: torch.amp.GradScaler | None,
+        scaler: torch.amp.GradScaler,
     ) -> None:
         self.model = model
         self.parameters = parameters
         self.scaler = scaler
-        unsharded_gradients(model)  # an error if they cannot be found
         self.buffers = [(m, dict(m._buffers)) for m in model.modules()]
         self.copies = buffer_copies(model)
         self.cpu_random = torch.get_rng_state()
@@ -32,7 +28,7 @@ class Snapshot:
             if torch.cuda.is_initialized()
             else []
         )
-        self.scale = scaler.state_dict() if scaler else None
+        self.scale = scaler.state_dict()  # empty where it is off
         self.synchronise_buffers = getattr(
             model, "require_forward_param_sync", None
         )
@@ -54,7 +50,7 @@ class Snapshot:
         torch.set_rng_state(self.cpu_random)
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
-        if scaler and self.scale:
+        if self.scale:
             # A scaler forgets that it unscaled when it is given a scale,
             # which it takes once it has scaled something.
             device = self.parameters[0].device

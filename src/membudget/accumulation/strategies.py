@@ -22,33 +22,19 @@ Add = Callable[[Gradients, Gradients], Gradients]
 
 
 def new_sum(total: Gradients, gradients: Gradients) -> Gradients:
-    """Make a new sum: old sum, gradient and new sum are alive together.
-
-    Raises:
-        TypeError: something else than lists of tensors.
-        ValueError: lists of different lengths.
-    """
+    """Make a new sum: old sum, gradient and new sum are alive together."""
     return [t + g for t, g in _pairs(total, gradients)]
 
 
 def in_place(total: Gradients, gradients: Gradients) -> Gradients:
-    """Add to the old sum: old sum and gradient are alive together.
-
-    Raises:
-        TypeError: something else than lists of tensors.
-        ValueError: lists of different lengths.
-    """
+    """Add to the old sum: old sum and gradient are alive together."""
     for t, g in _pairs(total, gradients):
         t.add_(g)
     return total
 
 
 def memory_aware(is_tight: Callable[[], bool]) -> Add:
-    """A new sum while memory is plentiful, in place when it is tight.
-
-    Raises:
-        TypeError: ``is_tight`` cannot be called.
-    """
+    """A new sum while memory is plentiful, in place when it is tight."""
     function(is_tight, "is_tight", "a function that returns True or False")
 
     def add(total: Gradients, gradients: Gradients) -> Gradients:
@@ -65,16 +51,13 @@ def sum_gradients(
     """Sum the gradients of ``losses``, outside ``param.grad``.
 
     Args:
-        losses: scalars; a generator, so that one graph is alive at a time.
+        losses: scalars with a graph, at least one; a generator, so that one
+            graph is alive at a time.
         parameters: with respect to which the gradients are taken.
         add: one of this module's strategies.
 
     Returns:
         One tensor for each parameter.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: ``losses`` is empty, or a loss is no scalar with a graph.
     """
     parameters, total = _tensors(parameters, "parameters"), None
     function(add, "add", "in_place, new_sum or memory_aware(…)")

@@ -2,11 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -27,26 +23,24 @@ def profile(
     """Measure each stage of a chain, one at a time.
 
     Every stage runs a few times, forward and backward, under the peak
-    tracker and the FLOP counter. Parameters, their gradients, buffers and
-    random number generators are afterwards as they were.
+    tracker and the FLOP counter; the loss is the ``sum()`` of the last one's
+    output. Parameters, their gradients, buffers and random number generators
+    are afterwards as they were.
 
     What the tape machine makes of it is the peak of a real step but for the
-    loss and its gradient. It may be higher by one bias gradient where a tape
-    was recomputed: PyTorch lets go of it before that gradient is there. In
-    three cases it counts too much: a segment of frozen stages before
-    everything that is trained, which PyTorch neither keeps nor recomputes; a
-    segment that ends in a stage without a tape (a view), before which
-    PyTorch stops; and a chain that ends in a view, where the gradient of
+    loss and its gradient. It counts too much by one bias gradient at most
+    where a tape was recomputed, which PyTorch frees before; for a segment of
+    frozen stages before everything that is trained, which PyTorch neither
+    keeps nor recomputes; for one that ends in a view, before which PyTorch
+    stops; and for a chain that ends in a view, where the gradient of
     ``sum()`` stays a single number.
 
     Args:
         *stages: as for :class:`membudget.checkpointing.Checkpointed`.
-        x: the input of the first stage. Its gradient is computed if it
-            requires one, as behind an embedding: hand over what the
-            embedding returns, not detached. On ``meta``, as the stages,
-            nothing is allocated: fake tensors take a CPU's operators, and a
-            stage's two runs are compared by their shapes alone. The loss is
-            the ``sum()`` of the last stage's output.
+        x: the input of the first stage; one that requires a gradient, as
+            behind an embedding, gets it. On ``meta``, as the stages, nothing
+            is allocated: fake tensors take a CPU's operators, and a stage's
+            two runs are compared by their shapes alone.
         gradients: whether the parameters have their gradients when the step
             begins (accumulation, or ``zero_grad(set_to_none=False)``).
             Otherwise the backward pass of a stage makes them, and they stay.
@@ -56,26 +50,26 @@ def profile(
         of matrix products and convolutions as time.
 
     Raises:
-        ValueError: no stages; a stage that computes something else when it
-            runs again on the same input with the same random numbers; stages
-            that share a trained parameter; a last stage whose output depends
-            on nothing that is trained; on ``meta``, an operator of
+        ValueError: a stage that computes something else when it runs again on
+            the same input with the same random numbers; stages that share a
+            trained parameter; a last stage whose output depends on nothing
+            that is trained; on ``meta``, an operator of
             :data:`membudget.measuring.UNSURE`.
-        TypeError: a stage that is no module, or returns something else than
-            a tensor; an input that is none, or a flag of another kind.
+        TypeError: a stage that returns something else than a tensor.
         RuntimeError: a stage that changes its input in place.
     """
     modules = stages_of(*stages)
     instance(x, torch.Tensor, "x", "a tensor"), flag(gradients, "gradients")
     _nothing_shared(modules)
-    mode: AbstractContextManager = nullcontext()
-    kernels: AbstractContextManager = nullcontext()
-    if x.is_meta:
-        fake = FakeTensorMode()
-        mode, kernels = fake, Fakes(fake)
-        modules, x = _fakes(fake, modules, x)
-    result, value = [], x.detach().requires_grad_(x.requires_grad)
-    with mode, kernels, _left_alone(modules):
+    result: list[Stage] = []
+    with ExitStack() as around:
+        if x.is_meta:
+            fake = FakeTensorMode()
+            modules, x = _fakes(fake, modules, x)
+            around.enter_context(fake)
+            around.enter_context(Fakes(fake))
+        around.enter_context(_left_alone(modules))
+        value = x.detach().requires_grad_(x.requires_grad)
         for index, module in enumerate(modules):
             last = index == len(modules) - 1
             measured = _Measured(module, index, value, gradients, last)

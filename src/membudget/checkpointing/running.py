@@ -43,39 +43,33 @@ class Checkpointed(nn.Module):
     It computes what ``nn.Sequential(*stages)`` computes and leaves the same
     gradients, to the last bit where the operators are deterministic (under
     autocast with ``keep``, a weight of several segments is cast and rounded
-    in each); its ``state_dict`` has the same keys. Only while gradients are
-    recorded does anything differ: then each segment runs under
-    ``torch.utils.checkpoint`` with ``use_reentrant=False``, and again in the
-    backward pass.
+    in each); its ``state_dict`` has the same keys. While gradients are
+    recorded each segment runs under ``torch.utils.checkpoint`` with
+    ``use_reentrant=False``, and again in the backward pass.
 
     Random numbers of PyTorch's default generators (dropout) are the same both
     times; others, and states that a stage counts by itself, are not.
-    Batch norm normalises with the batch's own statistics both times, and
-    updates its running statistics once.
+    Batch norm updates its running statistics once.
 
     Args:
         *stages: modules that take one tensor and return one; or one
             ``nn.Sequential``, whose stages are taken.
         segments: as :data:`membudget.checkpointing.Segments`.
         keep: operators whose results are kept in spite of the checkpoint
-            (selective checkpointing), such as :data:`MATMULS`; what else the
-            backward pass needs is recomputed.
-        preserve_rng_state: as in ``torch.utils.checkpoint``. Without it the
-            generators' states are not stashed, and stages that draw random
-            numbers compute something else the second time.
+            (selective checkpointing), such as :data:`MATMULS`.
+        preserve_rng_state: as in ``torch.utils.checkpoint``. Without it
+            stages that draw random numbers compute something else the second
+            time.
 
     Attributes:
         segments: may be set anew between two steps.
 
     Raises:
-        ValueError: no stages; segments that do not hold each stage once, in
-            order.
-        TypeError: a stage that is no module; when it runs, a stage that
-            returns something else than a tensor.
+        TypeError: when it runs: a stage that returns something else than a
+            tensor.
         RuntimeError: when it runs: in a segment, a stage that changes a
-            buffer (other than the running statistics of batch norm), or the
-            segment's input in place. Both would run on something else the
-            second time.
+            buffer (other than batch norm's), or the segment's input in place,
+            and so would run on something else the second time.
 
     Example:
         >>> blocks = model.blocks
@@ -115,11 +109,7 @@ class Checkpointed(nn.Module):
         self._segments = segments
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the stages.
-
-        Args:
-            x: the input of the first stage.
-        """
+        """Run the stages; ``x`` is the input of the first."""
         instance(x, torch.Tensor, "x", "a tensor")
         return self._run(self.segments, x)
 
@@ -157,31 +147,27 @@ def checkpointed(
 ) -> Ran:
     """Call it under a checkpoint, as :class:`Checkpointed` does.
 
-    An error of the call comes once the checkpoint is closed. In torch 2.11 it
-    leaves the checkpoint open for as long as the traceback is kept, as
-    a notebook does: what runs next would go wrong.
+    An error of the call comes once the checkpoint is closed: torch 2.11 would
+    leave it open for as long as a notebook keeps the traceback.
 
     Args:
         run: returns tensors, in lists, tuples and dictionaries or not.
         *args: what it is called with.
         modules: those that it calls, by the name for an error.
         named: what else it is called with, by keyword.
-        others: as for :class:`Checkpointed`.
-
-    Raises:
-        RuntimeError: as :class:`Checkpointed`.
+        keep, preserve_rng_state: as for :class:`Checkpointed`.
     """
     failed: list[BaseException] = []
     begun, named = False, named or {}
 
     def once(*args: object) -> Ran | None:
         nonlocal begun
-        if begun:  # again, perhaps while the first run still differentiates
-            return _run_to_the_end(run, args, named, modules)
-        begun = True
+        again, begun = begun, True  # perhaps before the first has ended
         try:
             return _run_to_the_end(run, args, named, modules)
         except BaseException as error:
+            if again:
+                raise
             failed.append(error)
             return None
 
@@ -203,9 +189,6 @@ def each_checkpointed(blocks: dict[str, nn.Module]) -> Iterator[None]:
 
     Args:
         blocks: by the name for an error.
-
-    Raises:
-        RuntimeError: as :class:`Checkpointed`.
     """
     with ExitStack() as after:
         for name, block in blocks.items():
@@ -340,12 +323,7 @@ class _Within(AbstractContextManager):
 
 
 def stages_of(*stages: nn.Module) -> list[nn.Module]:
-    """The stages of a chain; one ``nn.Sequential`` stands for its parts.
-
-    Raises:
-        ValueError: there are none.
-        TypeError: one that is no module.
-    """
+    """The stages of a chain; one ``nn.Sequential`` stands for its parts."""
     if len(stages) == 1 and isinstance(stages[0], nn.Sequential):
         stages = tuple(stages[0])
     if not stages:
@@ -360,11 +338,7 @@ def stages_of(*stages: nn.Module) -> list[nn.Module]:
 
 
 def run_stage(stage: nn.Module, index: int, x: torch.Tensor) -> torch.Tensor:
-    """Run a stage.
-
-    Raises:
-        TypeError: it returns something else than a tensor.
-    """
+    """Run a stage, and refuse what is no tensor."""
     result = stage(x)
     if not isinstance(result, torch.Tensor):
         raise TypeError(
@@ -379,12 +353,10 @@ def run_stage(stage: nn.Module, index: int, x: torch.Tensor) -> torch.Tensor:
 def buffers_unchanged(modules: dict[str, nn.Module]) -> Iterator[None]:
     """Refuse modules that change a buffer inside the block.
 
+    The running statistics of normalisations may change.
+
     Args:
         modules: by the name for the error.
-
-    Raises:
-        RuntimeError: at the end of the block. The running statistics of
-            normalisations may change.
     """
     before = [
         (place, module, name, buffer, buffer._version)
@@ -411,9 +383,6 @@ def statistics_kept(modules: dict[str, nn.Module]) -> Iterator[None]:
 
     With a momentum of 0 the running mean and variance stay what they are, and
     batches that were counted are taken back.
-
-    Args:
-        modules: as for :func:`buffers_unchanged`.
     """
     norms = {
         norm

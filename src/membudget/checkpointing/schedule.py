@@ -56,12 +56,8 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
 
     Args:
         segments: as :data:`Segments` says.
-        length: stages in the chain; checked where it is given.
-
-    Raises:
-        ValueError: a stage that is missing, out of order or there twice; a
-            segment without stages, or no segments.
-        TypeError: as :func:`flatten`.
+        length: stages in the chain, each of which the segments have to hold;
+            by default the number that they do hold.
     """
     stages = list(flatten(segments))
     if length is None:
@@ -71,8 +67,8 @@ def actions(segments: Segments, length: int | None = None) -> list[Action]:
         raise ValueError("there are no segments: they hold each stage once")
     if stages != list(range(length)):
         raise ValueError(
-            f"the segments {_short(segments)} hold the stages "
-            f"{_short(stages)}: use 0 to {length - 1}, each once, in order"
+            f"the segments {shown(segments)} hold the stages "
+            f"{shown(stages)}: use 0 to {length - 1}, each once, in order"
         )
     return [*_run(segments, 0, again=False), *_back(segments, 0, again=False)]
 
@@ -83,12 +79,7 @@ def is_list(value: object) -> TypeGuard[Sequence]:
 
 
 def flatten(segments: Segments) -> Iterator[int]:
-    """The stages, in order.
-
-    Raises:
-        ValueError: a segment without stages.
-        TypeError: something that is neither a number nor a segment.
-    """
+    """The stages, in order, if these are segments."""
     if not is_list(segments):
         raise TypeError(
             f"the segments are {shown(segments)}: use a list, such as "
@@ -167,7 +158,6 @@ def as_actions(schedule: Sequence, length: int) -> list[Action]:
 
     Raises:
         ImpossibleAction: text that is no action.
-        ValueError, TypeError: as :func:`actions`.
     """
     if isinstance(schedule, str):
         schedule = schedule.strip().splitlines()
@@ -197,8 +187,3 @@ def _parsed(index: int, item: Action | str) -> Action:
             'stage, such as "forward 3"',
         )
     return Action(kind, int(number))
-
-
-def _short(value: Sequence) -> str:
-    text = str(list(value))
-    return text if len(text) < 60 else f"{text[:56]} …]"

@@ -12,9 +12,8 @@ MOST = 10_000
 def no_segments(length: int) -> list:
     """Nothing is checkpointed: every stage keeps its tape.
 
-    Raises:
-        TypeError: a length that is no whole number.
-        ValueError: a length below 1 or above 10 000.
+    Args:
+        length: stages in the chain, at most 10 000.
     """
     return list(range(_length(length, MOST)))
 
@@ -23,13 +22,8 @@ def equal_segments(length: int, count: int) -> list:
     """Balanced segments, all of them checkpointed, longer ones first.
 
     Args:
-        length: stages in the chain.
-        count: segments.
-
-    Raises:
-        ValueError: fewer than one segment or more than stages, or more than
-            10 000 stages.
-        TypeError: numbers that are not whole.
+        length: stages in the chain, at most 10 000.
+        count: segments, from one to as many as stages.
     """
     length, count = _counts(length, count, MOST)
     small, longer = divmod(length, count)
@@ -42,8 +36,8 @@ def pytorch_segments(length: int, count: int) -> list:
     ``count - 1`` segments of ⌊length/count⌋ stages; what remains, the last
     segment, is not checkpointed.
 
-    Raises:
-        as :func:`equal_segments`.
+    Args:
+        length, count: as for :func:`equal_segments`.
     """
     length, count = _counts(length, count, MOST)
     size = length // count
@@ -54,9 +48,8 @@ def pytorch_segments(length: int, count: int) -> list:
 def segments_of(sizes: Sequence[int]) -> list:
     """Checkpointed segments of these sizes, one after the other.
 
-    Raises:
-        TypeError: a size that is no whole number.
-        ValueError: a size below 1, or more than 10 000 stages.
+    Args:
+        sizes: stages of each, at least 1; 10 000 in all at most.
     """
     result, start = [], 0
     for size in listed(sizes, "the sizes", "sizes of segments", 0):
@@ -78,9 +71,6 @@ def peak_of_segments(length: int, count: int) -> int:
     count + ⌈length/count⌉ is the same or one more.
 
     Source of the idea: Chen et al. 2016, arXiv 1604.06174, section 4.1.
-
-    Raises:
-        as :func:`equal_segments`, but for a count of 0.
     """
     length, count = _counts(length, count, least=0)
     if count == 0:
@@ -92,10 +82,6 @@ def least_peak(length: int) -> int:
     """The least of :func:`peak_of_segments`: ⌈2√(length + 2)⌉ − 1.
 
     Derived in chapter 4. It is ⌈2√length⌉, or one less. (2 for one stage.)
-
-    Raises:
-        ValueError: a length below 1.
-        TypeError: it is not whole.
     """
     length = _length(length)
     return 2 if length == 1 else isqrt(4 * length + 7)

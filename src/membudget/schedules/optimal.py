@@ -48,17 +48,14 @@ def frontier(chain: Stages | int) -> list[FrontierPoint]:
     """The best that segments can do: extra time against peak.
 
     Args:
-        chain: the stages, as :func:`membudget.checkpointing.simulate` takes
-            them; a number stands for that many ``Stage()``.
+        chain: at most 300 stages, as for
+            :func:`membudget.checkpointing.simulate`; a number stands for that
+            many ``Stage()``. The workspace of a run without recording, and
+            of a backward pass, is not negative.
 
     Returns:
         Points from the least peak, which takes the longest, to the least
         extra time. Peak and time are those of the tape machine.
-
-    Raises:
-        TypeError: a chain that is neither stages nor a whole number.
-        ValueError: no stages, more than 300, or stages whose workspace of a
-            run without recording, or of a backward pass, is negative.
     """
     programme = _solved(chain)
     peaks, times, _ = map(np.ndarray.tolist, programme.frontier)
@@ -73,9 +70,6 @@ def least_budget(chain: Stages | int) -> int:
 
     Args:
         chain: as for :func:`frontier`.
-
-    Raises:
-        TypeError, ValueError: as :func:`frontier`.
     """
     return int(_solved(chain).frontier.peaks[0])
 
@@ -93,8 +87,7 @@ def optimal_segments(chain: Stages | int, budget: int) -> list:
         take the least time, those with the least peak.
 
     Raises:
-        TypeError, ValueError: as :func:`frontier`; a budget that is no whole
-            number of bytes, or is below :func:`least_budget`.
+        ValueError: a budget below :func:`least_budget`.
     """
     programme = _solved(chain)
     budget = whole(budget, "the budget in bytes", 0)
@@ -123,11 +116,6 @@ def _solved(chain: Stages | int) -> "_Programme":
                     "peak is not where it works: use 0 or more"
                 )
     return _programme(stages)
-
-
-@lru_cache(maxsize=16)
-def _programme(stages: tuple[Stage, ...]) -> "_Programme":
-    return _Programme(stages)
 
 
 class _Frontier(NamedTuple):
@@ -367,6 +355,9 @@ class _Programme:
         return max(run, back + self.gradient[start] + work), time
 
 
+_programme = lru_cache(maxsize=16)(_Programme)
+
+
 def _better(
     best: _Frontier,
     choice: int,
@@ -386,22 +377,9 @@ def _better(
             and the times' sum.
     """
     (more, one), (above, two) = parts
-    floor = max(floor, two.peaks[0] + above)
-    peaks = np.maximum(one.peaks + more, floor)
-    # up to the next of these peaks the second part takes so long, or longer
-    places = two.peaks.searchsorted(peaks[1:] - above) - 1
-    times = one.times + two.times[np.append(places, -1)] + time
-    good = np.flatnonzero(best.beaten(peaks, times))
-    if not len(good):
-        return best
-    peaks = peaks[good[0] :]
-    if len(two.peaks) > 1:
-        others = two.peaks + above
-        others = others[others > peaks[0]]
-        if good[-1] + 1 < len(one.peaks):
-            peaks = peaks[: good[-1] - good[0] + 1]
-            others = others[others < one.peaks[good[-1] + 1] + more]
-        peaks = np.concatenate([peaks, others])
+    least = max(floor, one.peaks[0] + more, two.peaks[0] + above)
+    peaks = np.concatenate([one.peaks + more, two.peaks + above])
+    peaks = np.unique(np.maximum(peaks, least))
     times = one.times[one.at(peaks - more)] + two.times[two.at(peaks - above)]
     times = times + time
     good = best.beaten(peaks, times)
@@ -413,10 +391,10 @@ def _better(
     choices[good.sum() :] = best.choices
     order = peaks.argsort(kind="stable")  # the new ones are faster
     peaks, times, choices = peaks[order], times[order], choices[order]
-    least = np.minimum.accumulate(times)
-    first = np.ones(len(times), bool)
-    first[1:] = least[1:] < least[:-1]
-    return _Frontier(peaks[first], times[first], choices[first])
+    so_far = np.minimum.accumulate(times)
+    better = np.ones(len(times), bool)
+    better[1:] = so_far[1:] < so_far[:-1]
+    return _Frontier(peaks[better], times[better], choices[better])
 
 
 def _fitting(values: list[float]) -> type:
