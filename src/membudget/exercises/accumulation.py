@@ -92,7 +92,7 @@ def _pairs(number: int, micro_batch: int) -> Case:
 check_cached_backward = Exercise(
     cached_backward,
     cases=[_pairs(4, 2), _pairs(5, 4), _pairs(3, 5)],
-    observe=gradient(lambda model, loss, x, micro_batch: micro_batch),
+    observe=gradient,
     mistakes="""
         model(part).backward(g) => model(part).sum().backward()
             this starts from a gradient of one for each number: start from
@@ -132,7 +132,7 @@ def _batch(size: int, micro_batch: int) -> Case:
 check_accumulate = Exercise(
     accumulate,
     cases=[_batch(10, 4), _batch(7, 2), _batch(6, 3), _batch(3, 8)],
-    observe=gradient(lambda model, x, y, micro_batch: micro_batch),
+    observe=gradient,
     mistakes=f"""
         range(0, len(x), => range(0, len(x) - micro_batch + 1,
         or range(0, len(x), => range(0, len(x) - micro_batch + 1,
@@ -186,7 +186,7 @@ check_padded_gradient = Exercise(
         _sentences([4], [1, 1, 2, 1]),
         _sentences([3, 3], [3, 3]),
     ],
-    observe=gradient(lambda model, window: loops.largest(window)),
+    observe=gradient,
     mistakes=f"""
         , reduction="sum" =>
         / total) => / len(micro_batches))
@@ -244,7 +244,7 @@ check_train_epoch = Exercise(
         loops.step_case("steps", 2, 3, 3, 3, 3),
         loops.step_case("steps", 8, 5, 5, 1),
     ],
-    observe=update(lambda model, optimizer, loader, _: loops.largest(loader)),
+    observe=update,
     mistakes=f"""
         {WINDOWS} => [w for w in {WINDOWS} {FULL}]
             the last window is dropped when the loader ends in the middle of

@@ -1,7 +1,5 @@
 """Training loops that go wrong in known ways, and data to try them on."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -116,11 +114,6 @@ def samples(*sizes: int) -> list[MicroBatch]:
         )
         for k, size in enumerate(sizes)
     ]
-
-
-def largest(window: Sequence[MicroBatch]) -> int:
-    """Samples in the largest micro-batch."""
-    return max(len(x) for x, _ in window)
 
 
 def small_model() -> nn.Module:
