@@ -81,9 +81,7 @@ def _contrast(z: torch.Tensor) -> torch.Tensor:
 
 def _pairs(number: int, micro_batch: int) -> Case:
     def make() -> tuple:
-        x, _ = map(
-            torch.cat, zip(*loops.samples(*[1] * 2 * number), strict=True)
-        )
+        x, _ = loops.batch(2 * number)
         return loops.small_model(), _contrast, x, micro_batch
 
     return Case(f"{number} pairs, {micro_batch} rows at a time", make)
@@ -123,7 +121,7 @@ def accumulate(model, x, y, micro_batch):
 
 def _batch(size: int, micro_batch: int) -> Case:
     def make() -> tuple:
-        x, y = map(torch.cat, zip(*loops.samples(*[1] * size), strict=True))
+        x, y = loops.batch(size)
         return loops.small_model(), x, y, micro_batch
 
     return Case(f"{size} samples in micro-batches of {micro_batch}", make)

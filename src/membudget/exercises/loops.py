@@ -116,6 +116,12 @@ def samples(*sizes: int) -> list[MicroBatch]:
     ]
 
 
+def batch(size: int) -> MicroBatch:
+    """One micro-batch of samples that differ."""
+    x, y = map(torch.cat, zip(*samples(*[1] * size), strict=True))
+    return x, y
+
+
 def small_model() -> nn.Module:
     """A multilayer perceptron for :func:`samples`, in fp64."""
     return mlp(inputs=4, width=8, depth=2, outputs=3).double()

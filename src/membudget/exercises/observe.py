@@ -18,6 +18,9 @@ from membudget.exercises.leaks import GRADIENTS_LEFT, leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
 
+Observer = Callable[[Callable, tuple], Seen]
+"""Runs a function on arguments and says what it did."""
+
 NO_RETURN = "your function returns None: end it with `return`."
 
 
@@ -29,14 +32,9 @@ def found(
 ) -> object:
     """What a function returned.
 
-    Args:
-        fn: the function.
-        result: what it returned.
-        kinds: what it should be.
-        needed: the same in words.
-
     Raises:
-        Problem: it is nothing, or not of these kinds.
+        Problem: it is nothing, or not of these kinds; ``needed`` says of
+            which.
     """
     if result is None and uses_arguments(fn):
         raise Problem(NO_RETURN)
@@ -54,7 +52,7 @@ def answer(fn: Callable, args: tuple) -> Seen:
     return Seen({"answer": doubles(found(fn, fn(*args)))})
 
 
-def several(*names: str) -> Callable[[Callable, tuple], Seen]:
+def several(*names: str) -> Observer:
     """The numbers that a function returns together, each by its name."""
 
     def observe(fn: Callable, args: tuple) -> Seen:
@@ -74,14 +72,10 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
 def calls(
     name: Callable[..., str],
     said: Callable[[torch.Tensor], str] = numbers,
-) -> Callable[[Callable, tuple], Seen]:
+) -> Observer:
     """The number that a function returns for each of several calls.
 
-    Each argument is a tuple, the arguments of one call.
-
-    Args:
-        name: of the answer, from the arguments of its call.
-        said: puts an answer into words.
+    Each argument is a tuple, the arguments of one call, which name it.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
@@ -270,15 +264,11 @@ class Allowed(NamedTuple):
     again: float = inf
 
 
-def schedule(
-    allowed: Callable[..., Allowed],
-) -> Callable[[Callable, tuple], Seen]:
+def schedule(allowed: Callable[..., Allowed]) -> Observer:
     """The schedule that a function returns, run on the tape machine.
 
-    The first argument is the chain, or its length in units.
-
-    Args:
-        allowed: the targets, from the arguments.
+    The first argument is the chain, or its length in units; all of them say
+    what is allowed.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
@@ -526,15 +516,10 @@ def _first_layer(model: nn.Module) -> nn.Module:
 def _gradients(
     name: str, modules: Sequence[nn.Module], result: object = None
 ) -> torch.Tensor:
-    """Those of all parameters in a row.
-
-    Args:
-        name: of a module.
-        modules: in order.
-        result: what the function returned.
+    """Those of all parameters in a row; ``result`` is what was returned.
 
     Raises:
-        Problem: a module has none.
+        Problem: a module has none; ``name`` is what to call it.
     """
     missing = [
         index

@@ -40,11 +40,9 @@ _turns = itertools.count()
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception in a reader's function.
+    """An exception in a reader's function, as a sentence.
 
-    Attributes:
-        text: a sentence.
-        stub: whether it says that nothing was written yet.
+    A stub says that nothing was written yet.
     """
 
     text: str
@@ -53,12 +51,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank sends back.
-
-    Attributes:
-        result: of the scene, or a :class:`Fault`.
-        calls: of each collective, how many.
-    """
+    """What a rank sends back: a scene's result, and its collectives."""
 
     result: object
     calls: dict[str, int]
@@ -71,16 +64,11 @@ class Alone(Exception):
 def together(
     scene: Callable, fn: Callable, *args: object, ranks: int = RANKS
 ) -> list[Report]:
-    """Call ``scene(fn, *args)`` on all ranks at once.
+    """Call ``scene(fn, *args)`` on all ranks at once; a report of each.
 
     Args:
-        scene: an importable function; it calls ``fn`` with what it makes of
-            the arguments.
-        fn: the reader's.
-        ranks: how many.
-
-    Returns:
-        A :class:`Report` of each rank.
+        scene: an importable function; it calls ``fn``, the reader's, with
+            what it makes of the arguments.
 
     Raises:
         Problem: ``fn`` fails, waits for ever or cannot be sent.
