@@ -7,6 +7,9 @@ import torch
 
 from membudget.exercises.guard import describe, kind, message
 
+EXACT = 1e-12
+"""Relative tolerance of what is computed exactly, such as bytes."""
+
 
 def numbers(tensor: torch.Tensor) -> str:
     """A few numbers; whole ones in full, others rounded."""

@@ -3,12 +3,10 @@
 from functools import cache
 
 from membudget import ledger
+from membudget.exercises.compare import EXACT
 from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.observe import answer, calls, several
 from membudget.ledger import Transformer
-
-EXACT = 1e-12
-"""Relative tolerance of bytes: none."""
 
 NUMBERS = "these are numbers, not bytes: in fp32 each takes 4."
 

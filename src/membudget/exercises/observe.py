@@ -119,7 +119,7 @@ def gradient(fn: Callable, args: tuple) -> Seen:
     """
     model, *_, last = args
     parameters = list(model.parameters())
-    before = _flat(parameters)
+    before = flat(parameters)
     with _Graphs(model) as graphs:
         result = fn(*args)
     grads = [p.grad for p in parameters]
@@ -129,9 +129,9 @@ def gradient(fn: Callable, args: tuple) -> Seen:
     if missing:
         raise Problem(_no_gradient(result))
     hint = graphs.hint(last if isinstance(last, int) else _largest(last))
-    if not torch.equal(_flat(parameters), before):
+    if not torch.equal(flat(parameters), before):
         hint = "the parameters have changed: only the gradient is asked."
-    return Seen({"gradient": _flat(grads)}, hint)
+    return Seen({"gradient": flat(grads)}, hint)
 
 
 def update(fn: Callable, args: tuple) -> Seen:
@@ -169,10 +169,10 @@ def amp_update(fn: Callable, args: tuple) -> Seen:
 
 def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
     parameters = list(args[0].parameters())
-    before = _flat(parameters)
+    before = flat(parameters)
     with cleared_first(parameters) as cleared:
         result = fn(*args)
-    moved = _flat(parameters) - before
+    moved = flat(parameters) - before
     left = not cleared() and any(
         p.grad is not None and bool(p.grad.any()) for p in parameters
     )
@@ -231,7 +231,7 @@ def training(fn: Callable, args: tuple) -> Seen:
     """
     model, optimizer, batches = args
     parameters = list(model.parameters())
-    before = _flat(parameters)
+    before = flat(parameters)
     with (
         cleared_first(parameters) as cleared,
         PeakTracker(model, optimizer, *chain(*batches)) as tracker,
@@ -245,7 +245,7 @@ def training(fn: Callable, args: tuple) -> Seen:
         raise Problem(NO_RETURN)
     parts = {
         "list of losses": doubles(result),
-        "update of the parameters": _flat(parameters) - before,
+        "update of the parameters": flat(parameters) - before,
     }
     return Seen(parts, leak(result, tracker, left and not cleared()))
 
@@ -531,7 +531,7 @@ def _gradients(
     if missing:
         without = _named(name, missing)
         raise Problem(f"no gradient for {without}: the graph is cut. {CUT}")
-    return _flat(p.grad for m in modules for p in m.parameters())
+    return flat(p.grad for m in modules for p in m.parameters())
 
 
 def _named(name: str, numbers: Sequence[int]) -> str:
@@ -700,7 +700,8 @@ def _set_nesting(depth: int) -> int:
     return before
 
 
-def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All of their numbers in a row, in fp64."""
     return torch.cat([t.detach().double().flatten() for t in tensors]).cpu()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from membudget.exercises.compare import Seen, shape
+from membudget.exercises.compare import EXACT, Seen, shape
 from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.guard import Problem
 from membudget.exercises.observe import (
@@ -16,9 +16,6 @@ from membudget.exercises.observe import (
     several,
     verdict,
 )
-
-EXACT = 1e-12
-"""Relative tolerance of what is computed exactly."""
 
 # Rounding to a format
 

@@ -11,16 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from membudget import sharding as sh
-from membudget.exercises.compare import Seen
+from membudget.exercises.compare import EXACT, Seen
 from membudget.exercises.core import Case, Exercise
 from membudget.exercises.guard import Problem, kind
 from membudget.exercises.loops import samples, small_model
-from membudget.exercises.observe import calls, is_empty
+from membudget.exercises.observe import calls, flat, is_empty
 from membudget.exercises.on_ranks import RANKS, together
 from membudget.models import mlp
-
-EXACT = 1e-12
-"""Relative tolerance of what is computed exactly."""
 
 BIT_CLOSE = 1e-6
 """Relative tolerance of fp64 gradients; a weight may be in fp32."""
@@ -127,10 +124,9 @@ def _averaging(
     """One rank's part: its backward pass, then the reader's function.
 
     Args:
-        fn: called with the model.
+        fn: called with the model; if ``told`` also with this rank's samples.
         sizes: samples of each rank.
         frozen: whether the first layer is.
-        told: whether the function gets this rank's number of samples, too.
 
     Returns:
         The gradient, whether it is as it was, and what was returned.
@@ -175,17 +171,18 @@ def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     left, unchanged, returned = zip(*[r.result for r in reports], strict=True)
     seen = Seen({f"gradient on rank {rank}": g for rank, g in enumerate(left)})
     if len(sizes) > 1 and all(unchanged):
-        seen.hint = "each rank still has the gradient of its own share in "
-        seen.hint += "`p.grad`. "
-        if any(report.calls for report in reports):
-            seen.hint += (
-                "`all_reduce` works in place: give it `p.grad` itself, "
-                "neither a copy nor the parameter."
-            )
-        elif any(returned):
-            seen.hint += f"Your function returns {max(returned)} instead."
-        else:
-            raise Problem
+        why = (
+            "`all_reduce` works in place: give it `p.grad` itself, neither a "
+            "copy nor the parameter."
+        )
+        if not any(report.calls for report in reports):
+            if not any(returned):
+                raise Problem
+            why = f"Your function returns {max(returned)} instead."
+        seen.hint = (
+            "each rank still has the gradient of its own share in `p.grad`. "
+            f"{why}"
+        )
     return seen
 
 
@@ -375,9 +372,7 @@ def _stepping_start(
 ) -> tuple[nn.Module, torch.optim.Optimizer, list]:
     """Model, optimizer, and the shares of both ranks for each step.
 
-    Args:
-        steps: how many.
-        broken: the step whose first sample on rank 1 is no number.
+    The first sample of rank 1 is no number in the step ``broken``.
     """
     torch.manual_seed(0)
     model = small_model()
@@ -397,8 +392,8 @@ def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     (first, second), done, returned = zip(*results, strict=True)
     if not any(done):
         _nothing(returned[0])
-    names = [f"update of the weights on rank {rank}" for rank in range(2)]
-    seen = Seen({names[0]: first[-1], names[1]: second[-1]})
+    name = "update of the weights on rank"
+    seen = Seen({f"{name} 0": first[-1], f"{name} 1": second[-1]})
     apart = [
         step
         for step, (a, b) in enumerate(zip(first, second, strict=True))
@@ -654,16 +649,15 @@ def _gradients(model: nn.Module) -> torch.Tensor:
             "there is no gradient in `p.grad` at the end, or it has another "
             "shape."
         )
-    return torch.cat([p.grad.detach().double().flatten() for p in trained])
+    return flat(p.grad for p in trained)
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
     """All parameters in a row, gathered if they are sharded."""
-    tensors = [p.detach() for p in model.parameters()]
-    tensors = [
-        t.full_tensor() if isinstance(t, DTensor) else t for t in tensors
-    ]
-    return torch.cat([t.double().flatten() for t in tensors])
+    weights = [p.detach() for p in model.parameters()]
+    return flat(
+        w.full_tensor() if isinstance(w, DTensor) else w for w in weights
+    )
 
 
 def _returned(result: object) -> str:
