@@ -1,11 +1,6 @@
 """The puzzles of chapter 4 against theory and search; its other exercises."""
 
-import heapq
 import re
-from functools import cache
-from itertools import count, product
-from math import comb, inf
-from random import Random
 
 import numpy as np
 import pytest
@@ -14,48 +9,34 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from membudget import checkpointing as ck
-from membudget import exercises
+from membudget import exercises, schedules
 from membudget.exercises import checkpointing as solutions
-from membudget.exercises.core import CORRECT, NOT_RIGHT
-from tests.soak import SOAK, part_of
+
+from .judging import accepts, checker, judged, rejects
 
 
 def cases(name):
     """Of a puzzle: the chain, and what is allowed."""
-    for case in getattr(exercises, f"check_{name}").cases:
+    for case in checker(name).cases:
         peak, limit = map(int, re.findall(r"≤ (\d+)", case.told))
         yield case.make()[0], peak, limit
 
 
-# The targets: the best that there is
+# The targets: the best that there is, by the room that proves it
 
 
-def one_level(chain):
-    """All ways to checkpoint segments and to keep the tapes of the rest."""
-    for cuts in product((False, True), repeat=len(chain) - 1):
-        parts = [[0]]
-        for stage, cut in enumerate(cuts, 1):
-            if cut:
-                parts.append([stage])
-            else:
-                parts[-1].append(stage)
-        choices = [[p] if len(p) > 1 else [p, p[0]] for p in parts]
-        yield from product(*choices)
+@pytest.mark.parametrize("name", ["uneven", "expensive", "remember"])
+def test_no_segments_are_better_than_the_target(name):
+    for chain, peak, extra in cases(name):
+        points = [point[:2] for point in schedules.frontier(chain)]
+        assert (peak, extra) in points
 
 
-def runs_of(chain, several):
-    return [ck.simulate(chain, segments) for segments in several]
-
-
-@pytest.mark.parametrize("name", ["uneven", "expensive"])
-def test_targets_are_the_best_of_one_level(name):
-    ((chain, peak, extra),) = cases(name)
-    check = getattr(exercises, f"check_{name}")
-    best = check.solution(*check.cases[0].make())
-    some = part_of(one_level(chain), Random(0), 300)
-    runs = runs_of(chain, [best, *some])
-    assert peak == min(run.peak for run in runs)
-    assert extra == min(run.extra_time for run in runs if run.peak == peak)
+def test_no_lower_peak_is_possible():
+    for length, peak, extra in cases("forget"):
+        least, *_ = schedules.frontier(length)
+        assert least.peak == peak
+        assert least.extra_time <= extra
 
 
 def test_equal_segments_do_not_fit_the_uneven_chain():
@@ -67,23 +48,6 @@ def test_equal_segments_do_not_fit_the_uneven_chain():
     assert min(equal) == 32 > peak  # as the text after "Correct." says
 
 
-def longest(peak):
-    """Stages that segments on one level can hold, one unit each.
-
-    Behind j checkpoints a segment of s stages needs j + s + 2 units, and
-    the last, which has no gradient to receive, one less.
-    """
-    sizes = [peak - 2 - j for j in range(peak)]
-    return max(sum(sizes[:k]) + peak - 1 - k for k in range(peak - 1))
-
-
-def test_longest_chain_of_one_level():
-    for length in range(2, 8 if SOAK else 7):
-        chain = [ck.Stage()] * length
-        least = min(run.peak for run in runs_of(chain, one_level(chain)))
-        assert longest(least - 1) < length <= longest(least)
-
-
 def test_equal_segments_do_not_reach_the_shrinking_ones():
     for length, peak, extra in cases("shrinking"):
         m = peak - 2
@@ -91,116 +55,13 @@ def test_equal_segments_do_not_reach_the_shrinking_ones():
         for number in range(1, length + 1):
             for split in (ck.equal_segments, ck.pytorch_segments):
                 assert ck.simulate(length, split(length, number)).peak > peak
-        assert longest(peak - 1) < length  # nor does any other one level
-
-
-@cache
-def reversible(length, units, runs, last=1):
-    """Whether so many units for outputs are enough, and runs of each stage.
-
-    ``last``: 1 if these stages receive the loss's gradient, which is a number.
-    """
-    if length <= units + last and runs:
-        return True
-    return min(units, runs) > 0 and any(
-        reversible(length - m, units - 1, runs, last)
-        and reversible(m, units, runs - 1, 0)
-        for m in range(1, length)
-    )
-
-
-def possible(length, peak, again):
-    """The same, of all schedules that there are."""
-    start = first(length), (0,) * length
-    seen, stack = {start}, [start]
-    while stack:
-        state, runs = stack.pop()
-        if state[0] < 0:
-            return True
-        for kind, stage in product(ck.KINDS, range(length)):
-            found = after(state, (kind, stage), length, peak)
-            ran = list(runs)
-            ran[stage] += kind in ("forward", "record")
-            following = found and (found[1], tuple(ran))
-            if found and max(ran) <= again + 1 and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return False
-
-
-def test_the_longest_chain_of_a_number_of_runs():
-    for peak, runs in product(range(3, 9), range(1, 5)):
-        most = comb(peak + runs - 3, runs) + 1
-        assert reversible(most, peak - 2, runs)
-        assert not reversible(most + 1, peak - 2, runs)
-        if peak < 5 and runs < 3 and (most < 4 or SOAK):
-            assert possible(most, peak, runs - 1)
-            assert not possible(most + 1, peak, runs - 1)
+        assert schedules.peak_of_runs(length, 2) == peak
 
 
 def test_the_targets_of_two_sweeps_are_exact():
     for length, peak, again in cases("two_sweeps"):
-        assert longest(peak) < length  # one level is not enough
-        assert reversible(length, peak - 2, again + 1)
-        assert not reversible(length, peak - 3, again + 1)
-
-
-@pytest.mark.parametrize(("name", "below"), [("forget", inf), ("remember", 2)])
-def test_no_lower_peak_is_possible(name, below):
-    length, peak, extra = next(cases(name))
-    assert fewest_extra_runs(length, peak - 1) == below
-    assert fewest_extra_runs(length, peak) <= extra
-
-
-def fewest_extra_runs(length, peak):
-    """Of all schedules of equal stages, by Dijkstra's algorithm."""
-    actions = [ck.Action(*pair) for pair in product(ck.KINDS, range(length))]
-    best, order = {first(length): 0}, count()
-    queue = [(0, next(order), first(length))]
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if state[0] < 0:
-            return cost
-        for action in actions:
-            found = after(state, action, length, peak)
-            if found and cost + found[0] < best.get(found[1], inf):
-                best[found[1]] = cost + found[0]
-                heapq.heappush(queue, (cost + found[0], next(order), found[1]))
-    return inf
-
-
-def first(length):
-    """Before all actions: turn, value, kept, tapes, and what has run."""
-    return length - 1, 0, frozenset(), frozenset(), frozenset()
-
-
-def after(state, action, length, peak):
-    """Extra runs and the state after an action, or None: written anew."""
-    turn, value, kept, tapes, ran = state
-    kind, i = action
-    held = {b for tape in tapes for b in (tape, tape + 1)}
-    there = i in kept | held | {0, value}
-    gradient = turn < length - 1
-
-    def alive(*more):
-        return len({*kept, *held, *more} - {0, None}) + gradient
-
-    if kind in ("forward", "record"):
-        if not there or i > turn or i in tapes or alive(i, i + 1) > peak:
-            return None
-        tapes |= {i} if kind == "record" else set()
-        return (i in ran), (turn, i + 1, kept, tapes, ran | {i})
-    if kind == "keep":
-        if i == 0 or i in kept or not there:
-            return None
-        return 0, (turn, value, kept | {i}, tapes, ran)
-    if kind == "drop":
-        return (
-            (0, (turn, value, kept - {i}, tapes, ran)) if i in kept else None
-        )
-    if i != turn or i not in tapes or alive() + 1 > peak:
-        return None
-    return 0, (turn - 1, None, kept, tapes - {i}, ran)
+        assert schedules.peak_of_runs(length, 2) > peak
+        assert schedules.peak_of_runs(length, again + 1) == peak
 
 
 # The solutions
@@ -281,12 +142,10 @@ def two_tapes_at_both_ends(length):
 
 
 def test_better_than_asked_is_said():
-    outcome = exercises.check_forget.judge(two_tapes_at_both_ends)
-    assert outcome.state == CORRECT
+    accepts("forget", two_tapes_at_both_ends)
     words = "with 5 stages yours peaks at 4 units and runs 5 stages again"
-    assert words in outcome.text
-    assert fewest_extra_runs(5, 4) == 5
-    assert "Better" not in exercises.check_forget.judge(solutions.forget).text
+    assert words in judged("forget", two_tapes_at_both_ends).text
+    assert "Better" not in judged("forget", solutions.forget).text
 
 
 KINDS_OF_SCHEDULES = {
@@ -303,8 +162,7 @@ KINDS_OF_SCHEDULES = {
 
 @pytest.mark.parametrize("kind", KINDS_OF_SCHEDULES)
 def test_a_schedule_in_any_form(kind):
-    outcome = exercises.check_remember.judge(KINDS_OF_SCHEDULES[kind])
-    assert outcome.state == CORRECT
+    accepts("remember", KINDS_OF_SCHEDULES[kind])
 
 
 def test_segments_in_any_form():
@@ -314,7 +172,7 @@ def test_segments_in_any_form():
             yield (stage for stage in range(start, start + n))
         yield from np.arange(length - n, length)
 
-    assert exercises.check_square_root.judge(nested).state == CORRECT
+    accepts("square_root", nested)
 
 
 def by_hand(segments, x):
@@ -376,8 +234,7 @@ def recursive(step, batch):
     ],
 )
 def test_other_right_answers(name, answer):
-    check = getattr(exercises, f"check_{name}")
-    assert check.judge(answer).state == CORRECT
+    accepts(name, answer)
 
 
 # What an observer says
@@ -472,9 +329,7 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("name", "answer", "words"), SCHEDULES)
 def test_what_a_schedule_misses(name, answer, words):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects(name, answer, words)
 
 
 def again(segment, x, reentrant=False):
@@ -531,9 +386,7 @@ STEPS = [
 
 @pytest.mark.parametrize(("answer", "words"), STEPS)
 def test_what_a_step_keeps(answer, words):
-    outcome = exercises.check_segment_step.judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects("segment_step", answer, words)
 
 
 def run(layers, part, x):
@@ -603,9 +456,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("answer", "words"), NETWORKS)
 def test_what_a_network_keeps(answer, words):
-    outcome = exercises.check_same_network.judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects("same_network", answer, words)
 
 
 def in_the_block(step, batch):
@@ -656,6 +507,4 @@ def another_error(step, batch):
     ],
 )
 def test_what_an_attempt_leaves(answer, words):
-    outcome = exercises.check_survive.judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects("survive", answer, words)

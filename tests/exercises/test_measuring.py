@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import exercises
-from membudget.exercises.core import CORRECT, NOT_RIGHT
 from membudget.exercises.mistakes import mistakes
 from membudget.measuring import trace_step
+
+from .judging import accepts, checker, rejects
 
 
 def network(width, depth):
@@ -39,7 +40,6 @@ def test_peak_formula_is_exact(batch, width, depth):
 
 
 def test_collector_is_judged_without_other_garbage():
-    check = exercises.check_collect_above
     layer = nn.Linear(2, 2)
     layer.itself = [layer]
     other = weakref.ref(layer)
@@ -47,7 +47,7 @@ def test_collector_is_judged_without_other_garbage():
     gc.disable()
     try:
         del layer
-        assert check.judge(check.solution).state == CORRECT
+        accepts("collect_above", checker("collect_above").solution)
         assert not gc.isenabled()
         assert other() is not None
         assert gc.get_freeze_count() <= frozen
@@ -114,17 +114,13 @@ WRONG = {
 ANSWERS = [
     (name, words, answer)
     for name, text in WRONG.items()
-    for words, answer in mistakes(
-        getattr(exercises, f"check_{name}").solution, text
-    )
+    for words, answer in mistakes(checker(name).solution, text)
 ]
 
 
 @pytest.mark.parametrize(("name", "words", "answer"), ANSWERS)
 def test_wrong_answer(name, words, answer):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects(name, answer, words)
 
 
 # Other right answers
@@ -176,5 +172,4 @@ def again_and_again(used, budget, threshold):
     ],
 )
 def test_other_right_answers(name, answer):
-    check = getattr(exercises, f"check_{name}")
-    assert check.judge(answer).state == CORRECT
+    accepts(name, answer)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from membudget import exercises, precision
-from membudget.exercises.core import CORRECT
 from membudget.exercises.precision import (
     autocast_saved,
     loss_scale,
@@ -19,6 +18,8 @@ from membudget.exercises.precision import (
     survives,
 )
 from membudget.measuring import SavedBytes
+
+from .judging import accepts, judged, rejects
 
 
 @given(
@@ -126,8 +127,7 @@ def compared(x, noise):
     ],
 )
 def test_other_right_answers(name, answer):
-    check = getattr(exercises, f"check_{name}")
-    assert check.judge(answer).state == CORRECT
+    accepts(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_right_answers(name, answer):
     ],
 )
 def test_two_numbers_are_needed(answer, words):
-    assert words in exercises.check_loss_scale.judge(answer).text
+    rejects("loss_scale", answer, words)
 
 
 def test_a_tensor_of_another_type_or_shape():
@@ -146,7 +146,7 @@ def test_a_tensor_of_another_type_or_shape():
         def answer(x, noise):
             return change(stochastic_round(x, noise))
 
-        return exercises.check_stochastic_round.judge(answer).text
+        return judged("stochastic_round", answer).text
 
     assert "your function returns a list: a tensor" in words(
         torch.Tensor.tolist

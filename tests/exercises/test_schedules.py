@@ -6,14 +6,15 @@ from math import inf
 import pytest
 
 from membudget import checkpointing as ck
-from membudget import exercises, schedules
+from membudget import schedules
 from membudget.exercises import schedules as solutions
-from membudget.exercises.core import CORRECT, NOT_RIGHT
 from tests.soak import SOAK
+
+from .judging import accepts, checker, rejects
 
 
 def arguments(name, case=0):
-    return getattr(exercises, f"check_{name}").cases[case].make()
+    return checker(name).cases[case].make()
 
 
 # The solutions
@@ -151,8 +152,7 @@ def by_construction(length, peak, runs):
     ],
 )
 def test_another_right_answer(name, answer):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == CORRECT
+    accepts(name, answer)
 
 
 def broken(chain):
@@ -196,6 +196,4 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "answer", "words"), WRONG)
 def test_what_a_schedule_misses(name, answer, words):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects(name, answer, words)
