@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from membudget import models
 from membudget.exercises import amp_loops
 from membudget.measuring import PeakTracker
 
@@ -65,37 +64,6 @@ def test_backward_in_a_block_keeps_the_copies():
         peak, seen = peak_of(step)
         assert seen == [cast]
         assert peak > mended
-
-
-def trained(step, *scaler):
-    """The parameters of a small model after a step."""
-    torch.manual_seed(0)
-    model = models.mlp(inputs=4, width=8, depth=2, outputs=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step(model, optimizer, *scaler, torch.randn(8, 4), torch.randint(3, (8,)))
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def test_backward_under_autocast_is_right_without_an_island():
-    mended = trained(amp_loops.sensitive_step)
-    assert torch.equal(trained(inside), mended)
-
-
-@pytest.mark.parametrize(
-    ("scale", "weight"),
-    [(65536.0, 1), (32768.0, 2), (16384.0, 4), (131072.0, 0.5)],
-)
-def test_a_second_scaler_gives_its_loss_another_weight(scale, weight):
-    def weighted(model, optimizer, x, y):
-        main, auxiliary = losses(model, x, y)
-        (main + weight * auxiliary).backward()
-        optimizer.step()
-
-    before = trained(lambda *args: None)
-    expected = trained(weighted) - before
-    broken = mistaken("two_losses", "a scaler of its own")  # of 65 536
-    found = trained(broken, torch.amp.GradScaler("cpu", scale))
-    assert (found - before - expected).norm() < 0.01 * expected.norm()
 
 
 def losses(model, x, y):

@@ -31,14 +31,6 @@ def short():
         yield patch
 
 
-@pytest.mark.few(0)
-def test_unequal_shares_tell_the_mean_of_means():
-    def plain(model, samples):
-        checkers.average_gradients(model)
-
-    assert "each rank weighs 1/N" in judged("weighted_average", plain).text
-
-
 # Against one process
 
 

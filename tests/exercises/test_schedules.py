@@ -118,17 +118,9 @@ def test_the_chain_to_beat_is_counted_from_its_layers():
 # Other answers
 
 
-def other_way(length, runs):
-    return schedules.peak_of_runs(length, runs)
-
-
 def by_frontier(length, peak):
     points = schedules.frontier(length)
     return min((p.extra_time for p in points if p.peak <= peak), default=inf)
-
-
-def by_programme(chain, budget):
-    return schedules.optimal_segments(chain, budget)
 
 
 def later(chain):
@@ -136,18 +128,14 @@ def later(chain):
     return [0, [1, 2, 3], 4, 5, 6]
 
 
-def by_construction(length, peak, runs):
-    return schedules.binomial_segments(length, runs)
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("peak_for_runs", other_way),
+        ("peak_for_runs", schedules.peak_of_runs),
         ("fewest_runs", by_frontier),
         ("restart", later),
-        ("nest", by_construction),
-        ("beat", by_programme),
+        ("nest", lambda n, _, runs: schedules.binomial_segments(n, runs)),
+        ("beat", schedules.optimal_segments),
         ("beat", lambda chain, budget: [[[0], 1], [2, 3], *range(4, 12)]),
     ],
 )
