@@ -231,6 +231,17 @@ def train_epoch(model, optimizer, loader, steps):
         optimizer.zero_grad()
 
 
+def _epoch(steps: int, *sizes: int) -> Case:
+    def make() -> tuple:
+        model = loops.small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return model, optimizer, loops.samples(*sizes), steps
+
+    return Case(
+        f"micro-batches of {list(sizes)} samples, steps = {steps}", make
+    )
+
+
 WINDOWS = "accumulation.windows(loader, steps)"
 LATER = "accumulation.windows(loader[1:], steps)"
 FULL = "if len(w) == steps"
@@ -238,9 +249,9 @@ FULL = "if len(w) == steps"
 check_train_epoch = Exercise(
     train_epoch,
     cases=[
-        loops.step_case("steps", 4, 4, 4, 4, 4, 4, 2),
-        loops.step_case("steps", 2, 3, 3, 3, 3),
-        loops.step_case("steps", 8, 5, 5, 1),
+        _epoch(4, 4, 4, 4, 4, 4, 2),
+        _epoch(2, 3, 3, 3, 3),
+        _epoch(8, 5, 5, 1),
     ],
     observe=update,
     mistakes=f"""
@@ -261,7 +272,8 @@ check_train_epoch = Exercise(
             the losses of the last window are divided by the samples of a full
             one: divide by its own.
         .backward() => .backward(); optimizer.step(); model.zero_grad()
-            {loops.STEP_EACH}
+            the optimizer steps after every micro-batch: step once, after the
+            last one of the window.
         optimizer.zero_grad() =>
             the gradients of one window are still there in the next: call
             `optimizer.zero_grad()` after each step.

@@ -1,11 +1,11 @@
 """The puzzles and exercises on checkpointing, of the chapter and the lab."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, inf, isqrt
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -36,13 +36,8 @@ def _puzzle(
 ) -> Exercise:
     """An exercise whose answer is any schedule that meets the targets.
 
-    It has no known mistakes: what a schedule misses is seen when it runs.
-
-    Args:
-        solution: as for :class:`Exercise`.
-        cases: the arguments: the chain, or its length, and others.
-        allowed: the targets, from the arguments.
-        shown: as for :class:`Exercise`.
+    It has no known mistakes: what a schedule misses is seen when it runs. A
+    case is the chain, or its length, and others.
     """
 
     def told(chain: int | list[Stage], *rest: object) -> str:
@@ -503,10 +498,10 @@ class _Step:
         self.fits, self.broken = fits, broken
         self.sizes: list[float] = []
         self.haunted = False
-        self._failed: list[weakref.ref[torch.Tensor]] = []
+        self._failed: WeakSet[torch.Tensor] = WeakSet()
 
     def __call__(self, size: int) -> float:
-        self.haunted |= any(ref() is not None for ref in self._failed)
+        self.haunted |= len(self._failed) > 0
         self.sizes.append(float(size))
         activations = torch.empty(int(size), 1024)
         if len(self.sizes) > ENOUGH:
@@ -514,7 +509,7 @@ class _Step:
         if size == self.broken:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
         if size > self.fits:
-            self._failed.append(weakref.ref(activations))
+            self._failed.add(activations)
             raise torch.OutOfMemoryError(
                 f"a batch of {size} does not fit the budget"
             )

@@ -22,10 +22,6 @@ def saved_bytes(layers, rows, width):
     return 4 * rows * (len(saved) * width + 2 * norms)
 
 
-def _of_chain(layers: list[str], rows: int, width: int) -> str:
-    return f"answer for {layers}".replace("'", '"')
-
-
 def _chains(rows: int, width: int, *chains: str) -> Case:
     """One call for each chain of words."""
     return Case(
@@ -56,7 +52,7 @@ check_saved_bytes = Exercise(
             "gelu layernorm tanh gelu linear",
         ),
     ],
-    observe=calls(_of_chain),
+    observe=calls(lambda layers, *_: f"answer for {layers}".replace("'", '"')),
     mistakes=f"""
         len(saved) => len(layers)
         or len(saved) => (1 + len(layers))

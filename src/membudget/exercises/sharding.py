@@ -1,7 +1,6 @@
 """The exercises on sharding: bytes per rank, and steps on two real ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -391,7 +390,7 @@ def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     results = [report.result for report in together(_stepping, fn, *args)]
     (first, second), done, returned = zip(*results, strict=True)
     if not any(done):
-        _nothing(returned[0])
+        raise _nothing(returned[0])
     name = "update of the weights on rank"
     seen = Seen({f"{name} 0": first[-1], f"{name} 1": second[-1]})
     apart = [
@@ -542,7 +541,7 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
         raise
     update, calls, forward, backward, returned = report.result
     if not forward and not update.any():
-        _nothing(returned)
+        raise _nothing(returned)
     seen = Seen({"update of the weights": update})
     if not backward:
         seen.hint = "no backward pass runs: call `backward()` on each loss."
@@ -665,8 +664,8 @@ def _returned(result: object) -> str:
     return "" if is_empty(result) else kind(result)
 
 
-def _nothing(returned: str) -> NoReturn:
-    """Say that a function does nothing, but may return."""
-    if returned:
-        raise Problem(f"your function returns {returned}, and takes no step.")
-    raise Problem
+def _nothing(returned: str) -> Problem:
+    """For a function that does nothing, but may return."""
+    if not returned:
+        return Problem()
+    return Problem(f"your function returns {returned}, and takes no step.")
