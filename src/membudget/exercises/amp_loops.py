@@ -321,13 +321,10 @@ def train_step(model, optimizer, scaler, x, y, dtype):
 
 
 def _format(dtype: torch.dtype, power: int, small: bool = False) -> Case:
-    """A step in a format.
+    """A step in a format, with a loss scale of 2 to a power.
 
-    Args:
-        dtype: the format.
-        power: of two, the loss scale.
-        small: whether gradients underflow in fp16 without a scale: there are
-            many samples, and a last layer that is small, and frozen.
+    Without a scale ``small`` gradients underflow in fp16: there are many
+    samples, and a last layer that is small, and frozen.
     """
 
     def make() -> tuple:

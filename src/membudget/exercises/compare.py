@@ -68,11 +68,7 @@ def difference(
 ) -> str:
     """Say how far off a function is whose mistake is not a known one.
 
-    Args:
-        fn: the reader's.
-        mine, right: what it did, and what is right.
-        tolerance: relative.
-        step: what to check where the numbers are wrong.
+    ``step`` is what to check where the numbers are wrong.
     """
     if right.raised:
         needed = f"{kind(right.raised)} is needed here"

@@ -18,10 +18,8 @@ GRADIENTS_LEFT = (
 def leak(result: object, tracker: PeakTracker, left: bool) -> str:
     """Say what is alive that should not be, while ``result`` still is.
 
-    Args:
-        result: what the loop returned.
-        tracker: of the loop, with a mark where each forward pass begins.
-        left: whether gradients are there that should not be.
+    The tracker has a mark where each forward pass begins; ``left`` says
+    whether gradients are there that should not be.
     """
     made = [
         a

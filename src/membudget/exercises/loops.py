@@ -27,10 +27,8 @@ DIVIDED_TWICE = (
 def weighing(count: str, total: str, number: str) -> str:
     """Mistakes of a loop that weighs a loss by ``count / total``.
 
-    Args:
-        count: of samples in a micro-batch, as the solution has it.
-        total: of samples in the window.
-        number: of micro-batches.
+    These are expressions, as the solution has them, and so is ``number``,
+    that of the micro-batches.
     """
     return f"""
         * {count} / {total} => / {number}

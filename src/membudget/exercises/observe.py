@@ -30,12 +30,7 @@ def found(
     kinds: type | UnionType = object,
     needed: str = "",
 ) -> object:
-    """What a function returned.
-
-    Raises:
-        Problem: it is nothing, or not of these kinds; ``needed`` says of
-            which.
-    """
+    """What a function returned, if it is of the kinds that are needed."""
     if result is None and uses_arguments(fn):
         raise Problem(NO_RETURN)
     if is_empty(result):
@@ -193,9 +188,6 @@ def cleared_first(
     A loop that clears them there needs none to be cleared at the end. Zeros,
     which change no sum, are planted, and are looked for when the first
     gradient comes.
-
-    Returns:
-        A function that tells.
     """
     planted = []
     for p in parameters:
@@ -251,13 +243,8 @@ def training(fn: Callable, args: tuple) -> Seen:
 
 
 class Allowed(NamedTuple):
-    """The targets of a puzzle.
-
-    Attributes:
-        peak: units that may be alive.
-        extra: time that recomputation may take.
-        again: how often one stage may run again.
-    """
+    """The targets of a puzzle: units that may be alive, time that
+    recomputation may take, and how often one stage may run again."""
 
     peak: int
     extra: float = inf
@@ -564,17 +551,20 @@ def attempts(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
+class _Pass:
+    """A forward pass, alive as long as a graph of it."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+
 class _Graphs(torch.autograd.graph.saved_tensors_hooks):
     """Count the samples in one forward pass, and in all graphs alive."""
 
-    class _Pass:
-        def __init__(self, samples: int) -> None:
-            self.samples = samples
-
     def __init__(self, model: nn.Module) -> None:
         self.largest = self.most = 0
-        self._current: _Graphs._Pass | None = None
-        self._alive: WeakSet[_Graphs._Pass] = WeakSet()
+        self._current: _Pass | None = None
+        self._alive: WeakSet[_Pass] = WeakSet()
         _first_layer(model).register_forward_pre_hook(self._begin)
         # detached: an output that its own graph held would never be freed
         super().__init__(
@@ -587,7 +577,7 @@ class _Graphs(torch.autograd.graph.saved_tensors_hooks):
         return self
 
     def _begin(self, module: nn.Module, args: tuple) -> None:
-        self._current = _Graphs._Pass(len(args[0]))
+        self._current = _Pass(len(args[0]))
         self._alive.add(self._current)
         self.largest = max(self.largest, len(args[0]))
         self.most = max(self.most, sum(run.samples for run in self._alive))
@@ -615,10 +605,6 @@ class _Autocast(TorchDispatchMode):
     ends. The reader's is made the outermost, although a checker runs in a
     block of its own. Copies of biases are looked for: no gradient needs one,
     so none is alive in the backward pass unless the block is open.
-
-    Args:
-        model: with biases.
-        optimizer: of the model.
     """
 
     def __init__(
@@ -718,11 +704,7 @@ def _no_gradient(result: object) -> str:
 
 
 def doubles(value: object) -> torch.Tensor:
-    """A number or a list of numbers in fp64.
-
-    Raises:
-        Problem: it is none.
-    """
+    """A number or a list of numbers in fp64, or else a problem."""
     try:
         return torch.as_tensor(value, dtype=torch.float64).detach()
     except Exception:
