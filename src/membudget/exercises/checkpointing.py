@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil, inf, isqrt
 from weakref import WeakSet
@@ -54,7 +55,7 @@ def _puzzle(
 
     return Exercise(
         solution,
-        cases=[Case(told(*c), lambda c=c: deepcopy(c)) for c in cases],
+        cases=[Case(told(*c), partial(deepcopy, c)) for c in cases],
         observe=schedule(allowed),
         mistakes="",
         shown=shown,

@@ -45,10 +45,12 @@ class Seen:
 
 def same(one: Seen, other: Seen, tolerance: float) -> bool:
     """Whether two functions gave the same numbers, or the same error."""
-    if one.raised or other.raised:
+    if one.raised and other.raised:
         return type(one.raised) is type(other.raised) and (
             message(one.raised) == message(other.raised)
         )
+    if one.raised or other.raised:
+        return False
     return bool(one.parts) and all(
         close(one.parts[name], right, tolerance)
         for name, right in other.parts.items()

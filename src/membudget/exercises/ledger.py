@@ -201,7 +201,7 @@ def _gpt2_lines() -> list[tuple[int, int]]:
         [moment.live for moment in ledger.predict(shape, size, 128).moments]
         for size in sizes
     ]
-    return list(map(tuple, ledger.peak_lines(sizes, timelines)))
+    return [(c, slope) for c, slope in ledger.peak_lines(sizes, timelines)]
 
 
 def _with_gpt2(**arguments: int) -> Case:
@@ -354,10 +354,16 @@ def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
     return weights + adam + depth * block + logits
 
 
-def _shape(batch: int, tokens: int, *sizes: int) -> Case:
-    """A step of a GPT of these sizes (vocabulary, width, depth, heads)."""
-    vocabulary, width, depth, heads = sizes
-    shape = Transformer(*sizes, context=tokens)
+def _shape(
+    batch: int,
+    tokens: int,
+    vocabulary: int,
+    width: int,
+    depth: int,
+    heads: int,
+) -> Case:
+    """A step of a GPT of these sizes."""
+    shape = Transformer(vocabulary, width, depth, heads, context=tokens)
     return given(
         parameters=shape.parameters,
         batch=batch,

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from math import inf, log2
-from types import UnionType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet, ref
 
 import torch
@@ -18,23 +17,30 @@ from membudget.exercises.leaks import GRADIENTS_LEFT, leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
 
+Kind = TypeVar("Kind")
 Observer = Callable[[Callable, tuple], Seen]
 """Runs a function on arguments and says what it did."""
 
 NO_RETURN = "your function returns None: end it with `return`."
 
 
-def found(
-    fn: Callable,
-    result: object,
-    kinds: type | UnionType = object,
-    needed: str = "",
-) -> object:
-    """What a function returned, if it is of the kinds that are needed."""
+def returned(fn: Callable, result: object) -> object:
+    """What a function returned, if it is anything."""
     if result is None and uses_arguments(fn):
         raise Problem(NO_RETURN)
     if is_empty(result):
         raise Problem
+    return result
+
+
+def found(
+    fn: Callable,
+    result: object,
+    kinds: type[Kind] | tuple[type[Kind], ...],
+    needed: str,
+) -> Kind:
+    """What a function returned, if it is of the kinds that are needed."""
+    result = returned(fn, result)
     if not isinstance(result, kinds):
         raise Problem(
             f"your function returns {kind(result)}: {needed} is needed."
@@ -44,14 +50,14 @@ def found(
 
 def answer(fn: Callable, args: tuple) -> Seen:
     """The number or the list of numbers that a function returns."""
-    return Seen({"answer": doubles(found(fn, fn(*args)))})
+    return Seen({"answer": doubles(returned(fn, fn(*args)))})
 
 
 def several(*names: str) -> Observer:
     """The numbers that a function returns together, each by its name."""
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args))
+        result = returned(fn, fn(*args))
         values = result.tolist() if hasattr(result, "tolist") else result
         if not isinstance(values, list | tuple) or len(values) != len(names):
             raise Problem(
@@ -76,7 +82,7 @@ def calls(
     def observe(fn: Callable, args: tuple) -> Seen:
         results = [fn(*call) for call in args]
         parts = {
-            name(*call): doubles(found(fn, result))
+            name(*call): doubles(returned(fn, result))
             for call, result in zip(args, results, strict=True)
         }
         return Seen(parts, said=said)
@@ -93,10 +99,13 @@ def verdict(code: torch.Tensor) -> str:
 def search(fn: Callable, args: tuple) -> Seen:
     """The answer of a function that measures sizes 1 … n: (measure, …, n)."""
     measure, *rest = args
-    asked = []
-    seen = answer(
-        fn, (lambda size: asked.append(size) or measure(size), *rest)
-    )
+    asked: list[int] = []
+
+    def asking(size: int) -> int:
+        asked.append(size)
+        return measure(size)
+
+    seen = answer(fn, (asking, *rest))
     enough = 2 * log2(rest[-1]) + 4
     if len(asked) > enough:
         seen.remark = (
@@ -259,7 +268,7 @@ def schedule(allowed: Callable[..., Allowed]) -> Observer:
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args))
+        result = returned(fn, fn(*args))
         actions = _as_lists(result)
         if not isinstance(actions, list | str):
             raise Problem(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from membudget.exercises.core import (
     Outcome,
 )
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import found, is_empty
+from membudget.exercises.observe import is_empty, returned
 from membudget.ledger import Account
 from membudget.measuring import Allocation
 
@@ -71,17 +71,18 @@ class OwnLedger(Checker):
 
     def judge(self, fn: Callable | None) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""
-        if problem := guard.unusable(fn, self.signature):
+        problem = guard.unusable(fn, self.signature)
+        if fn is None or problem:
             return Outcome(NOT_RIGHT, problem)
         with guard.sealed():
             try:
                 return _outcome(fn)
             except KeyboardInterrupt:
                 raise
-            except Problem as problem:
-                if not problem.args:
+            except Problem as found:
+                if not found.args:
                     return Outcome(NOT_ATTEMPTED)
-                return Outcome(NOT_RIGHT, str(problem))
+                return Outcome(NOT_RIGHT, str(found))
             except BaseException as error:
                 if guard.is_stub(error):
                     return Outcome(NOT_ATTEMPTED)
@@ -89,7 +90,7 @@ class OwnLedger(Checker):
 
 
 def _outcome(fn: Callable) -> Outcome:
-    step = _looked_through(found(fn, fn()))
+    step = _looked_through(returned(fn, fn()))
     guess = _read(step.guess)
     account = _accounted(step)
     states = account.states
@@ -126,9 +127,10 @@ class _Step(NamedTuple):
 
 def _looked_through(result: object) -> _Step:
     """The parts of the result, each of the right kind."""
-    many = isinstance(result, list | tuple)
-    if not many or len(result) != len(NEEDED):
-        held = guard.kind(result) + (f" of {len(result)}" if many else "")
+    held = guard.kind(result)
+    if isinstance(result, list | tuple):
+        held += f" of {len(result)}"
+    if not isinstance(result, list | tuple) or len(result) != len(NEEDED):
         raise Problem(
             f"your function returns {held}: `return {ORDER}` is needed."
         )
@@ -173,7 +175,7 @@ def _whole(name: str, value: object) -> int:
     if is_empty(value):
         raise Problem(f"the guess for {name} is missing.")
     try:
-        if isinstance(value, str | bytes | bool):
+        if isinstance(value, bool) or not isinstance(value, SupportsFloat):
             raise TypeError
         number = float(value)
     except Exception:

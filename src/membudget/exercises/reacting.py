@@ -97,7 +97,7 @@ WORDS = ["ok", "hint"]
 
 def _words(fn: Callable, args: tuple) -> Seen:
     """The list of words that a function returns."""
-    result = found(fn, fn(*args), list | tuple, "a list")
+    result = found(fn, fn(*args), (list, tuple), "a list")
     if unknown := [word for word in result if word not in WORDS]:
         word = unknown[0]
         shown = f'"{word}"' if isinstance(word, str) else kind(word)

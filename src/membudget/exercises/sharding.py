@@ -166,15 +166,15 @@ def _averaging_start(
 def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     """The gradient that each rank has at the end."""
     sizes, *_ = args
-    reports = together(_averaging, fn, *args, ranks=len(sizes))
-    left, unchanged, returned = zip(*[r.result for r in reports], strict=True)
+    results, called = together(_averaging, fn, *args, ranks=len(sizes))
+    left, unchanged, returned = zip(*results, strict=True)
     seen = Seen({f"gradient on rank {rank}": g for rank, g in enumerate(left)})
     if len(sizes) > 1 and all(unchanged):
         why = (
             "`all_reduce` works in place: give it `p.grad` itself, neither a "
             "copy nor the parameter."
         )
-        if not any(report.calls for report in reports):
+        if not called:
             if not any(returned):
                 raise Problem
             why = f"Your function returns {max(returned)} instead."
@@ -387,7 +387,7 @@ def _stepping_start(
 
 def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     """What the steps add to the weights of each rank."""
-    results = [report.result for report in together(_stepping, fn, *args)]
+    results, _ = together(_stepping, fn, *args)
     (first, second), done, returned = zip(*results, strict=True)
     if not any(done):
         raise _nothing(returned[0])
@@ -531,7 +531,7 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     """What two steps add to the weights, and how often units are reduced."""
     (count,) = args
     try:
-        (report, *_) = together(_accumulating, fn, *args)
+        results, _ = together(_accumulating, fn, *args)
     except Problem as problem:
         if "'no_sync'" in str(problem):
             raise Problem(
@@ -539,7 +539,7 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
                 "`model.set_requires_gradient_sync(…)`."
             ) from problem
         raise
-    update, calls, forward, backward, returned = report.result
+    update, calls, forward, backward, returned = results[0]
     if not forward and not update.any():
         raise _nothing(returned)
     seen = Seen({"update of the weights": update})
@@ -568,6 +568,14 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
+def _windows(count: int) -> Case:
+    return Case(
+        f"{STEPS} steps with {count} micro-batch{'es' * (count > 1)} on each "
+        "of 2 ranks",
+        lambda: (count,),
+    )
+
+
 NEVER = (
     "there is no reduce-scatter: the gradients of all micro-batches wait, "
     "whole on each rank, and the optimizer has none. Turn the "
@@ -580,12 +588,8 @@ STEP = ".backward() => .backward(); optimizer.step(); model.zero_grad()"
 check_accumulate_sharded = Exercise(
     accumulate_sharded,
     cases=[
-        Case(
-            f"{STEPS} steps with {count} micro-batch{'es' * (count > 1)} on "
-            "each of 2 ranks",
-            lambda count=count: (count,),
-        )
-        for count in (3, 1)
+        _windows(3),
+        _windows(1),
     ],
     observe=_observe_accumulating,
     mistakes=f"""
