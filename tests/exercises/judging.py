@@ -29,3 +29,16 @@ def mistaken(name, words):
     check = checker(name)
     known = mistakes(check.solution, check.mistakes)
     return next(fn for hint, fn in known if words in hint)
+
+
+def edits(texts):
+    """Answers that are edits of solutions, as known mistakes are.
+
+    Args:
+        texts: of each exercise, edits and what is said of them.
+    """
+    return [
+        (name, answer, words)
+        for name, text in texts.items()
+        for words, answer in mistakes(checker(name).solution, text)
+    ]

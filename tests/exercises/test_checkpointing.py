@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint_sequential
 
 from membudget import checkpointing as ck
 from membudget import exercises, schedules
 from membudget.exercises import checkpointing as solutions
 
-from .judging import accepts, checker, judged, rejects
+from .judging import accepts, checker, edits, judged, rejects
 
 
 def cases(name):
@@ -187,29 +187,10 @@ def by_hand(segments, x):
         gradient = x.grad
 
 
-def last_open(segments, x):
-    for segment in segments[:-1]:
-        x = checkpoint(segment, x, use_reentrant=False)
-    loss = segments[-1](x).sum()
-    loss.backward()
-    return loss
-
-
 def sequential(layers, x, number):
     stages = [nn.Sequential(layer, nn.ReLU()) for layer in layers]
     segments = ck.pytorch_segments(len(layers), number)
     return ck.Checkpointed(*stages, segments=segments)(x)
-
-
-def outside(layers, x, number):
-    def run(x, part):
-        for i in part[:-1]:
-            x = layers[i](x).relu()
-        return layers[part[-1]](x)
-
-    for part in ck.equal_segments(len(layers), number):
-        x = checkpoint(run, x, part, use_reentrant=False).relu()
-    return x
 
 
 def recursive(step, batch):
@@ -223,17 +204,32 @@ def recursive(step, batch):
     return batch if fits else recursive(step, batch // 2)
 
 
+RIGHT = {
+    "segment_step": """
+        x = checkpoint( => \
+        x = segment(x) if segment is segments[-1] else checkpoint(
+        x.sum().backward() => loss = x.sum(); loss.backward(); return loss
+            the last segment is open
+        """,
+    "same_network": """
+        F.relu(layers[i](x)) => \
+        layers[i](x) if i == part[-1] else F.relu(layers[i](x))
+        use_reentrant=False) => use_reentrant=False).relu()
+            the last activation function of each segment is outside
+        """,
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "answer"),
+    ("name", "answer", "why"),
     [
-        ("segment_step", by_hand),
-        ("segment_step", last_open),
-        ("same_network", sequential),
-        ("same_network", outside),
-        ("survive", recursive),
+        ("segment_step", by_hand, ""),
+        ("same_network", sequential, ""),
+        ("survive", recursive, ""),
+        *edits(RIGHT),
     ],
 )
-def test_other_right_answers(name, answer):
+def test_other_right_answers(name, answer, why):
     accepts(name, answer)
 
 
@@ -332,179 +328,74 @@ def test_what_a_schedule_misses(name, answer, words):
     rejects(name, answer, words)
 
 
-def again(segment, x, reentrant=False):
-    return checkpoint(segment, x, use_reentrant=reentrant)
+RUN = "checkpoint(run, x, part, use_reentrant=False)"
+SEGMENTS = "equal_segments(len(layers), count)"
+FEWER = "is alive after the forward pass; 3 segments leave"
+WRONG = {
+    "segment_step": """
+        x = checkpoint( => x = segment(x).detach() \
+        if segment is not segments[-1] else checkpoint(
+            no gradient for segments 0, 1 and 2: the graph is cut
+        use_reentrant=False => use_reentrant=segment is segments[0]
+            no gradient for segment 0: the graph is cut
+        use_reentrant=False => use_reentrant=True
+            the output has no graph. What comes out of `no_grad`
+        checkpoint(segment, x, use_reentrant=False) => segment(x)
+            no segment runs again in the backward pass
+        x = checkpoint( => \
+        x = segment(x) if segment is segments[0] else checkpoint(
+            Segment 0 ran once, with all activations
+        x = checkpoint( => \
+        x = segment(x) if segment is not segments[-1] else checkpoint(
+            Segments 0, 1 and 2 ran once, with
+        in segments => in [torch.nn.Sequential(*segments)]
+            Checkpoint each segment by itself
+        x.sum().backward() => return x.sum()
+            no gradient in `param.grad` at the end: your function ret
+        """,
+    "same_network": f"""
+        {RUN} => run(x, part)
+            no layer runs again in the backward pass
+        ck.{SEGMENTS} => [range(len(layers))]
+            1 × the size of x {FEWER} more
+        {SEGMENTS} => equal_segments(len(layers), len(layers))
+            6 × the size of x {FEWER} less
+        use_reentrant=False => use_reentrant=0 in part
+            no gradient for layers 0 and 1: the graph is cut
+        checkpoint(run, x, part => checkpoint(lambda x: run(x, part), x
+            the backward pass recomputes the wrong layers: layers 4 and 5
+        {RUN} => run(x, part).detach()
+            the output has no graph
+        {RUN} => {RUN}; return [x]
+            your function returns a list: a tensor is needed
+        {RUN} => {RUN}; return
+            returns None: end it with `return`
+        """,
+    "survive": """
+        size == 1 => size > 1
+        raise => return survive(step, size // 2)
+            the failed attempt is still alive when the next one
+        torch.OutOfMemoryError: => torch.OutOfMemoryError as error:
+        if size == 1: => if (failed := error) and size == 1:
+            the failed attempt is still alive when the next one
+        return size => step(size); return size
+            the list of sizes tried is 5 numbers; it must be 4 numbers
+        raise => raise ValueError("not even one sample fits")
+            OutOfMemoryError is needed here. ValueError in line
+        """,
+}
 
 
-def step_of(*runs):
-    """The step whose first segments run so, and the others as the last."""
-
-    def segment_step(segments, x):
-        for i, segment in enumerate(segments):
-            x = runs[min(i, len(runs) - 1)](segment, x)
-        x.sum().backward()
-
-    return segment_step
-
-
-def page_step(segments, x):
-    for segment in segments[:-1]:
-        with torch.no_grad():
-            x = segment(x)
-    again(segments[-1], x).sum().backward()
-
-
-def plainly(segment, x):
-    return segment(x)
-
-
-def reentrant(segment, x):
-    return again(segment, x, reentrant=True)
-
-
-def at_once(segments, x):
-    again(nn.Sequential(*segments), x).sum().backward()
-
-
-def no_backward(segments, x):
-    for segment in segments:
-        x = again(segment, x)
-    return x.sum()
-
-
-STEPS = [
-    (page_step, "no gradient for segments 0, 1 and 2: the graph is cut"),
-    (step_of(reentrant, again), "no gradient for segment 0: the graph is cut"),
-    (step_of(reentrant), "the output has no graph. What comes out of `no_gra"),
-    (step_of(plainly), "no segment runs again in the backward pass"),
-    (step_of(plainly, again), "Segment 0 ran once, with all activations"),
-    (step_of(*[plainly] * 3, again), "Segments 0, 1 and 2 ran once, with "),
-    (at_once, "Checkpoint each segment by itself"),
-    (no_backward, "no gradient in `param.grad` at the end: your function ret"),
-]
-
-
-@pytest.mark.parametrize(("answer", "words"), STEPS)
-def test_what_a_step_keeps(answer, words):
-    rejects("segment_step", answer, words)
-
-
-def run(layers, part, x):
-    for i in part:
-        x = layers[i](x).relu()
-    return x
-
-
-def network_of(split, reentrant=False):
-    """The network in other segments; ``reentrant`` for the first of them."""
-
-    def same_network(layers, x, number):
-        for i, part in enumerate(split(len(layers), number)):
-            old = reentrant and i == 0
-            x = checkpoint(run, layers, part, x, use_reentrant=old)
-        return x
-
-    return same_network
-
-
-def late(layers, x, number):
-    for part in ck.equal_segments(len(layers), number):
-        x = again(lambda x: run(layers, part, x), x)  # noqa: B023
-    return x
-
-
-def page_network(layers, x, number):
-    return checkpoint_sequential(layers, number, x, use_reentrant=False)
-
-
-@torch.no_grad()
-def without_graph(layers, x, number):
-    return plain_network(layers, x, number)
-
-
-def listed(layers, x, number):
-    return [plain_network(layers, x, number)]
-
-
-def unreturned(layers, x, number):
-    x = plain_network(layers, x, number)
-
-
-NETWORKS = [
-    (page_network, "without them the network is linear"),
-    (plain_network, "no layer runs again in the backward pass"),
-    (
-        network_of(lambda length, number: [range(length)]),
-        "1 × the size of x is alive after the forward pass; 3 segments leave "
-        "more",
-    ),
-    (
-        network_of(lambda length, number: ck.equal_segments(length, length)),
-        "6 × the size of x is alive after the forward pass; 3 segments leave "
-        "less",
-    ),
-    (
-        network_of(ck.equal_segments, reentrant=True),
-        "no gradient for layers 0 and 1: the graph is cut",
-    ),
-    (late, "the backward pass recomputes the wrong layers: layers 4 and 5"),
-    (without_graph, "the output has no graph"),
-    (listed, "your function returns a list: a tensor is needed"),
-    (unreturned, "returns None: end it with `return`"),
-]
-
-
-@pytest.mark.parametrize(("answer", "words"), NETWORKS)
-def test_what_a_network_keeps(answer, words):
-    rejects("same_network", answer, words)
-
-
-def in_the_block(step, batch):
-    try:
-        step(batch)
-        return batch
-    except torch.OutOfMemoryError:
-        if batch == 1:
-            raise
-        return in_the_block(step, batch // 2)
-
-
-def kept_error(step, batch):
-    failed = None
-    while batch:
-        try:
-            step(batch)
-            return batch
-        except torch.OutOfMemoryError as error:
-            failed = error
-        batch //= 2
-    raise failed
-
-
-def twice(step, batch):
-    size = recursive(step, batch)
-    step(size)
-    return size
-
-
-def another_error(step, batch):
-    while batch:
-        try:
-            step(batch)
-            return batch
-        except torch.OutOfMemoryError:
-            batch //= 2
-    raise ValueError("not even one sample fits")
+def page_network(layers, x, count):
+    return checkpoint_sequential(layers, count, x, use_reentrant=False)
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("name", "answer", "words"),
     [
-        (in_the_block, "the failed attempt is still alive when the next one"),
-        (kept_error, "the failed attempt is still alive when the next one"),
-        (twice, "the list of sizes tried is 5 numbers; it must be 4 numbers"),
-        (another_error, "OutOfMemoryError is needed here. ValueError in line"),
+        *edits(WRONG),
+        ("same_network", page_network, "without them the network is linear"),
     ],
 )
-def test_what_an_attempt_leaves(answer, words):
-    rejects("survive", answer, words)
+def test_what_an_observer_sees(name, answer, words):
+    rejects(name, answer, words)

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import exercises
-from membudget.exercises.mistakes import mistakes
 from membudget.measuring import trace_step
 
-from .judging import accepts, checker, rejects
+from .judging import accepts, checker, edits, rejects
 
 
 def network(width, depth):
@@ -111,15 +110,10 @@ WRONG = {
             nothing was collected
         """,
 }
-ANSWERS = [
-    (name, words, answer)
-    for name, text in WRONG.items()
-    for words, answer in mistakes(checker(name).solution, text)
-]
 
 
-@pytest.mark.parametrize(("name", "words", "answer"), ANSWERS)
-def test_wrong_answer(name, words, answer):
+@pytest.mark.parametrize(("name", "answer", "words"), edits(WRONG))
+def test_wrong_answer(name, answer, words):
     rejects(name, answer, words)
 
 
