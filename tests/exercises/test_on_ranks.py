@@ -15,7 +15,7 @@ from membudget.exercises import on_ranks
 from membudget.exercises import sharding as checkers
 from membudget.exercises.core import NOT_ATTEMPTED, NOT_RIGHT
 
-from .judging import accepts, checker, judged
+from .judging import accepts, checker, edits, judged
 
 
 @pytest.fixture
@@ -306,8 +306,37 @@ def test_seeds_and_modes_do_not_stay_in_the_ranks():
         accepts("average_gradients", fn)
 
 
-def test_other_right_answers():
-    def flat(model):
+RIGHT = {
+    "average_gradients": """
+        dist.all_reduce(p.grad) => \
+        parts = list(p.grad.new_empty(dist.get_world_size(), *p.grad.shape)); \
+        dist.all_gather(parts, p.grad); p.grad = torch.stack(parts).sum(0)
+            all parts are gathered
+        dist.all_reduce(p.grad) => \
+        dist.all_reduce(p.grad, async_op=True).wait()
+            nobody waits but here
+        """,
+    "weighted_average": """
+        total = torch.tensor(samples) => counts = [None, None]; \
+        dist.all_gather_object(counts, samples)
+        dist.all_reduce(total) => total = torch.tensor(sum(counts))
+            all counts are gathered
+        """,
+    "in_step": """
+        loss.backward() => loss.backward(); average(loss.detach())
+        norm.isfinite() => loss.isfinite()
+            the mean loss decides
+        """,
+}
+
+
+@pytest.mark.parametrize(("name", "answer", "why"), edits(RIGHT))
+def test_other_right_answers(name, answer, why):
+    accepts(name, answer)
+
+
+def test_one_collective_for_all_gradients():
+    def average_gradients(model):
         trained = [p for p in model.parameters() if p.grad is not None]
         joined = torch.cat([p.grad.flatten() for p in trained])
         dist.all_reduce(joined)
@@ -316,46 +345,11 @@ def test_other_right_answers():
         for p, part in zip(trained, parts, strict=True):
             p.grad = part.view_as(p)
 
-    def gathered(model):
-        for p in model.parameters():
-            if p.grad is not None:
-                ranks = range(dist.get_world_size())
-                parts = [torch.empty_like(p.grad) for _ in ranks]
-                dist.all_gather(parts, p.grad)
-                p.grad = torch.stack(parts).mean(0)
+    accepts("average_gradients", average_gradients)
 
-    def waiting(model):
-        trained = [p for p in model.parameters() if p.requires_grad]
-        for p in trained:
-            p.grad /= dist.get_world_size()
-        for work in [dist.all_reduce(p.grad, async_op=True) for p in trained]:
-            work.wait()
 
-    for answer in (flat, gathered, waiting):
-        accepts("average_gradients", answer)
-
-    def weighed(model, samples):
-        counts = [None, None]
-        dist.all_gather_object(counts, samples)
-        for p in model.parameters():
-            p.grad *= samples
-            dist.all_reduce(p.grad)
-            p.grad /= sum(counts)
-
-    accepts("weighted_average", weighed)
-
-    def decides_by_the_mean_loss(model, optimizer, x, y, average):
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        average(loss.detach())
-        for p in model.parameters():
-            average(p.grad)
-        clip_grad_norm_(model.parameters(), 1.0)
-        if loss.isfinite():
-            optimizer.step()
-        optimizer.zero_grad()
-
-    def leaves_out_together(model, optimizer, x, y, average):
+def test_a_step_that_all_ranks_leave_out():
+    def in_step(model, optimizer, x, y, average):
         loss = F.cross_entropy(model(x), y)
         mean = loss.detach().clone()
         average(mean)
@@ -368,10 +362,11 @@ def test_other_right_answers():
         optimizer.step()
         model.zero_grad()
 
-    for answer in (decides_by_the_mean_loss, leaves_out_together):
-        accepts("in_step", answer)
+    accepts("in_step", in_step)
 
-    def two_loops(model, optimizer, micro_batches):
+
+def test_accumulation_in_two_loops():
+    def accumulate_sharded(model, optimizer, micro_batches):
         count = len(micro_batches)
         model.set_requires_gradient_sync(False)
         for x, y in micro_batches[:-1]:
@@ -383,4 +378,4 @@ def test_other_right_answers():
         optimizer.step()
         model.zero_grad()
 
-    accepts("accumulate_sharded", two_loops)
+    accepts("accumulate_sharded", accumulate_sharded)
