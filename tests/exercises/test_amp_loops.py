@@ -1,56 +1,29 @@
 """Four AMP loops: what the broken ones cost, and other answers."""
 
-from functools import partial
-
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.utils import clip_grad_norm_
 
-from membudget import exercises, models
 from membudget.exercises import amp_loops
-from membudget.exercises.core import CORRECT, NOT_RIGHT
-from membudget.exercises.mistakes import mistakes
 from membudget.measuring import PeakTracker
 
+from .judging import accepts, checker, edits, mistaken, rejects
+
 UPDATE = "update of the parameters"
-
-
-def checker(name):
-    return getattr(exercises, f"check_{name}")
-
-
-def mistaken(name, words):
-    """The first known mistake whose hint holds these words."""
-    check = checker(name)
-    known = mistakes(check.solution, check.mistakes)
-    return next(fn for hint, fn in known if words in hint)
-
-
-def under(dtype):
-    return partial(torch.autocast, "cpu", dtype)
-
-
-FP16, BF16 = under(torch.float16), under(torch.bfloat16)
-
-
-def loss_in(block, model, x, y):
-    with block():
-        return F.cross_entropy(model(x), y)
-
+OFF = 'torch.autocast("cpu", enabled=False)'
+BF16 = 'torch.autocast("cpu", torch.bfloat16)'
+NESTED = f"""
+    model(x), y) => model(x), y); {OFF}(loss.backward)(); \
+    {OFF}(optimizer.step)(); optimizer.zero_grad()
+    loss.backward() =>
+    optimizer.step() =>
+    optimizer.zero_grad() =>
+        but a block is still open
+    """
 
 # What the broken loops cost
 
 inside = mistaken("sensitive_step", "runs under autocast")
-
-
-def nested(model, optimizer, x, y):
-    with BF16():
-        loss = F.cross_entropy(model(x), y)
-        with torch.autocast("cpu", enabled=False):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+((_, nested, _),) = edits({"sensitive_step": NESTED})
 
 
 def peak_of(step):
@@ -78,61 +51,6 @@ def test_backward_in_a_block_keeps_the_copies():
         assert peak > mended
 
 
-def trained(step, *scaler):
-    """The parameters of a small model after a step."""
-    torch.manual_seed(0)
-    model = models.mlp(inputs=4, width=8, depth=2, outputs=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step(model, optimizer, *scaler, torch.randn(8, 4), torch.randint(3, (8,)))
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def test_backward_under_autocast_is_right_without_an_island():
-    mended = trained(amp_loops.sensitive_step)
-    assert torch.equal(trained(inside), mended)
-
-
-@pytest.mark.parametrize(
-    ("scale", "weight"),
-    [(65536.0, 1), (32768.0, 2), (16384.0, 4), (131072.0, 0.5)],
-)
-def test_a_second_scaler_gives_its_loss_another_weight(scale, weight):
-    def weighted(model, optimizer, x, y):
-        main, auxiliary = losses(model, x, y)
-        (main + weight * auxiliary).backward()
-        optimizer.step()
-
-    before = trained(lambda *args: None)
-    expected = trained(weighted) - before
-    broken = mistaken("two_losses", "a scaler of its own")  # of 65 536
-    found = trained(broken, torch.amp.GradScaler("cpu", scale))
-    assert (found - before - expected).norm() < 0.01 * expected.norm()
-
-
-def losses(model, x, y):
-    with FP16():
-        logits = model(x)
-        return F.cross_entropy(logits, y), logits.float().square().mean()
-
-
-@pytest.mark.parametrize(("blocks", "steps"), [(1, 5), (5, 1)])
-def test_steps_in_one_block_read_stale_copies(blocks, steps):
-    seen = set()
-
-    def several(model, optimizer, x, y):
-        for _ in range(blocks):
-            with BF16():
-                for _ in range(steps):
-                    loss = F.cross_entropy(model(x), y)
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    seen.add(loss.item())
-
-    trained(several)
-    assert len(seen) == blocks
-
-
 def test_a_scaler_under_bf16_changes_nothing_until_it_overflows():
     check = checker("train_step")
     broken = mistaken("train_step", "works under bf16, too")
@@ -143,157 +61,82 @@ def test_a_scaler_under_bf16_changes_nothing_until_it_overflows():
     assert check.see(check.solution, top).parts[UPDATE].any()
 
 
-def test_fp16_without_a_scaler_loses_half_of_the_update():
-    check = checker("train_step")
-    (small,) = (case for case in check.cases if "small" in case.told)
-    right = check.see(check.solution, small).parts[UPDATE]
-    plain = mistaken("train_step", "left out under fp16, too")
-    lost = check.see(plain, small).parts[UPDATE]
-    assert 0.3 < (right - lost).norm() / right.norm() < 0.8
+# Other answers, as edits of the solutions
+
+BOTH = "scaler.scale(main + auxiliary).backward()"
+MAIN = "scaler.scale(main).backward(retain_graph=True)"
+RIGHT = {
+    "clipped_amp_step": """
+        scaler.unscale_(optimizer) =>
+        parameters(), max_norm => parameters(), max_norm * scaler.get_scale()
+            the norm is scaled, too
+        """,
+    "two_losses": f"""
+        {BOTH} => scaler.scale(auxiliary).backward(retain_graph=True); \
+        scaler.scale(main).backward(); scaler.unscale_(optimizer)
+            one after the other
+        {BOTH} => second = torch.amp.GradScaler("cpu", scaler.get_scale()); \
+        {MAIN}; second.scale(auxiliary).backward()
+            two scalers of one scale
+        """,
+    "sensitive_step": f"""
+        loss = F.cross_entropy(model(x), y) => logits = model(x)
+        loss.backward() => F.cross_entropy(logits, y).backward()
+            the loss is outside
+        torch.bfloat16 => torch.bfloat16, cache_enabled=False
+        model(x), y) => model(x), y); {OFF}(loss.backward)(); \
+        {OFF}(optimizer.step)()
+        loss.backward() =>
+        optimizer.step() =>
+            no copies that could be kept
+        """,
+    "train_step": """
+        model(x), y) => model(x), y); \
+        off = torch.amp.GradScaler("cpu", enabled=False); \
+        scaler = scaler if dtype == torch.float16 else off
+        if dtype == torch.float16: => if True:
+            a scaler that does nothing
+        """,
+}
 
 
-# Other right answers
+@pytest.mark.parametrize(("name", "answer", "why"), edits(RIGHT))
+def test_other_right_answers(name, answer, why):
+    accepts(name, answer)
 
 
-def scaled_norm(model, optimizer, scaler, x, y, max_norm):
-    scaler.scale(loss_in(FP16, model, x, y)).backward()
-    clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
-    finish(optimizer, scaler)
+WRONG = {
+    "two_losses": f"""
+        {BOTH} => second = torch.amp.GradScaler("cpu"); {MAIN}; \
+        scaler.step(optimizer); second.scale(auxiliary).backward()
+        scaler.step(optimizer) => second.step(optimizer)
+            the optimizer steps 2 times
+        """,
+    "sensitive_step": f"""
+        {NESTED}
+        loss.backward() => {BF16}(loss.backward)()
+            pass runs under autocast
+        F.cross_entropy(model(x), y) => {BF16}(F.cross_entropy)(model(x), y); \
+        loss = {BF16}(lambda: F.cross_entropy(model(x), y))(); \
+        {OFF}(loss.backward)()
+        loss.backward() =>
+            but a block is still open
+        optimizer.step() => {BF16}(optimizer.step)()
+            the optimizer steps under autocast
+        optimizer.zero_grad() =>
+            gradients are still there at the end
+        """,
+    "train_step": """
+        dtype == torch.float16 => True
+        scaler.update() => \
+        scaler.update(None if dtype == torch.float16 else 65536.0)
+            the scaler is used under bf16
+        loss.backward() => scaler.update(65536.0); loss.backward()
+            the scaler has scaled no loss
+        """,
+}
 
 
-def apart(model, optimizer, scaler, x, y):
-    main, auxiliary = losses(model, x, y)
-    scaler.scale(auxiliary).backward(retain_graph=True)
-    scaler.scale(main).backward()
-    scaler.unscale_(optimizer)
-    finish(optimizer, scaler)
-
-
-def of_one_scale(model, optimizer, scaler, x, y):
-    second = torch.amp.GradScaler("cpu", scaler.get_scale())
-    main, auxiliary = losses(model, x, y)
-    scaler.scale(main).backward(retain_graph=True)
-    second.scale(auxiliary).backward()
-    finish(optimizer, scaler)
-
-
-def finish(optimizer, scaler):
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def around_the_model(model, optimizer, x, y):
-    with BF16():
-        logits = model(x)
-    F.cross_entropy(logits, y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def uncached(model, optimizer, x, y):
-    with BF16(cache_enabled=False):
-        loss = F.cross_entropy(model(x), y)
-        with torch.autocast("cpu", enabled=False):
-            loss.backward()
-            optimizer.step()
-    optimizer.zero_grad()
-
-
-def disabled(model, optimizer, scaler, x, y, dtype):
-    if dtype == torch.bfloat16:
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-    scaler.scale(loss_in(under(dtype), model, x, y)).backward()
-    finish(optimizer, scaler)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("clipped_amp_step", scaled_norm),
-        ("two_losses", apart),
-        ("two_losses", of_one_scale),
-        ("sensitive_step", around_the_model),
-        ("sensitive_step", uncached),
-        ("train_step", disabled),
-    ],
-)
-def test_other_right_answers(name, answer):
-    outcome = checker(name).judge(answer)
-    assert outcome.state == CORRECT
-
-
-# What the observer says
-
-
-def two_steps(model, optimizer, scaler, x, y):
-    second = torch.amp.GradScaler("cpu")
-    main, auxiliary = losses(model, x, y)
-    scaler.scale(main).backward(retain_graph=True)
-    scaler.step(optimizer)
-    second.scale(auxiliary).backward()  # the update is right, under SGD
-    second.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-
-
-def another_block(model, optimizer, x, y):
-    loss = loss_in(BF16, model, x, y)
-    with BF16():
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def two_blocks(model, optimizer, x, y):
-    with BF16():
-        loss_in(BF16, model, x, y)
-        loss = loss_in(BF16, model, x, y)
-        with torch.autocast("cpu", enabled=False):
-            loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def step_inside(model, optimizer, x, y):
-    loss_in(BF16, model, x, y).backward()
-    with BF16():
-        optimizer.step()
-    optimizer.zero_grad()
-
-
-def not_wiped(model, optimizer, x, y):
-    loss_in(BF16, model, x, y).backward()
-    optimizer.step()
-
-
-def fixed_scale(model, optimizer, scaler, x, y, dtype):
-    scaler.scale(loss_in(under(dtype), model, x, y)).backward()
-    scaler.step(optimizer)
-    scaler.update(None if dtype == torch.float16 else 65536.0)
-    optimizer.zero_grad()
-
-
-def fixed_before(model, optimizer, scaler, x, y, dtype):
-    if dtype == torch.bfloat16:
-        scaler.update(65536.0)
-    amp_loops.train_step(model, optimizer, scaler, x, y, dtype)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "words"),
-    [
-        ("two_losses", two_steps, "the optimizer steps 2 times"),
-        ("sensitive_step", another_block, "pass runs under autocast"),
-        ("sensitive_step", nested, "but a block is still open"),
-        ("sensitive_step", two_blocks, "but a block is still open"),
-        ("sensitive_step", step_inside, "the optimizer steps under autoca"),
-        ("sensitive_step", not_wiped, "gradients are still there at the e"),
-        ("train_step", fixed_scale, "the scaler is used under bf16"),
-        ("train_step", fixed_before, "the scaler has scaled no loss"),
-    ],
-)
+@pytest.mark.parametrize(("name", "answer", "words"), edits(WRONG))
 def test_what_else_is_wrong(name, answer, words):
-    outcome = checker(name).judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects(name, answer, words)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from membudget import exercises
-from membudget.exercises.core import CORRECT, NOT_RIGHT
 from membudget.exercises.mistakes import mistakes
+
+from .judging import accepts, checker, rejects
 
 FIRST = {
     "train": "loss = => optimizer.zero_grad(); loss =",
@@ -17,20 +17,18 @@ FIRST = {
 }
 
 
+def edited(name, text):
+    ((_, loop),) = mistakes(checker(name).solution, f"{text}\na hint")
+    return loop
+
+
 @pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("how", ["", "set_to_none=False"])
 def test_gradients_may_be_cleared_before_they_are_made(name, how):
-    check = getattr(exercises, f"check_{name}")
     text = FIRST[name].replace("zero_grad()", f"zero_grad({how})")
-    ((_, loop),) = mistakes(
-        check.solution, f"{text}\noptimizer.zero_grad() =>\nit is right"
-    )
-    outcome = check.judge(loop)
-    assert outcome.state == CORRECT, outcome.text
+    accepts(name, edited(name, f"{text}\noptimizer.zero_grad() =>"))
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_gradients_that_nobody_clears(name):
-    check = getattr(exercises, f"check_{name}")
-    ((_, loop),) = mistakes(check.solution, "optimizer.zero_grad() =>\nwrong")
-    assert check.judge(loop).state == NOT_RIGHT
+    rejects(name, edited(name, "optimizer.zero_grad() =>"), "")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from membudget import exercises
-from membudget.exercises.core import CORRECT, NOT_RIGHT
-from membudget.exercises.mistakes import mistakes
 from membudget.measuring import trace_step
+
+from .judging import accepts, checker, edits, rejects
 
 
 def network(width, depth):
@@ -39,7 +39,6 @@ def test_peak_formula_is_exact(batch, width, depth):
 
 
 def test_collector_is_judged_without_other_garbage():
-    check = exercises.check_collect_above
     layer = nn.Linear(2, 2)
     layer.itself = [layer]
     other = weakref.ref(layer)
@@ -47,7 +46,7 @@ def test_collector_is_judged_without_other_garbage():
     gc.disable()
     try:
         del layer
-        assert check.judge(check.solution).state == CORRECT
+        accepts("collect_above", checker("collect_above").solution)
         assert not gc.isenabled()
         assert other() is not None
         assert gc.get_freeze_count() <= frozen
@@ -111,20 +110,11 @@ WRONG = {
             nothing was collected
         """,
 }
-ANSWERS = [
-    (name, words, answer)
-    for name, text in WRONG.items()
-    for words, answer in mistakes(
-        getattr(exercises, f"check_{name}").solution, text
-    )
-]
 
 
-@pytest.mark.parametrize(("name", "words", "answer"), ANSWERS)
-def test_wrong_answer(name, words, answer):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+@pytest.mark.parametrize(("name", "answer", "words"), edits(WRONG))
+def test_wrong_answer(name, answer, words):
+    rejects(name, answer, words)
 
 
 # Other right answers
@@ -176,5 +166,4 @@ def again_and_again(used, budget, threshold):
     ],
 )
 def test_other_right_answers(name, answer):
-    check = getattr(exercises, f"check_{name}")
-    assert check.judge(answer).state == CORRECT
+    accepts(name, answer)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from membudget import exercises, precision
-from membudget.exercises.core import CORRECT
 from membudget.exercises.precision import (
     autocast_saved,
     loss_scale,
@@ -19,6 +18,8 @@ from membudget.exercises.precision import (
     survives,
 )
 from membudget.measuring import SavedBytes
+
+from .judging import accepts, edits, rejects
 
 
 @given(
@@ -126,32 +127,27 @@ def compared(x, noise):
     ],
 )
 def test_other_right_answers(name, answer):
-    check = getattr(exercises, f"check_{name}")
-    assert check.judge(answer).state == CORRECT
+    accepts(name, answer)
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda *args: 1.0, "2 numbers are needed, loss scale and share"),
-        (lambda *args: (1, 2, 3), "your function returns a tuple: 2 numbers"),
-    ],
-)
-def test_two_numbers_are_needed(answer, words):
-    assert words in exercises.check_loss_scale.judge(answer).text
+WRONG = {
+    "loss_scale": """
+        scale, lost.double().mean().item() => 1.0
+            2 numbers are needed, loss scale and share
+        scale, lost.double().mean().item() => 1, 2, 3
+            your function returns a tuple: 2 numbers
+        """,
+    "stochastic_round": """
+        .view(torch.float32) => .view(torch.float32).tolist()
+            your function returns a list: a tensor
+        .view(torch.float32) => .view(torch.float32).bfloat16()
+            is of torch.bfloat16; torch.float32 is
+        .view(torch.float32) => .view(torch.float32).flatten()
+            ; x is a table of 65536 × 6 numbers
+        """,
+}
 
 
-def test_a_tensor_of_another_type_or_shape():
-    def words(change):
-        def answer(x, noise):
-            return change(stochastic_round(x, noise))
-
-        return exercises.check_stochastic_round.judge(answer).text
-
-    assert "your function returns a list: a tensor" in words(
-        torch.Tensor.tolist
-    )
-    assert "is of torch.bfloat16; torch.float32 is" in words(
-        torch.Tensor.bfloat16
-    )
-    assert "; x is a table of 65536 × 6 numbers" in words(torch.Tensor.flatten)
+@pytest.mark.parametrize(("name", "answer", "words"), edits(WRONG))
+def test_results_of_another_kind(name, answer, words):
+    rejects(name, answer, words)

@@ -6,14 +6,15 @@ from math import inf
 import pytest
 
 from membudget import checkpointing as ck
-from membudget import exercises, schedules
+from membudget import schedules
 from membudget.exercises import schedules as solutions
-from membudget.exercises.core import CORRECT, NOT_RIGHT
 from tests.soak import SOAK
+
+from .judging import accepts, checker, rejects
 
 
 def arguments(name, case=0):
-    return getattr(exercises, f"check_{name}").cases[case].make()
+    return checker(name).cases[case].make()
 
 
 # The solutions
@@ -117,17 +118,9 @@ def test_the_chain_to_beat_is_counted_from_its_layers():
 # Other answers
 
 
-def other_way(length, runs):
-    return schedules.peak_of_runs(length, runs)
-
-
 def by_frontier(length, peak):
     points = schedules.frontier(length)
     return min((p.extra_time for p in points if p.peak <= peak), default=inf)
-
-
-def by_programme(chain, budget):
-    return schedules.optimal_segments(chain, budget)
 
 
 def later(chain):
@@ -135,24 +128,19 @@ def later(chain):
     return [0, [1, 2, 3], 4, 5, 6]
 
 
-def by_construction(length, peak, runs):
-    return schedules.binomial_segments(length, runs)
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("peak_for_runs", other_way),
+        ("peak_for_runs", schedules.peak_of_runs),
         ("fewest_runs", by_frontier),
         ("restart", later),
-        ("nest", by_construction),
-        ("beat", by_programme),
+        ("nest", lambda n, _, runs: schedules.binomial_segments(n, runs)),
+        ("beat", schedules.optimal_segments),
         ("beat", lambda chain, budget: [[[0], 1], [2, 3], *range(4, 12)]),
     ],
 )
 def test_another_right_answer(name, answer):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == CORRECT
+    accepts(name, answer)
 
 
 def broken(chain):
@@ -196,6 +184,4 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "answer", "words"), WRONG)
 def test_what_a_schedule_misses(name, answer, words):
-    outcome = getattr(exercises, f"check_{name}").judge(answer)
-    assert outcome.state == NOT_RIGHT
-    assert words in outcome.text
+    rejects(name, answer, words)

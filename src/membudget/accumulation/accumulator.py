@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from itertools import chain, pairwise
 from math import ceil, inf, isfinite, log2
 from typing import TypeVar
 
@@ -416,6 +415,10 @@ class Window:
 
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """Yield each item with whether it is the last one."""
-    end = object()
-    for item, following in pairwise(chain(items, [end])):
-        yield item, following is end
+    held: list[Item] = []
+    for item in items:
+        if held:
+            yield held.pop(), False
+        held.append(item)
+    if held:
+        yield held[0], True

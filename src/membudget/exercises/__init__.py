@@ -22,7 +22,6 @@ SUBJECTS = (
     "precision",
     "amp_loops",
     "planning",
-    "planned_loops",
     "policy",
     "sharding",
 )

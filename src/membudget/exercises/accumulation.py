@@ -81,9 +81,7 @@ def _contrast(z: torch.Tensor) -> torch.Tensor:
 
 def _pairs(number: int, micro_batch: int) -> Case:
     def make() -> tuple:
-        x, _ = map(
-            torch.cat, zip(*loops.samples(*[1] * 2 * number), strict=True)
-        )
+        x, _ = loops.batch(2 * number)
         return loops.small_model(), _contrast, x, micro_batch
 
     return Case(f"{number} pairs, {micro_batch} rows at a time", make)
@@ -92,7 +90,7 @@ def _pairs(number: int, micro_batch: int) -> Case:
 check_cached_backward = Exercise(
     cached_backward,
     cases=[_pairs(4, 2), _pairs(5, 4), _pairs(3, 5)],
-    observe=gradient(lambda model, loss, x, micro_batch: micro_batch),
+    observe=gradient,
     mistakes="""
         model(part).backward(g) => model(part).sum().backward()
             this starts from a gradient of one for each number: start from
@@ -123,7 +121,7 @@ def accumulate(model, x, y, micro_batch):
 
 def _batch(size: int, micro_batch: int) -> Case:
     def make() -> tuple:
-        x, y = map(torch.cat, zip(*loops.samples(*[1] * size), strict=True))
+        x, y = loops.batch(size)
         return loops.small_model(), x, y, micro_batch
 
     return Case(f"{size} samples in micro-batches of {micro_batch}", make)
@@ -132,7 +130,7 @@ def _batch(size: int, micro_batch: int) -> Case:
 check_accumulate = Exercise(
     accumulate,
     cases=[_batch(10, 4), _batch(7, 2), _batch(6, 3), _batch(3, 8)],
-    observe=gradient(lambda model, x, y, micro_batch: micro_batch),
+    observe=gradient,
     mistakes=f"""
         range(0, len(x), => range(0, len(x) - micro_batch + 1,
         or range(0, len(x), => range(0, len(x) - micro_batch + 1,
@@ -186,7 +184,7 @@ check_padded_gradient = Exercise(
         _sentences([4], [1, 1, 2, 1]),
         _sentences([3, 3], [3, 3]),
     ],
-    observe=gradient(lambda model, window: loops.largest(window)),
+    observe=gradient,
     mistakes=f"""
         , reduction="sum" =>
         / total) => / len(micro_batches))
@@ -233,6 +231,17 @@ def train_epoch(model, optimizer, loader, steps):
         optimizer.zero_grad()
 
 
+def _epoch(steps: int, *sizes: int) -> Case:
+    def make() -> tuple:
+        model = loops.small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return model, optimizer, loops.samples(*sizes), steps
+
+    return Case(
+        f"micro-batches of {list(sizes)} samples, steps = {steps}", make
+    )
+
+
 WINDOWS = "accumulation.windows(loader, steps)"
 LATER = "accumulation.windows(loader[1:], steps)"
 FULL = "if len(w) == steps"
@@ -240,11 +249,11 @@ FULL = "if len(w) == steps"
 check_train_epoch = Exercise(
     train_epoch,
     cases=[
-        loops.step_case("steps", 4, 4, 4, 4, 4, 4, 2),
-        loops.step_case("steps", 2, 3, 3, 3, 3),
-        loops.step_case("steps", 8, 5, 5, 1),
+        _epoch(4, 4, 4, 4, 4, 4, 2),
+        _epoch(2, 3, 3, 3, 3),
+        _epoch(8, 5, 5, 1),
     ],
-    observe=update(lambda model, optimizer, loader, _: loops.largest(loader)),
+    observe=update,
     mistakes=f"""
         {WINDOWS} => [w for w in {WINDOWS} {FULL}]
             the last window is dropped when the loader ends in the middle of
@@ -263,7 +272,8 @@ check_train_epoch = Exercise(
             the losses of the last window are divided by the samples of a full
             one: divide by its own.
         .backward() => .backward(); optimizer.step(); model.zero_grad()
-            {loops.STEP_EACH}
+            the optimizer steps after every micro-batch: step once, after the
+            last one of the window.
         optimizer.zero_grad() =>
             the gradients of one window are still there in the next: call
             `optimizer.zero_grad()` after each step.

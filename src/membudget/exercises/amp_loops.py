@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise
 from membudget.exercises.observe import amp_update
@@ -22,6 +21,22 @@ NO_SCALER = (
     "`scaler.scale(loss).backward()`, and `scaler.step(optimizer)` and "
     "`scaler.update()` in place of `optimizer.step()`."
 )
+CLIP = "clip_grad_norm_(model.parameters(), max_norm)"
+NO_UPDATE = """
+    scaler.update() =>
+        the loss scale stays as it was: call `scaler.update()` once, after the
+        step.
+    """
+NOT_FP16 = """
+    torch.float16 => enabled=False
+    or torch.float16 => torch.bfloat16
+        the forward pass does not run in fp16: put it under
+        `torch.autocast("cpu", torch.float16)`.
+    """
+OVERFLOW = (
+    "an overflow must skip the step: `scaler.step(optimizer)` does, "
+    "`optimizer.step()` does not."
+)
 
 
 def _training(count: int, scale: float) -> tuple:
@@ -35,7 +50,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def _samples(count: int) -> loops.MicroBatch:
+def _samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 4), torch.randint(3, (count,))
 
 
@@ -71,7 +86,7 @@ check_clipped_amp_step = Exercise(
         scaler.update() =>
         or scaler.scale(loss) => loss
         scaler.unscale_(optimizer) =>
-        {loops.CLIP} =>
+        {CLIP} =>
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
             {NO_SCALER}
@@ -82,7 +97,28 @@ check_clipped_amp_step = Exercise(
         scaler.unscale_(optimizer) =>
         scaler.step(optimizer) => optimizer.step()
             {NO_SCALE}
-        {loops.AMP}
+        {CLIP} =>
+        or scaler.unscale_(optimizer) =>
+        {CLIP} =>
+            the step is taken with the unclipped gradient: `clip_grad_norm_`
+            comes after the last micro-batch and before the step.
+        {CLIP} => torch.nn.utils.clip_grad_value_(model.parameters(), max_norm)
+            `clip_grad_value_` cuts each number by itself; `clip_grad_norm_`
+            keeps the direction.
+        {CLIP} => norm = {CLIP.replace("max_norm", "1e9")}; \
+        [p.grad.mul_(max_norm / norm) for p in model.parameters()]
+            the gradient is brought to the norm max_norm even where it is
+            shorter: clipping never lengthens it.
+        scaler.unscale_(optimizer) =>
+        or scaler.unscale_(optimizer) => {CLIP}
+        {CLIP} => scaler.unscale_(optimizer)
+            the gradient is clipped while it is still multiplied by the loss
+            scale, so nearly every step is cut to a fraction of itself: call
+            `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
+        {NO_UPDATE}
+        scaler.step(optimizer) => optimizer.step()
+            {OVERFLOW}
+        {NOT_FP16}
         scaler.step(optimizer) => scaler.update()
         scaler.update() => scaler.step(optimizer)
             `scaler.update()` runs before the step: the step divides by the
@@ -186,7 +222,7 @@ check_two_losses = Exercise(
             `scaler.update()` comes between the two losses, and changes the
             scale while gradients of both are added up: update once, after
             the step.
-        {loops.NO_UPDATE}
+        {NO_UPDATE}
         scaler.step(optimizer) => optimizer.step()
         scaler.update() =>
         or {BOTH} => {APART.format(16)}
@@ -195,7 +231,7 @@ check_two_losses = Exercise(
             the step is taken with a gradient that still holds the loss scale,
             overflow or not: `scaler.step(optimizer)` divides by it and looks,
             `optimizer.step()` does not.
-        {loops.NOT_FP16}
+        {NOT_FP16}
         """,
     shown=(
         "Both losses are added up in `param.grad` at one scale, the one that "
@@ -285,13 +321,10 @@ def train_step(model, optimizer, scaler, x, y, dtype):
 
 
 def _format(dtype: torch.dtype, power: int, small: bool = False) -> Case:
-    """A step in a format.
+    """A step in a format, with a loss scale of 2 to a power.
 
-    Args:
-        dtype: the format.
-        power: of two, the loss scale.
-        small: whether gradients underflow in fp16 without a scale: there are
-            many samples, and a last layer that is small, and frozen.
+    Without a scale ``small`` gradients underflow in fp16: there are many
+    samples, and a last layer that is small, and frozen.
     """
 
     def make() -> tuple:
@@ -356,11 +389,11 @@ check_train_step = Exercise(
         scaler.update() =>
             under fp16 the loss is scaled, and the gradient never unscaled:
             `scaler.step(optimizer)` and `scaler.update()`.
-        {loops.NO_UPDATE}
+        {NO_UPDATE}
         scaler.scale(loss).backward() => loss.backward()
             {NO_SCALE}
         scaler.step(optimizer) => scaler.unscale_(optimizer); optimizer.step()
-            under fp16 {loops.OVERFLOW}
+            under fp16 {OVERFLOW}
         "cpu", dtype => "cpu", torch.float16
         or "cpu", dtype => "cpu", torch.bfloat16
         or "cpu", dtype => "cpu", enabled=False

@@ -1,11 +1,12 @@
 """The puzzles and exercises on checkpointing, of the chapter and the lab."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil, inf, isqrt
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -36,13 +37,8 @@ def _puzzle(
 ) -> Exercise:
     """An exercise whose answer is any schedule that meets the targets.
 
-    It has no known mistakes: what a schedule misses is seen when it runs.
-
-    Args:
-        solution: as for :class:`Exercise`.
-        cases: the arguments: the chain, or its length, and others.
-        allowed: the targets, from the arguments.
-        shown: as for :class:`Exercise`.
+    It has no known mistakes: what a schedule misses is seen when it runs. A
+    case is the chain, or its length, and others.
     """
 
     def told(chain: int | list[Stage], *rest: object) -> str:
@@ -59,7 +55,7 @@ def _puzzle(
 
     return Exercise(
         solution,
-        cases=[Case(told(*c), lambda c=c: deepcopy(c)) for c in cases],
+        cases=[Case(told(*c), partial(deepcopy, c)) for c in cases],
         observe=schedule(allowed),
         mistakes="",
         shown=shown,
@@ -322,16 +318,10 @@ def _segments(count: int, size: int) -> Case:
     return Case(f"{count} segments of {size} linear layers with ReLU", make)
 
 
-def _enough(segments: list[nn.Module], x: torch.Tensor) -> int:
-    """Bytes of the boundaries, a segment, and what goes back through it."""
-    parameters = sum(p.nbytes for s in segments for p in s.parameters())
-    return (len(segments) + len(segments[0]) + 4) * x.nbytes + parameters
-
-
 check_segment_step = Exercise(
     segment_step,
     cases=[_segments(4, 6), _segments(3, 8)],
-    observe=segmented_step(_enough),
+    observe=segmented_step,
     mistakes="""
         x = checkpoint(segment, x, use_reentrant=False) => \
         x = checkpoint(segment, x.detach(), use_reentrant=False); \
@@ -509,10 +499,10 @@ class _Step:
         self.fits, self.broken = fits, broken
         self.sizes: list[float] = []
         self.haunted = False
-        self._failed: list[weakref.ref[torch.Tensor]] = []
+        self._failed: WeakSet[torch.Tensor] = WeakSet()
 
     def __call__(self, size: int) -> float:
-        self.haunted |= any(ref() is not None for ref in self._failed)
+        self.haunted |= len(self._failed) > 0
         self.sizes.append(float(size))
         activations = torch.empty(int(size), 1024)
         if len(self.sizes) > ENOUGH:
@@ -520,7 +510,7 @@ class _Step:
         if size == self.broken:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
         if size > self.fits:
-            self._failed.append(weakref.ref(activations))
+            self._failed.add(activations)
             raise torch.OutOfMemoryError(
                 f"a batch of {size} does not fit the budget"
             )

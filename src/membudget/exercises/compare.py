@@ -7,6 +7,9 @@ import torch
 
 from membudget.exercises.guard import describe, kind, message
 
+EXACT = 1e-12
+"""Relative tolerance of what is computed exactly, such as bytes."""
+
 
 def numbers(tensor: torch.Tensor) -> str:
     """A few numbers; whole ones in full, others rounded."""
@@ -42,10 +45,12 @@ class Seen:
 
 def same(one: Seen, other: Seen, tolerance: float) -> bool:
     """Whether two functions gave the same numbers, or the same error."""
-    if one.raised or other.raised:
+    if one.raised and other.raised:
         return type(one.raised) is type(other.raised) and (
             message(one.raised) == message(other.raised)
         )
+    if one.raised or other.raised:
+        return False
     return bool(one.parts) and all(
         close(one.parts[name], right, tolerance)
         for name, right in other.parts.items()
@@ -65,11 +70,7 @@ def difference(
 ) -> str:
     """Say how far off a function is whose mistake is not a known one.
 
-    Args:
-        fn: the reader's.
-        mine, right: what it did, and what is right.
-        tolerance: relative.
-        step: what to check where the numbers are wrong.
+    ``step`` is what to check where the numbers are wrong.
     """
     if right.raised:
         needed = f"{kind(right.raised)} is needed here"

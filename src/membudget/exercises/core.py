@@ -127,9 +127,10 @@ class Exercise(Checker):
         if self.two:
             yield from pairs(self.solution, self.mistakes)
 
-    def judge(self, fn: Callable) -> Outcome:
+    def judge(self, fn: Callable | None) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""
-        if problem := guard.unusable(fn, self.signature):
+        problem = guard.unusable(fn, self.signature)
+        if fn is None or problem:
             return Outcome(NOT_RIGHT, problem)
         remark = ""
         for case in self.cases:

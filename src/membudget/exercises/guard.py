@@ -68,11 +68,11 @@ def unchanged(value: object, before: object) -> bool:
     """Compare arguments, looking into lists; models and the like pass."""
     if type(value) is not type(before):
         return False
-    if isinstance(before, list | tuple):
+    if isinstance(value, list | tuple) and isinstance(before, list | tuple):
         return len(value) == len(before) and all(map(unchanged, value, before))
     if isinstance(before, torch.Tensor):
         return torch.equal(value, before)
-    if isinstance(before, np.ndarray):
+    if isinstance(value, np.ndarray) and isinstance(before, np.ndarray):
         return np.array_equal(value, before)
     if isinstance(before, int | float | str | slice):
         return value == before

@@ -9,7 +9,6 @@ from membudget.measuring import OUTSIDE, Allocation, PeakTracker
 NUMBER = 8
 """Bytes a step that may be kept until the end: its loss, at most in fp64."""
 
-
 GRADIENTS_LEFT = (
     "gradients are still there at the end: call `optimizer.zero_grad()` "
     "after each step, or before each step's backward pass."
@@ -19,10 +18,8 @@ GRADIENTS_LEFT = (
 def leak(result: object, tracker: PeakTracker, left: bool) -> str:
     """Say what is alive that should not be, while ``result`` still is.
 
-    Args:
-        result: what the loop returned.
-        tracker: of the loop, with a mark where each forward pass begins.
-        left: whether gradients are there that should not be.
+    The tracker has a mark where each forward pass begins; ``left`` says
+    whether gradients are there that should not be.
     """
     made = [
         a
@@ -32,7 +29,8 @@ def leak(result: object, tracker: PeakTracker, left: bool) -> str:
     begins = _begins(tracker)
     grown = _growth(made, begins)
     grows = f"memory grows by {grown} bytes with every step"
-    tensors = _tensors(result)
+    items = result if isinstance(result, list | tuple) else [result]
+    tensors = [item for item in items if isinstance(item, torch.Tensor)]
     if any(t.requires_grad for t in tensors):
         return (
             f"{grows}. The losses in the list are tensors, and each holds "
@@ -125,9 +123,3 @@ def _largest(allocations: Iterable[Allocation]) -> str:
         f"The largest tensor that stays has {largest.bytes} bytes and was "
         f"made by `{name}` {where}."
     )
-
-
-def _tensors(result: object) -> list[torch.Tensor]:
-    """The tensors in a list, or the one itself."""
-    items = result if isinstance(result, list | tuple) else [result]
-    return [item for item in items if isinstance(item, torch.Tensor)]

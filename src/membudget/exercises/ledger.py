@@ -3,12 +3,10 @@
 from functools import cache
 
 from membudget import ledger
+from membudget.exercises.compare import EXACT
 from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.observe import answer, calls, several
 from membudget.ledger import Transformer
-
-EXACT = 1e-12
-"""Relative tolerance of bytes: none."""
 
 NUMBERS = "these are numbers, not bytes: in fp32 each takes 4."
 
@@ -22,10 +20,6 @@ def saved_bytes(layers, rows, width):
     saved.discard(0)  # the input
     norms = layers.count("layernorm")
     return 4 * rows * (len(saved) * width + 2 * norms)
-
-
-def _of_chain(layers: list[str], rows: int, width: int) -> str:
-    return f"answer for {layers}".replace("'", '"')
 
 
 def _chains(rows: int, width: int, *chains: str) -> Case:
@@ -58,7 +52,7 @@ check_saved_bytes = Exercise(
             "gelu layernorm tanh gelu linear",
         ),
     ],
-    observe=calls(_of_chain),
+    observe=calls(lambda layers, *_: f"answer for {layers}".replace("'", '"')),
     mistakes=f"""
         len(saved) => len(layers)
         or len(saved) => (1 + len(layers))
@@ -207,7 +201,7 @@ def _gpt2_lines() -> list[tuple[int, int]]:
         [moment.live for moment in ledger.predict(shape, size, 128).moments]
         for size in sizes
     ]
-    return list(map(tuple, ledger.peak_lines(sizes, timelines)))
+    return [(c, slope) for c, slope in ledger.peak_lines(sizes, timelines)]
 
 
 def _with_gpt2(**arguments: int) -> Case:
@@ -360,10 +354,16 @@ def estimate(parameters, batch, tokens, width, depth, heads, vocabulary):
     return weights + adam + depth * block + logits
 
 
-def _shape(batch: int, tokens: int, *sizes: int) -> Case:
-    """A step of a GPT of these sizes (vocabulary, width, depth, heads)."""
-    vocabulary, width, depth, heads = sizes
-    shape = Transformer(*sizes, context=tokens)
+def _shape(
+    batch: int,
+    tokens: int,
+    vocabulary: int,
+    width: int,
+    depth: int,
+    heads: int,
+) -> Case:
+    """A step of a GPT of these sizes."""
+    shape = Transformer(vocabulary, width, depth, heads, context=tokens)
     return given(
         parameters=shape.parameters,
         batch=batch,

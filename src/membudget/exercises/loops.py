@@ -1,11 +1,8 @@
 """Training loops that go wrong in known ways, and data to try them on."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
-from membudget.exercises.core import Case
 from membudget.models import mlp
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
@@ -30,10 +27,8 @@ DIVIDED_TWICE = (
 def weighing(count: str, total: str, number: str) -> str:
     """Mistakes of a loop that weighs a loss by ``count / total``.
 
-    Args:
-        count: of samples in a micro-batch, as the solution has it.
-        total: of samples in the window.
-        number: of micro-batches.
+    These are expressions, as the solution has them, and so is ``number``,
+    that of the micro-batches.
     """
     return f"""
         * {count} / {total} => / {number}
@@ -51,62 +46,6 @@ def weighing(count: str, total: str, number: str) -> str:
         """
 
 
-STEP_EACH = (
-    "the optimizer steps after every micro-batch: step once, after the last "
-    "one of the window."
-)
-NO_CLIP = (
-    "the step is taken with the unclipped gradient: `clip_grad_norm_` comes "
-    "after the last micro-batch and before the step."
-)
-CLIP = "clip_grad_norm_(model.parameters(), max_norm)"
-CLIPPING = f"""
-    {CLIP} => torch.nn.utils.clip_grad_value_(model.parameters(), max_norm)
-        `clip_grad_value_` cuts each number by itself; `clip_grad_norm_` keeps
-        the direction.
-    {CLIP} => \
-        norm = {CLIP.replace("max_norm", "1e9")}; \
-        [p.grad.mul_(max_norm / norm) for p in model.parameters()]
-        the gradient is brought to the norm max_norm even where it is shorter:
-        clipping never lengthens it.
-    """
-"""Mistakes of a loop that clips."""
-
-NO_UPDATE = """
-    scaler.update() =>
-        the loss scale stays as it was: call `scaler.update()` once, after the
-        step.
-    """
-NOT_FP16 = """
-    torch.float16 => enabled=False
-    or torch.float16 => torch.bfloat16
-        the forward pass does not run in fp16: put it under
-        `torch.autocast("cpu", torch.float16)`.
-    """
-OVERFLOW = (
-    "an overflow must skip the step: `scaler.step(optimizer)` does, "
-    "`optimizer.step()` does not."
-)
-AMP = f"""
-    {CLIP} =>
-    or scaler.unscale_(optimizer) =>
-    {CLIP} =>
-        {NO_CLIP}
-    {CLIPPING}
-    scaler.unscale_(optimizer) =>
-    or scaler.unscale_(optimizer) => {CLIP}
-    {CLIP} => scaler.unscale_(optimizer)
-        the gradient is clipped while it is still multiplied by the loss
-        scale, so nearly every step is cut to a fraction of itself: call
-        `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
-    {NO_UPDATE}
-    scaler.step(optimizer) => optimizer.step()
-        {OVERFLOW}
-    {NOT_FP16}
-    """
-"""Mistakes of a loop that scales, clips and steps, in fp16."""
-
-
 def samples(*sizes: int) -> list[MicroBatch]:
     """Micro-batches that differ: later ones hold larger values."""
     return [
@@ -118,23 +57,12 @@ def samples(*sizes: int) -> list[MicroBatch]:
     ]
 
 
-def largest(window: Sequence[MicroBatch]) -> int:
-    """Samples in the largest micro-batch."""
-    return max(len(x) for x, _ in window)
+def batch(size: int) -> MicroBatch:
+    """One micro-batch of samples that differ."""
+    x, y = map(torch.cat, zip(*samples(*[1] * size), strict=True))
+    return x, y
 
 
 def small_model() -> nn.Module:
     """A multilayer perceptron for :func:`samples`, in fp64."""
     return mlp(inputs=4, width=8, depth=2, outputs=3).double()
-
-
-def step_case(name: str, value: float, *sizes: int) -> Case:
-    """Model, SGD, micro-batches of some sizes, and one more number."""
-
-    def make() -> tuple:
-        model = small_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        return model, optimizer, samples(*sizes), value
-
-    told = f"micro-batches of {list(sizes)} samples, {name} = {value}"
-    return Case(told, make)

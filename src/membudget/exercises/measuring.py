@@ -1,9 +1,8 @@
 """The exercises on measuring memory."""
 
 import gc
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from membudget.exercises import loops
 from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, training
+from membudget.exercises.observe import answer, doubles, training
 
 # A leak in a loop
 
@@ -183,35 +182,24 @@ def collect_above(used, budget, threshold):
 
 
 class _Memory:
-    """Tensors that a list holds, and tensors that only hold each other.
-
-    Args:
-        held: bytes of the former.
-        garbage: bytes of the latter; they sit in two reference cycles.
-    """
+    """Tensors that a list holds, and two that only reference cycles hold."""
 
     def __init__(self, held: int, garbage: int) -> None:
-        self.sizes = held, garbage
+        self.sizes = held, garbage // 2, garbage // 2
         self._held: list[torch.Tensor] = []
-        self._all: list[weakref.ref[torch.Tensor]] = []
+        self._alive: WeakSet[torch.Tensor] = WeakSet()
 
     def fill(self) -> None:
-        held, garbage = self.sizes
-        self._held.append(self._tensor(held))
-        for size in (garbage // 2, garbage - garbage // 2):
-            if size:
-                cycle: list[object] = [self._tensor(size)]
-                cycle.append(cycle)
+        held, *cycles = (torch.empty(n, dtype=torch.uint8) for n in self.sizes)
+        self._alive.update([held, *cycles])
+        self._held.append(held)
+        for tensor in cycles:
+            cycle: list[object] = [tensor]
+            cycle.append(cycle)
 
     def used(self) -> int:
         """Bytes of the tensors that are alive."""
-        alive = [ref() for ref in self._all]
-        return sum(t.nbytes for t in alive if t is not None)
-
-    def _tensor(self, size: int) -> torch.Tensor:
-        tensor = torch.empty(size, dtype=torch.uint8)
-        self._all.append(weakref.ref(tensor))
-        return tensor
+        return sum(t.nbytes for t in self._alive)
 
 
 def _filled(held: int, garbage: int, budget: int, threshold: float) -> Case:
@@ -226,41 +214,26 @@ def collection(fn: Callable, args: tuple) -> Seen:
     """What a collector returns, and whether it collected.
 
     The first argument is a :class:`_Memory`. It is filled, and the function
-    gets its ``used``.
+    gets its ``used``. Python starts no collection by itself here, and none
+    looks at what was there before: it is fast, and always finds the same.
     """
     memory, *rest = args
-    with _collections() as collections:
-        memory.fill()
-        seen = answer(fn, (memory.used, *rest))
-    seen.parts["number of collections"] = torch.tensor(
-        bool(collections)
-    ).double()
-    return seen
-
-
-@contextmanager
-def _collections() -> Iterator[list[int]]:
-    """List the garbage collections that someone asks for.
-
-    Python starts none by itself, and none looks at what was there before:
-    it is fast, and always finds the same.
-    """
-    seen: list[int] = []
-    collects = gc.isenabled()
+    phases: list[str] = []
 
     def note(phase: str, info: dict) -> None:
-        if phase == "stop":
-            seen.append(info["generation"])
+        phases.append(phase)
 
     gc.disable()
     gc.freeze()
     gc.callbacks.append(note)
     try:
-        yield seen
+        memory.fill()
+        seen = answer(fn, (memory.used, *rest))
     finally:
         gc.callbacks.remove(note)
         gc.unfreeze()
-        (gc.enable if collects else gc.disable)()
+    seen.parts["number of collections"] = doubles(bool(phases))
+    return seen
 
 
 check_collect_above = Exercise(

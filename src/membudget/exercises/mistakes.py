@@ -61,7 +61,9 @@ def source(solution: Callable) -> str:
 @cache
 def read(source: str, text: str) -> list[tuple[str, tuple[Edit, ...]]]:
     """The hints and edits of a text (see :func:`mistakes`)."""
-    found, ways, hint = [], [[]], []
+    found: list[tuple[str, tuple[Edit, ...]]] = []
+    ways: list[list[Edit]] = [[]]
+    hint: list[str] = []
 
     def end() -> None:
         if not hint or not all(ways):

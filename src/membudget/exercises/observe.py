@@ -1,18 +1,10 @@
 """What to look at: a function's answer, the gradient or the step it left."""
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from math import inf, log2
-from types import UnionType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet, ref
 
 import torch
@@ -25,31 +17,30 @@ from membudget.exercises.leaks import GRADIENTS_LEFT, leak
 from membudget.internals import TorchDispatchMode
 from membudget.measuring import PeakTracker
 
-Limit = Callable[..., int]
+Kind = TypeVar("Kind")
+Observer = Callable[[Callable, tuple], Seen]
+"""Runs a function on arguments and says what it did."""
+
 NO_RETURN = "your function returns None: end it with `return`."
+
+
+def returned(fn: Callable, result: object) -> object:
+    """What a function returned, if it is anything."""
+    if result is None and uses_arguments(fn):
+        raise Problem(NO_RETURN)
+    if is_empty(result):
+        raise Problem
+    return result
 
 
 def found(
     fn: Callable,
     result: object,
-    kinds: type | UnionType = object,
-    needed: str = "",
-) -> object:
-    """What a function returned.
-
-    Args:
-        fn: the function.
-        result: what it returned.
-        kinds: what it should be.
-        needed: the same in words.
-
-    Raises:
-        Problem: it is nothing, or not of these kinds.
-    """
-    if result is None and uses_arguments(fn):
-        raise Problem(NO_RETURN)
-    if is_empty(result):
-        raise Problem
+    kinds: type[Kind] | tuple[type[Kind], ...],
+    needed: str,
+) -> Kind:
+    """What a function returned, if it is of the kinds that are needed."""
+    result = returned(fn, result)
     if not isinstance(result, kinds):
         raise Problem(
             f"your function returns {kind(result)}: {needed} is needed."
@@ -59,37 +50,14 @@ def found(
 
 def answer(fn: Callable, args: tuple) -> Seen:
     """The number or the list of numbers that a function returns."""
-    return Seen({"answer": _numbers(found(fn, fn(*args)))})
+    return Seen({"answer": doubles(returned(fn, fn(*args)))})
 
 
-def words(allowed: Sequence[str]) -> Callable[[Callable, tuple], Seen]:
-    """The list of words that a function returns.
-
-    Args:
-        allowed: the words that it may hold.
-    """
-
-    def said(codes: torch.Tensor) -> str:
-        return str([allowed[int(code)] for code in codes])
-
-    def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args), list | tuple, "a list")
-        if unknown := [word for word in result if word not in allowed]:
-            raise Problem(
-                f"the list may hold {_listed(allowed)}, and this one holds "
-                f"{_quoted(unknown[0])}."
-            )
-        codes = [float(allowed.index(word)) for word in result]
-        return Seen({"answer": _numbers(codes)}, said=said)
-
-    return observe
-
-
-def several(*names: str) -> Callable[[Callable, tuple], Seen]:
+def several(*names: str) -> Observer:
     """The numbers that a function returns together, each by its name."""
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args))
+        result = returned(fn, fn(*args))
         values = result.tolist() if hasattr(result, "tolist") else result
         if not isinstance(values, list | tuple) or len(values) != len(names):
             raise Problem(
@@ -97,7 +65,7 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
                 f"are needed, {_and(names)}."
             )
         each = zip(names, values, strict=True)
-        return Seen({name: _numbers(value) for name, value in each})
+        return Seen({name: doubles(value) for name, value in each})
 
     return observe
 
@@ -105,20 +73,16 @@ def several(*names: str) -> Callable[[Callable, tuple], Seen]:
 def calls(
     name: Callable[..., str],
     said: Callable[[torch.Tensor], str] = numbers,
-) -> Callable[[Callable, tuple], Seen]:
+) -> Observer:
     """The number that a function returns for each of several calls.
 
-    Each argument is a tuple, the arguments of one call.
-
-    Args:
-        name: of the answer, from the arguments of its call.
-        said: puts an answer into words.
+    Each argument is a tuple, the arguments of one call, which name it.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
         results = [fn(*call) for call in args]
         parts = {
-            name(*call): _numbers(found(fn, result))
+            name(*call): doubles(returned(fn, result))
             for call, result in zip(args, results, strict=True)
         }
         return Seen(parts, said=said)
@@ -132,55 +96,16 @@ def verdict(code: torch.Tensor) -> str:
     return str(bool(code)) if truth else numbers(code)
 
 
-def tensor(dtype: torch.dtype) -> Callable[[Callable, tuple], Seen]:
-    """The tensor that a function returns.
-
-    Args:
-        dtype: that it must have.
-    """
-
-    def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args), torch.Tensor, "a tensor")
-        seen = Seen({"result": _numbers(result)})
-        if result.dtype != dtype:
-            seen.hint = (
-                f"the result is of {result.dtype}; {dtype} is asked, whatever "
-                "the bits in it."
-            )
-        return seen
-
-    return observe
-
-
-def table(
-    name: str, keys: Collection[str]
-) -> Callable[[Callable, tuple], Seen]:
-    """The dictionary of numbers that a function returns.
-
-    Args:
-        name: of a number, with ``{}`` for its key.
-        keys: those that it may hold; the number of a missing one is 0.
-    """
-
-    def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args), Mapping, "a dictionary")
-        if unknown := [key for key in result if key not in keys]:
-            raise Problem(
-                f"the keys may be {_listed(keys)}, and one here is "
-                f"{_quoted(unknown[0])}."
-            )
-        return Seen({name.format(k): _numbers(result.get(k, 0)) for k in keys})
-
-    return observe
-
-
 def search(fn: Callable, args: tuple) -> Seen:
     """The answer of a function that measures sizes 1 … n: (measure, …, n)."""
     measure, *rest = args
-    asked = []
-    seen = answer(
-        fn, (lambda size: asked.append(size) or measure(size), *rest)
-    )
+    asked: list[int] = []
+
+    def asking(size: int) -> int:
+        asked.append(size)
+        return measure(size)
+
+    seen = answer(fn, (asking, *rest))
     enough = 2 * log2(rest[-1]) + 4
     if len(asked) > enough:
         seen.remark = (
@@ -190,48 +115,43 @@ def search(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
-def gradient(limit: Limit) -> Callable[[Callable, tuple], Seen]:
+def gradient(fn: Callable, args: tuple) -> Seen:
     """The gradient that a function leaves in ``param.grad``.
 
-    Args:
-        limit: most samples that may be alive at once, from the arguments.
+    The first argument is the model, the last one how many samples may be
+    alive at once, or the micro-batches.
     """
-
-    def observe(fn: Callable, args: tuple) -> Seen:
-        parameters = list(args[0].parameters())
-        before = _flat(parameters)
-        with _Graphs(args[0]) as graphs:
-            result = fn(*args)
-        grads = [p.grad for p in parameters]
-        missing = sum(grad is None for grad in grads)
-        if graphs.unused and is_empty(result) and missing == len(grads):
-            raise Problem
-        if missing:
-            raise Problem(_no_gradient(result))
-        hint = graphs.hint(limit(*args))
-        if not torch.equal(_flat(parameters), before):
-            hint = "the parameters have changed: only the gradient is asked."
-        return Seen({"gradient": _flat(grads)}, hint)
-
-    return observe
+    model, *_, last = args
+    parameters = list(model.parameters())
+    before = flat(parameters)
+    with _Graphs(model) as graphs:
+        result = fn(*args)
+    grads = [p.grad for p in parameters]
+    missing = sum(grad is None for grad in grads)
+    if not graphs.largest and is_empty(result) and missing == len(grads):
+        raise Problem
+    if missing:
+        raise Problem(_no_gradient(result))
+    hint = graphs.hint(last if isinstance(last, int) else _largest(last))
+    if not torch.equal(flat(parameters), before):
+        hint = "the parameters have changed: only the gradient is asked."
+    return Seen({"gradient": flat(grads)}, hint)
 
 
-def update(limit: Limit) -> Callable[[Callable, tuple], Seen]:
-    """What a function adds to the parameters, and the scaler's new scale.
+def update(fn: Callable, args: tuple) -> Seen:
+    """What a function adds to the parameters.
 
-    The first arguments are a model and its optimizer.
-
-    Args:
-        limit: most samples that may be alive at once, from the arguments.
+    The first arguments are a model, its optimizer, and micro-batches.
     """
+    with _Graphs(args[0]) as graphs:
+        seen = _update(fn, args, graphs)
+    seen.hint = seen.hint or graphs.hint(_largest(args[2]))
+    return seen
 
-    def observe(fn: Callable, args: tuple) -> Seen:
-        with _Graphs(args[0]) as graphs:
-            seen = _update(fn, args, graphs)
-        seen.hint = seen.hint or graphs.hint(limit(*args))
-        return seen
 
-    return observe
+def _largest(micro_batches: Sequence[tuple[torch.Tensor, ...]]) -> int:
+    """Samples in the largest of them."""
+    return max(len(x) for x, _ in micro_batches)
 
 
 def amp_update(fn: Callable, args: tuple) -> Seen:
@@ -243,34 +163,29 @@ def amp_update(fn: Callable, args: tuple) -> Seen:
     with _Graphs(args[0]) as graphs, _Autocast(*args[:2]) as autocast:
         seen = _update(fn, args, graphs)
     seen.hint = seen.hint or autocast.hint()
-    for scaler in _scalers(args):
-        used = torch.tensor(scaler._scale is not None).double()
-        seen.parts["number of scalers in use"] = used
+    for scaler in args:
+        if isinstance(scaler, torch.amp.GradScaler):
+            used = scaler._scale is not None
+            seen.parts["new loss scale"] = doubles(scaler.get_scale())
+            seen.parts["number of scalers in use"] = doubles(used)
     return seen
-
-
-def _scalers(args: tuple) -> list[torch.amp.GradScaler]:
-    return [a for a in args if isinstance(a, torch.amp.GradScaler)]
 
 
 def _update(fn: Callable, args: tuple, graphs: "_Graphs") -> Seen:
     parameters = list(args[0].parameters())
-    before = _flat(parameters)
+    before = flat(parameters)
     with cleared_first(parameters) as cleared:
         result = fn(*args)
-    moved = _flat(parameters) - before
+    moved = flat(parameters) - before
     left = not cleared() and any(
         p.grad is not None and bool(p.grad.any()) for p in parameters
     )
-    if graphs.unused and not (left or moved.any()):
+    if not (graphs.largest or left or moved.any()):
         if is_empty(result):
             raise Problem
         raise Problem(f"nothing ran: this returns {kind(result)}.")
-    parts = {"update of the parameters": moved}
-    for scaler in _scalers(args):
-        scale = torch.tensor(scaler.get_scale(), dtype=torch.float64)
-        parts["new loss scale"] = scale
-    return Seen(parts, GRADIENTS_LEFT if left else "")
+    hint = GRADIENTS_LEFT if left else ""
+    return Seen({"update of the parameters": moved}, hint)
 
 
 @contextmanager
@@ -282,13 +197,12 @@ def cleared_first(
     A loop that clears them there needs none to be cleared at the end. Zeros,
     which change no sum, are planted, and are looked for when the first
     gradient comes.
-
-    Returns:
-        A function that tells.
     """
-    zeros = [torch.zeros_like(p) for p in parameters if p.requires_grad]
-    versions = [zero._version for zero in zeros]
-    trained = [p for p in parameters if p.requires_grad]
+    planted = []
+    for p in parameters:
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p)
+            planted.append((p, p.grad, p.grad._version))
     found: list[bool] = []
 
     def look(gradient: torch.Tensor) -> None:
@@ -296,21 +210,17 @@ def cleared_first(
             found.append(
                 all(
                     p.grad is not zero or zero._version != version
-                    for p, zero, version in zip(
-                        trained, zeros, versions, strict=True
-                    )
+                    for p, zero, version in planted
                 )
             )
 
-    for parameter, zero in zip(trained, zeros, strict=True):
-        parameter.grad = zero
-    handles = [p.register_hook(look) for p in trained]
+    handles = [p.register_hook(look) for p, *_ in planted]
     try:
         yield lambda: found == [True]
     finally:
         for handle in handles:
             handle.remove()
-        for p, zero in zip(trained, zeros, strict=True):
+        for p, zero, _ in planted:
             if p.grad is zero and not zero.any():
                 p.grad = None
 
@@ -322,7 +232,7 @@ def training(fn: Callable, args: tuple) -> Seen:
     """
     model, optimizer, batches = args
     parameters = list(model.parameters())
-    before = _flat(parameters)
+    before = flat(parameters)
     with (
         cleared_first(parameters) as cleared,
         PeakTracker(model, optimizer, *chain(*batches)) as tracker,
@@ -335,39 +245,30 @@ def training(fn: Callable, args: tuple) -> Seen:
     if result is None:
         raise Problem(NO_RETURN)
     parts = {
-        "list of losses": _numbers(result),
-        "update of the parameters": _flat(parameters) - before,
+        "list of losses": doubles(result),
+        "update of the parameters": flat(parameters) - before,
     }
     return Seen(parts, leak(result, tracker, left and not cleared()))
 
 
 class Allowed(NamedTuple):
-    """The targets of a puzzle.
-
-    Attributes:
-        peak: units that may be alive.
-        extra: time that recomputation may take.
-        again: how often one stage may run again.
-    """
+    """The targets of a puzzle: units that may be alive, time that
+    recomputation may take, and how often one stage may run again."""
 
     peak: int
     extra: float = inf
     again: float = inf
 
 
-def schedule(
-    allowed: Callable[..., Allowed],
-) -> Callable[[Callable, tuple], Seen]:
+def schedule(allowed: Callable[..., Allowed]) -> Observer:
     """The schedule that a function returns, run on the tape machine.
 
-    The first argument is the chain, or its length in units.
-
-    Args:
-        allowed: the targets, from the arguments.
+    The first argument is the chain, or its length in units; all of them say
+    what is allowed.
     """
 
     def observe(fn: Callable, args: tuple) -> Seen:
-        result = found(fn, fn(*args))
+        result = returned(fn, fn(*args))
         actions = _as_lists(result)
         if not isinstance(actions, list | str):
             raise Problem(
@@ -470,53 +371,49 @@ def _stages(run: Run) -> str:
     return f"{run.extra_runs} stage{'s' * (run.extra_runs != 1)}"
 
 
-def segmented_step(
-    limit: Callable[..., int],
-) -> Callable[[Callable, tuple], Seen]:
-    """The gradients of modules that run one after the other, and the peak.
+def segmented_step(fn: Callable, args: tuple) -> Seen:
+    """The gradients of segments that run one after the other, and the peak.
 
-    The first two arguments are the modules and the input of the first.
-
-    Args:
-        limit: bytes that may be alive besides parameters and the input, from
-            the arguments.
+    The arguments are the segments, which have as many layers each, and the
+    input of the first.
     """
+    segments, x = args
+    runs = _count_runs(segments)
+    with PeakTracker(*segments, x) as tracker:
+        try:
+            result = fn(*args)
+        except RuntimeError as error:
+            if "does not require grad" in message(error):
+                raise Problem(NO_GRAPH) from error
+            raise
+    if not any(runs) and is_empty(result):
+        raise Problem
+    seen = Seen({"gradient": _gradients("segment", segments, result)})
+    alive, enough = tracker.peak - tracker.start, _enough(segments, x)
+    once = [i for i, count in enumerate(runs) if count == 1]
+    if len(once) == len(segments):
+        seen.hint = (
+            "no segment runs again in the backward pass: nothing is "
+            "checkpointed, and all activations are alive together."
+        )
+    elif alive > enough:
+        seen.hint = (
+            f"{alive} bytes are alive at the peak, besides parameters and "
+            f"input; the boundaries and one segment need {enough}."
+        )
+        seen.hint += (
+            f" {_named('segment', once).capitalize()} ran once, with all "
+            "activations kept."
+            if once
+            else " Checkpoint each segment by itself, and keep nothing else."
+        )
+    return seen
 
-    def observe(fn: Callable, args: tuple) -> Seen:
-        segments, x, *_ = args
-        runs = _count_runs(segments)
-        with PeakTracker(*segments, x) as tracker:
-            try:
-                result = fn(*args)
-            except RuntimeError as error:
-                if "does not require grad" in message(error):
-                    raise Problem(NO_GRAPH) from error
-                raise
-        if not any(runs) and is_empty(result):
-            raise Problem
-        seen = Seen({"gradient": _gradients("segment", segments, result)})
-        alive, enough = tracker.peak - tracker.start, limit(*args)
-        once = [i for i, count in enumerate(runs) if count == 1]
-        if len(once) == len(segments):
-            seen.hint = (
-                "no segment runs again in the backward pass: nothing is "
-                "checkpointed, and all activations are alive together."
-            )
-        elif alive > enough:
-            seen.hint = (
-                f"{alive} bytes are alive at the peak, besides parameters "
-                f"and input; the boundaries and one segment need {enough}."
-            )
-            seen.hint += (
-                f" {_named('segment', once).capitalize()} ran once, with all "
-                "activations kept."
-                if once
-                else " Checkpoint each segment by itself, and keep nothing "
-                "else."
-            )
-        return seen
 
-    return observe
+def _enough(segments: list[nn.Sequential], x: torch.Tensor) -> int:
+    """Bytes of the boundaries, a segment, and what goes back through it."""
+    parameters = sum(p.nbytes for s in segments for p in s.parameters())
+    return (len(segments) + len(segments[0]) + 4) * x.nbytes + parameters
 
 
 def planned_gradients(fn: Callable, args: tuple) -> Seen:
@@ -531,7 +428,7 @@ def planned_gradients(fn: Callable, args: tuple) -> Seen:
     return Seen(
         {
             "gradient": _gradients("block", args[0], result),
-            "list of runs, block by block,": _numbers(runs),
+            "list of runs, block by block,": doubles(runs),
         }
     )
 
@@ -549,38 +446,37 @@ def segmented_network(fn: Callable, args: tuple) -> Seen:
         kept = (tracker.live - tracker.start) // x.nbytes
     if not output.requires_grad:
         raise Problem(NO_GRAPH)
-    parts = {"output": output.detach().double()}
     forward = list(runs)
     try:
         weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
         (output.flatten() * weights).sum().backward()
     except RuntimeError:
-        if not any(count > 2 for count in runs):
+        if max(runs) <= 2:
             raise
-    if any(count > 2 for count in runs):
+    if often := [i for i, count in enumerate(runs) if count > 2]:
         raise Problem(
             "the backward pass recomputes the wrong layers: "
-            f"{_named('layer', [i for i, n in enumerate(runs) if n > 2])} "
-            "too often. A lambda in a loop looks its variables up when it "
-            "runs, and finds those of the last turn: hand them over as "
-            "arguments."
+            f"{_named('layer', often)} too often. A lambda in a loop looks "
+            "its variables up when it runs, and finds those of the last "
+            "turn: hand them over as arguments."
         )
-    seen = Seen(parts | {"gradient": _gradients("layer", layers)})
+    seen = Seen(
+        {
+            "output": output.detach().double(),
+            "gradient": _gradients("layer", layers),
+        }
+    )
     last = len(layers) - len(layers) // count * (count - 1)
     if runs == forward:
         seen.hint = (
             "no layer runs again in the backward pass: nothing is "
             "checkpointed."
         )
-    elif kept < count:
+    elif not count <= kept < count + last:
+        side = "more" if kept < count else "less"
         seen.hint = (
             f"{kept} × the size of x is alive after the forward pass; "
-            f"{count} segments leave more, their boundaries and the output."
-        )
-    elif kept > count - 1 + last:
-        seen.hint = (
-            f"{kept} × the size of x is alive after the forward pass; "
-            f"{count} segments leave less, their boundaries and the output."
+            f"{count} segments leave {side}, their boundaries and the output."
         )
     return seen
 
@@ -616,15 +512,10 @@ def _first_layer(model: nn.Module) -> nn.Module:
 def _gradients(
     name: str, modules: Sequence[nn.Module], result: object = None
 ) -> torch.Tensor:
-    """Those of all parameters in a row.
-
-    Args:
-        name: of a module.
-        modules: in order.
-        result: what the function returned.
+    """Those of all parameters in a row; ``result`` is what was returned.
 
     Raises:
-        Problem: a module has none.
+        Problem: a module has none; ``name`` is what to call it.
     """
     missing = [
         index
@@ -636,7 +527,7 @@ def _gradients(
     if missing:
         without = _named(name, missing)
         raise Problem(f"no gradient for {without}: the graph is cut. {CUT}")
-    return _flat(p.grad for m in modules for p in m.parameters())
+    return flat(p.grad for m in modules for p in m.parameters())
 
 
 def _named(name: str, numbers: Sequence[int]) -> str:
@@ -658,7 +549,7 @@ def attempts(fn: Callable, args: tuple) -> Seen:
     """
     step = args[0]
     seen = answer(fn, args)
-    seen.parts["list of sizes tried"] = _numbers(step.sizes)
+    seen.parts["list of sizes tried"] = doubles(step.sizes)
     if step.haunted:
         seen.hint = (
             "the failed attempt is still alive when the next one begins: the "
@@ -669,17 +560,20 @@ def attempts(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
+class _Pass:
+    """A forward pass, alive as long as a graph of it."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+
 class _Graphs(torch.autograd.graph.saved_tensors_hooks):
     """Count the samples in one forward pass, and in all graphs alive."""
 
-    class _Pass:
-        def __init__(self, samples: int) -> None:
-            self.samples = samples
-
     def __init__(self, model: nn.Module) -> None:
         self.largest = self.most = 0
-        self._current: _Graphs._Pass | None = None
-        self._alive: WeakSet[_Graphs._Pass] = WeakSet()
+        self._current: _Pass | None = None
+        self._alive: WeakSet[_Pass] = WeakSet()
         _first_layer(model).register_forward_pre_hook(self._begin)
         # detached: an output that its own graph held would never be freed
         super().__init__(
@@ -691,12 +585,8 @@ class _Graphs(torch.autograd.graph.saved_tensors_hooks):
         super().__enter__()
         return self
 
-    @property
-    def unused(self) -> bool:
-        return not self.largest
-
     def _begin(self, module: nn.Module, args: tuple) -> None:
-        self._current = _Graphs._Pass(len(args[0]))
+        self._current = _Pass(len(args[0]))
         self._alive.add(self._current)
         self.largest = max(self.largest, len(args[0]))
         self.most = max(self.most, sum(run.samples for run in self._alive))
@@ -724,10 +614,6 @@ class _Autocast(TorchDispatchMode):
     ends. The reader's is made the outermost, although a checker runs in a
     block of its own. Copies of biases are looked for: no gradient needs one,
     so none is alive in the backward pass unless the block is open.
-
-    Args:
-        model: with biases.
-        optimizer: of the model.
     """
 
     def __init__(
@@ -809,7 +695,8 @@ def _set_nesting(depth: int) -> int:
     return before
 
 
-def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All of their numbers in a row, in fp64."""
     return torch.cat([t.detach().double().flatten() for t in tensors]).cpu()
 
 
@@ -825,19 +712,11 @@ def _no_gradient(result: object) -> str:
     return f"there is no gradient in `param.grad` at the end: {why}."
 
 
-def _numbers(value: object) -> torch.Tensor:
+def doubles(value: object) -> torch.Tensor:
+    """A number or a list of numbers in fp64, or else a problem."""
     try:
         return torch.as_tensor(value, dtype=torch.float64).detach()
     except Exception:
         raise Problem(
             f"your function returns {kind(value)} that is not made of numbers."
         ) from None
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = map(_quoted, words)
-    return f"{', '.join(most)} or {last}"
-
-
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else kind(value)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -40,28 +41,19 @@ _turns = itertools.count()
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception in a reader's function.
+    """An exception in a reader's function, as a sentence.
 
-    Attributes:
-        text: a sentence.
-        stub: whether it says that nothing was written yet.
+    A stub says that nothing was written yet.
     """
 
     text: str
     stub: bool
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a rank sends back.
-
-    Attributes:
-        result: of the scene, or a :class:`Fault`.
-        calls: of each collective, how many.
-    """
-
-    result: object
-    calls: dict[str, int]
+Result = TypeVar("Result")
+Report = tuple[Result | Fault, dict[str, int]]
+"""What a rank sends back: a scene's result, and how often it called each
+collective."""
 
 
 class Alone(Exception):
@@ -69,18 +61,19 @@ class Alone(Exception):
 
 
 def together(
-    scene: Callable, fn: Callable, *args: object, ranks: int = RANKS
-) -> list[Report]:
+    scene: Callable[..., Result],
+    fn: Callable,
+    *args: object,
+    ranks: int = RANKS,
+) -> tuple[list[Result], bool]:
     """Call ``scene(fn, *args)`` on all ranks at once.
 
     Args:
-        scene: an importable function; it calls ``fn`` with what it makes of
-            the arguments.
-        fn: the reader's.
-        ranks: how many.
+        scene: an importable function; it calls ``fn``, the reader's, with
+            what it makes of the arguments.
 
     Returns:
-        A :class:`Report` of each rank.
+        The result of each rank, and whether any called a collective.
 
     Raises:
         Problem: ``fn`` fails, waits for ever or cannot be sent.
@@ -93,7 +86,7 @@ def together(
     try:
         if not pool.processes:
             pool.run(_ready)
-        reports = pool.run(
+        reports: list[Report[Result]] = pool.run(
             _enter, fn, scene, args, next(_turns), PATIENCE,
             deadline=DEADLINE,
         )  # fmt: skip
@@ -101,12 +94,13 @@ def together(
         raise Problem(_waiting(error, fn)) from error
     except RankError as error:
         raise Problem(_alone(error)) from error
-    if any(report.calls != reports[0].calls for report in reports):
+    results, calls = zip(*reports, strict=True)
+    if any(made != calls[0] for made in calls):
         pool.kill()  # what one rank sent may still be on its way
-    faults = [report.result for report in reports]
-    faults = [f if isinstance(f, Fault) else None for f in faults]
-    if not any(faults):
-        return reports
+    good = [r for r in results if not isinstance(r, Fault)]
+    if len(good) == ranks:
+        return good, any(calls)
+    faults = [r if isinstance(r, Fault) else None for r in results]
     rank, fault = next((r, f) for r, f in enumerate(faults) if f)
     same = all(f and f.text == fault.text for f in faults)
     if same and fault.stub:
@@ -174,17 +168,17 @@ def _ready() -> None:
 
 def _enter(
     fn: Callable, scene: Callable, args: tuple, turn: int, patience: float
-) -> Report:
+) -> Report[object]:
     """One rank's part of :func:`together`."""
     with guard.sealed(), CommunicationCounter() as counter:
         try:
-            result = scene(fn, *args)
+            result: object = scene(fn, *args)
         except Problem as problem:
             result = Fault(str(problem), not problem.args)
         except BaseException as error:
             result = Fault(guard.describe(error, fn), guard.is_stub(error))
     _meet(result, turn, patience)
-    return Report(result, {**counter.calls, **counter.others})
+    return result, {**counter.calls, **counter.others}
 
 
 def _meet(result: object, turn: int, patience: float) -> None:

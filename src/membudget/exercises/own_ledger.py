@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from membudget.exercises.core import (
     Outcome,
 )
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import found, is_empty
+from membudget.exercises.observe import is_empty, returned
 from membudget.ledger import Account
 from membudget.measuring import Allocation
 
@@ -71,17 +71,18 @@ class OwnLedger(Checker):
 
     def judge(self, fn: Callable | None) -> Outcome:
         """The outcome; whatever ``fn`` does, nothing is raised."""
-        if problem := guard.unusable(fn, self.signature):
+        problem = guard.unusable(fn, self.signature)
+        if fn is None or problem:
             return Outcome(NOT_RIGHT, problem)
         with guard.sealed():
             try:
                 return _outcome(fn)
             except KeyboardInterrupt:
                 raise
-            except Problem as problem:
-                if not problem.args:
+            except Problem as found:
+                if not found.args:
                     return Outcome(NOT_ATTEMPTED)
-                return Outcome(NOT_RIGHT, str(problem))
+                return Outcome(NOT_RIGHT, str(found))
             except BaseException as error:
                 if guard.is_stub(error):
                     return Outcome(NOT_ATTEMPTED)
@@ -89,18 +90,14 @@ class OwnLedger(Checker):
 
 
 def _outcome(fn: Callable) -> Outcome:
-    """The outcome of a function.
-
-    Raises:
-        Problem: what it returned is no ledger.
-    """
-    step = _looked_through(found(fn, fn()))
+    step = _looked_through(returned(fn, fn()))
     guess = _read(step.guess)
     account = _accounted(step)
+    states = account.states
     right = {
-        "parameters": account.states.parameters,
-        "gradients": account.states.gradients,
-        "optimizer": account.states.optimizer,
+        "parameters": states.parameters,
+        "gradients": states.gradients,
+        "optimizer": states.optimizer,
         "activations": account.activations,
     }
     if guess == right:
@@ -110,12 +107,10 @@ def _outcome(fn: Callable) -> Outcome:
             f"is {account.peak} bytes, {PHASES[account.moment[2]]}.",
         )
     number = sum(guess[name] == right[name] for name in ENTRIES)
-    lines = [
-        f"{number} of 4 entries {'is' if number == 1 else 'are'} right to the "
-        "byte."
-    ]
-    for name, causes in CAUSES.items():
-        told = _compared(guess[name], right[name], *causes(step, account))
+    verb = "is" if number == 1 else "are"
+    lines = [f"{number} of 4 entries {verb} right to the byte."]
+    for name, causes in _causes(step, account).items():
+        told = _compared(guess[name], right[name], *causes)
         lines.append(f"- {name}: {told}")
     return Outcome(NOT_RIGHT, "\n".join(lines))
 
@@ -132,9 +127,10 @@ class _Step(NamedTuple):
 
 def _looked_through(result: object) -> _Step:
     """The parts of the result, each of the right kind."""
-    many = isinstance(result, list | tuple)
-    if not many or len(result) != len(NEEDED):
-        held = guard.kind(result) + (f" of {len(result)}" if many else "")
+    held = guard.kind(result)
+    if isinstance(result, list | tuple):
+        held += f" of {len(result)}"
+    if not isinstance(result, list | tuple) or len(result) != len(NEEDED):
         raise Problem(
             f"your function returns {held}: `return {ORDER}` is needed."
         )
@@ -164,11 +160,7 @@ def _looked_through(result: object) -> _Step:
 
 
 def _read(guess: Mapping[str, object]) -> dict[str, int]:
-    """The guess as whole numbers of bytes.
-
-    Raises:
-        Problem: something is missing, or no number; or all is missing.
-    """
+    """The guess as whole numbers of bytes."""
     if all(map(is_empty, guess.values())):
         raise Problem
     if unknown := [key for key in guess if key not in ENTRIES]:
@@ -183,7 +175,7 @@ def _whole(name: str, value: object) -> int:
     if is_empty(value):
         raise Problem(f"the guess for {name} is missing.")
     try:
-        if isinstance(value, str | bytes | bool):
+        if isinstance(value, bool) or not isinstance(value, SupportsFloat):
             raise TypeError
         number = float(value)
     except Exception:
@@ -244,33 +236,28 @@ def _compared(
     return f"{abs(off)} bytes too {side}. {next(fitting, otherwise)}".strip()
 
 
-def _of_parameters(step: _Step, account: Account) -> Causes:
-    tensors = list(step.model.parameters())
-    frozen, buffers = _beside_gradients(tensors, account)
-    some = [
+def _causes(step: _Step, account: Account) -> dict[str, Causes]:
+    """Of each entry."""
+    states, parameters = account.states, list(step.model.parameters())
+    trained = [p for p in parameters if p.requires_grad]
+    frozen = _bytes(parameters) - states.gradients
+    buffers = states.parameters - _bytes(parameters)
+    of_parameters = [
         (-frozen, "Frozen parameters are missing: they are there, too."),
-        *_of_tensors(step, tensors),
+        *_of_tensors(step, parameters),
     ]
-    missing = "The buffers are missing: they count here, too."
-    return some, [(-buffers, missing)], ""
-
-
-def _of_gradients(step: _Step, account: Account) -> Causes:
-    tensors = list(step.model.parameters())
-    frozen, buffers = _beside_gradients(tensors, account)
-    some = [
+    of_gradients = [
         (frozen, "Frozen parameters have no gradients."),
-        *_of_tensors(step, [p for p in tensors if p.requires_grad]),
+        *_of_tensors(step, trained),
     ]
-    return some, [(buffers, "Buffers have no gradients.")], ""
-
-
-def _beside_gradients(
-    tensors: list[torch.Tensor], account: Account
-) -> tuple[int, int]:
-    """Bytes of frozen parameters, and of buffers."""
-    states, every = account.states, _bytes(tensors)
-    return every - states.gradients, states.parameters - every
+    missing = (-buffers, "The buffers are missing: they count here, too.")
+    needless = (buffers, "Buffers have no gradients.")
+    return {
+        "parameters": (of_parameters, [missing], ""),
+        "gradients": (of_gradients, [needless], ""),
+        "optimizer": _of_states(step, account),
+        "activations": _of_activations(account),
+    }
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -304,8 +291,8 @@ def _of_states(step: _Step, account: Account) -> Causes:
         return [], [], "There is no optimizer."
     right, gradients = account.states.optimizer, account.states.gradients
     kept = [a for a in account.tracker.at(-1) if a.category == "optimizer"]
-    tensors = list(step.model.parameters())
-    trained = sum(p.requires_grad for p in tensors)
+    parameters = list(step.model.parameters())
+    trained = sum(p.requires_grad for p in parameters)
     small = sum(a.bytes == 4 for a in kept)
     counters = 4 * small if small == trained else 0
     numbers = right - counters
@@ -321,7 +308,7 @@ def _of_states(step: _Step, account: Account) -> Causes:
         f"{counters} in all."
     )
     entries = "Parameters and gradients have entries of their own."
-    frozen = each * _bytes(tensors) - numbers
+    frozen = each * _bytes(parameters) - numbers
     of_numbers = [
         (frozen, "Frozen parameters have no states."),
         *[(k * gradients - numbers, keeps) for k in (1, 2) if k != each],
@@ -331,7 +318,7 @@ def _of_states(step: _Step, account: Account) -> Causes:
     of_counters = [
         (-counters, counts),
         (4 - counters, counts),
-        (4 * len(tensors) - counters, "A frozen tensor has no counter."),
+        (4 * len(parameters) - counters, "A frozen tensor has no counter."),
         (counters, counts),
     ]
     if not counters:
@@ -339,7 +326,7 @@ def _of_states(step: _Step, account: Account) -> Causes:
     return of_numbers, of_counters, ""
 
 
-def _of_activations(step: _Step, account: Account) -> Causes:
+def _of_activations(account: Account) -> Causes:
     tracker = account.tracker
     ends = next(i for i, label in tracker.marks if label == "backward") - 1
     held = [a for a in tracker.at(ends) if a.category == "activations"]
@@ -351,13 +338,11 @@ def _of_activations(step: _Step, account: Account) -> Causes:
     small = sum(a.bytes for a in held if a.bytes <= 8)
     loss = f"The loss keeps {small} bytes for itself, its value among them."
     inputs = tracker.split(-1)["inputs"]
+    needless = "is not kept: nothing needs it."
     of_layers = [
         (inputs, "The batch has an entry of its own, inputs."),
         *[(-a.bytes, f"{_made(a)} is missing.") for a in held],
-        *[
-            (a.bytes, f"{_made(a)} is not kept: nothing needs it.")
-            for a in gone
-        ],
+        *[(a.bytes, f"{_made(a)} {needless}") for a in gone],
     ]
     of_loss = [(-small, loss), (-4, loss)]
     return of_layers, of_loss, _places(account)
@@ -376,12 +361,5 @@ def _places(account: Account) -> str:
     most = "Most bytes are" if len(sizes) > 4 else "They are"
     return f"{most} made in these layers: {', '.join(told)}."
 
-
-CAUSES = {
-    "parameters": _of_parameters,
-    "gradients": _of_gradients,
-    "optimizer": _of_states,
-    "activations": _of_activations,
-}
 
 check_own_ledger = OwnLedger(own_ledger)

@@ -34,9 +34,7 @@ def _chunks(lengths: list[int], micro_batch: int) -> Case:
 check_chunk_gradient = Exercise(
     chunk_gradient,
     cases=[_chunks([4, 4, 1, 2, 3], 2), _chunks([1, 4, 4, 2], 3)],
-    observe=gradient(
-        lambda policy, x, actions, real, micro_batch: micro_batch
-    ),
+    observe=gradient,
     mistakes="""
         away.sum() / real.sum() => away.sum() / real[part].sum()
             each micro-batch is divided by its own actions, so what is left is

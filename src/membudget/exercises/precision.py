@@ -5,13 +5,17 @@ from collections.abc import Callable
 
 import torch
 
-from membudget.exercises.compare import Seen, shape
+from membudget.exercises.compare import EXACT, Seen, shape
 from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import answer, calls, several, tensor, verdict
-
-EXACT = 1e-12
-"""Relative tolerance of what is computed exactly."""
+from membudget.exercises.observe import (
+    answer,
+    calls,
+    doubles,
+    found,
+    several,
+    verdict,
+)
 
 # Rounding to a format
 
@@ -419,23 +423,30 @@ def _roundings(fn: Callable, args: tuple) -> Seen:
     Which noises these are is free: how many makes the mean.
     """
     x = args[0].clone()
-    seen = tensor(torch.float32)(fn, args)
-    found = seen.parts["result"]
-    if found.shape != x.shape:
-        raise Problem(f"the result is {shape(found)}; x is {shape(x)}.")
+    result = found(fn, fn(*args), torch.Tensor, "a tensor")
+    rounded = doubles(result)
+    if rounded.shape != x.shape:
+        raise Problem(f"the result is {shape(rounded)}; x is {shape(x)}.")
     lower = x.view(torch.int32) & -65536
     below, above = (
         bits.view(torch.float32) for bits in (lower, lower + 65536)
     )
 
     def count(neighbour: torch.Tensor) -> torch.Tensor:
-        return (found == neighbour).double().sum(0)
+        return (rounded == neighbour).double().sum(0)
 
-    seen.parts = {
-        "number of noises that round away from zero": count(above),
-        "number of noises that round towards zero": count(below),
-        "mean over all noises, less x,": (found - x.double()).mean(0),
-    }
+    seen = Seen(
+        {
+            "number of noises that round away from zero": count(above),
+            "number of noises that round towards zero": count(below),
+            "mean over all noises, less x,": (rounded - x.double()).mean(0),
+        }
+    )
+    if result.dtype != torch.float32:
+        seen.hint = (
+            f"the result is of {result.dtype}; torch.float32 is asked, "
+            "whatever the bits in it."
+        )
     return seen
 
 

@@ -1,7 +1,11 @@
 """The exercises on reacting to memory while a model trains."""
 
-from membudget.exercises.core import Exercise, given
-from membudget.exercises.observe import answer, words
+from collections.abc import Callable
+
+from membudget.exercises.compare import Seen
+from membudget.exercises.core import Case, Exercise, given
+from membudget.exercises.guard import Problem, kind
+from membudget.exercises.observe import answer, doubles, found
 
 # A controller
 
@@ -82,32 +86,42 @@ def hints(readings, budget, window, ahead):
     return result
 
 
+def _readings(*readings: int, window: int = 4, ahead: int = 3) -> Case:
+    return given(
+        readings=list(readings), budget=1000, window=window, ahead=ahead
+    )
+
+
+WORDS = ["ok", "hint"]
+
+
+def _words(fn: Callable, args: tuple) -> Seen:
+    """The list of words that a function returns."""
+    result = found(fn, fn(*args), (list, tuple), "a list")
+    if unknown := [word for word in result if word not in WORDS]:
+        word = unknown[0]
+        shown = f'"{word}"' if isinstance(word, str) else kind(word)
+        raise Problem(
+            f'the list may hold "ok" or "hint", and this one holds {shown}.'
+        )
+    codes = [WORDS.index(word) for word in result]
+    return Seen(
+        {"answer": doubles(codes)},
+        said=lambda codes: str([WORDS[int(code)] for code in codes]),
+    )
+
+
 check_hints = Exercise(
     hints,
     cases=[
-        given(
-            readings=[750, 900, 650, 900, 600, 100, 250, 800, 800, 650],
-            budget=1000,
-            window=4,
-            ahead=3,
-        ),
-        given(
-            readings=[500, 540, 580, 620, 660, 700, 740],
-            budget=1000,
-            window=4,
-            ahead=8,
-        ),
-        given(
-            readings=[300, 700, 660, 650, 640, 600, 690],
-            budget=1000,
-            window=3,
-            ahead=5,
-        ),
-        given(readings=[600, 800, 900], budget=1000, window=2, ahead=1),
-        given(readings=[1200, 1100, 1000], budget=1000, window=2, ahead=1),
-        given(readings=[900, 910, 950, 980], budget=1000, window=10, ahead=1),
+        _readings(750, 900, 650, 900, 600, 100, 250, 800, 800, 650),
+        _readings(500, 540, 580, 620, 660, 700, 740, ahead=8),
+        _readings(300, 700, 660, 650, 640, 600, 690, window=3, ahead=5),
+        _readings(600, 800, 900, window=2, ahead=1),
+        _readings(1200, 1100, 1000, window=2, ahead=1),
+        _readings(900, 910, 950, 980, window=10, ahead=1),
     ],
-    observe=words(["ok", "hint"]),
+    observe=_words,
     mistakes="""
         then > budget => then >= budget
             exactly the budget still fits: the hint comes above it.

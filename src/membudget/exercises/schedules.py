@@ -194,17 +194,13 @@ def restart(chain):
     return there + end + back + again + rest
 
 
-def _one_without_output() -> tuple[list[Stage]]:
-    return ([Stage(holds_output=i != 1) for i in range(7)],)
-
-
 check_restart = Exercise(
     restart,
     cases=[
         Case(
             "7 stages; the tape of stage 1 does not hold its output; peak ≤ "
             "6, recomputation ≤ 3",
-            _one_without_output,
+            lambda: ([Stage(holds_output=i != 1) for i in range(7)],),
         )
     ],
     observe=schedule(lambda chain: Allowed(6, 3)),

@@ -1,7 +1,6 @@
 """The exercises on sharding: bytes per rank, and steps on two real ranks."""
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -11,16 +10,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from membudget import sharding as sh
-from membudget.exercises.compare import Seen
+from membudget.exercises.compare import EXACT, Seen
 from membudget.exercises.core import Case, Exercise
 from membudget.exercises.guard import Problem, kind
 from membudget.exercises.loops import samples, small_model
-from membudget.exercises.observe import calls, is_empty
+from membudget.exercises.observe import calls, flat, is_empty
 from membudget.exercises.on_ranks import RANKS, together
 from membudget.models import mlp
-
-EXACT = 1e-12
-"""Relative tolerance of what is computed exactly."""
 
 BIT_CLOSE = 1e-6
 """Relative tolerance of fp64 gradients; a weight may be in fp32."""
@@ -127,10 +123,9 @@ def _averaging(
     """One rank's part: its backward pass, then the reader's function.
 
     Args:
-        fn: called with the model.
+        fn: called with the model; if ``told`` also with this rank's samples.
         sizes: samples of each rank.
         frozen: whether the first layer is.
-        told: whether the function gets this rank's number of samples, too.
 
     Returns:
         The gradient, whether it is as it was, and what was returned.
@@ -171,21 +166,22 @@ def _averaging_start(
 def _observe_averaging(fn: Callable, args: tuple) -> Seen:
     """The gradient that each rank has at the end."""
     sizes, *_ = args
-    reports = together(_averaging, fn, *args, ranks=len(sizes))
-    left, unchanged, returned = zip(*[r.result for r in reports], strict=True)
+    results, called = together(_averaging, fn, *args, ranks=len(sizes))
+    left, unchanged, returned = zip(*results, strict=True)
     seen = Seen({f"gradient on rank {rank}": g for rank, g in enumerate(left)})
     if len(sizes) > 1 and all(unchanged):
-        seen.hint = "each rank still has the gradient of its own share in "
-        seen.hint += "`p.grad`. "
-        if any(report.calls for report in reports):
-            seen.hint += (
-                "`all_reduce` works in place: give it `p.grad` itself, "
-                "neither a copy nor the parameter."
-            )
-        elif any(returned):
-            seen.hint += f"Your function returns {max(returned)} instead."
-        else:
-            raise Problem
+        why = (
+            "`all_reduce` works in place: give it `p.grad` itself, neither a "
+            "copy nor the parameter."
+        )
+        if not called:
+            if not any(returned):
+                raise Problem
+            why = f"Your function returns {max(returned)} instead."
+        seen.hint = (
+            "each rank still has the gradient of its own share in `p.grad`. "
+            f"{why}"
+        )
     return seen
 
 
@@ -375,9 +371,7 @@ def _stepping_start(
 ) -> tuple[nn.Module, torch.optim.Optimizer, list]:
     """Model, optimizer, and the shares of both ranks for each step.
 
-    Args:
-        steps: how many.
-        broken: the step whose first sample on rank 1 is no number.
+    The first sample of rank 1 is no number in the step ``broken``.
     """
     torch.manual_seed(0)
     model = small_model()
@@ -393,12 +387,12 @@ def _stepping_start(
 
 def _observe_stepping(fn: Callable, args: tuple) -> Seen:
     """What the steps add to the weights of each rank."""
-    results = [report.result for report in together(_stepping, fn, *args)]
+    results, _ = together(_stepping, fn, *args)
     (first, second), done, returned = zip(*results, strict=True)
     if not any(done):
-        _nothing(returned[0])
-    names = [f"update of the weights on rank {rank}" for rank in range(2)]
-    seen = Seen({names[0]: first[-1], names[1]: second[-1]})
+        raise _nothing(returned[0])
+    name = "update of the weights on rank"
+    seen = Seen({f"{name} 0": first[-1], f"{name} 1": second[-1]})
     apart = [
         step
         for step, (a, b) in enumerate(zip(first, second, strict=True))
@@ -537,7 +531,7 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     """What two steps add to the weights, and how often units are reduced."""
     (count,) = args
     try:
-        (report, *_) = together(_accumulating, fn, *args)
+        results, _ = together(_accumulating, fn, *args)
     except Problem as problem:
         if "'no_sync'" in str(problem):
             raise Problem(
@@ -545,9 +539,9 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
                 "`model.set_requires_gradient_sync(…)`."
             ) from problem
         raise
-    update, calls, forward, backward, returned = report.result
+    update, calls, forward, backward, returned = results[0]
     if not forward and not update.any():
-        _nothing(returned)
+        raise _nothing(returned)
     seen = Seen({"update of the weights": update})
     if not backward:
         seen.hint = "no backward pass runs: call `backward()` on each loss."
@@ -574,6 +568,14 @@ def _observe_accumulating(fn: Callable, args: tuple) -> Seen:
     return seen
 
 
+def _windows(count: int) -> Case:
+    return Case(
+        f"{STEPS} steps with {count} micro-batch{'es' * (count > 1)} on each "
+        "of 2 ranks",
+        lambda: (count,),
+    )
+
+
 NEVER = (
     "there is no reduce-scatter: the gradients of all micro-batches wait, "
     "whole on each rank, and the optimizer has none. Turn the "
@@ -586,12 +588,8 @@ STEP = ".backward() => .backward(); optimizer.step(); model.zero_grad()"
 check_accumulate_sharded = Exercise(
     accumulate_sharded,
     cases=[
-        Case(
-            f"{STEPS} steps with {count} micro-batch{'es' * (count > 1)} on "
-            "each of 2 ranks",
-            lambda count=count: (count,),
-        )
-        for count in (3, 1)
+        _windows(3),
+        _windows(1),
     ],
     observe=_observe_accumulating,
     mistakes=f"""
@@ -654,16 +652,15 @@ def _gradients(model: nn.Module) -> torch.Tensor:
             "there is no gradient in `p.grad` at the end, or it has another "
             "shape."
         )
-    return torch.cat([p.grad.detach().double().flatten() for p in trained])
+    return flat(p.grad for p in trained)
 
 
 def _weights(model: nn.Module) -> torch.Tensor:
     """All parameters in a row, gathered if they are sharded."""
-    tensors = [p.detach() for p in model.parameters()]
-    tensors = [
-        t.full_tensor() if isinstance(t, DTensor) else t for t in tensors
-    ]
-    return torch.cat([t.double().flatten() for t in tensors])
+    weights = [p.detach() for p in model.parameters()]
+    return flat(
+        w.full_tensor() if isinstance(w, DTensor) else w for w in weights
+    )
 
 
 def _returned(result: object) -> str:
@@ -671,8 +668,8 @@ def _returned(result: object) -> str:
     return "" if is_empty(result) else kind(result)
 
 
-def _nothing(returned: str) -> NoReturn:
-    """Say that a function does nothing, but may return."""
-    if returned:
-        raise Problem(f"your function returns {returned}, and takes no step.")
-    raise Problem
+def _nothing(returned: str) -> Problem:
+    """For a function that does nothing, but may return."""
+    if not returned:
+        return Problem()
+    return Problem(f"your function returns {returned}, and takes no step.")
