@@ -12,12 +12,14 @@
 * the directive ``mb-clone``, the commands that fetch the course;
 * buttons and set-up cells that know where the course is published, if anyone
   does; on a site the package's wheel lies beside the pages;
+* folded code below what it draws (`folds.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
 """
 
 import hashlib
+import html
 import importlib.util
 import itertools
 import json
@@ -39,17 +41,20 @@ sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 import address  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
+import folds  # noqa: E402
 import icons  # noqa: E402
 import predict  # noqa: E402
 import publish  # noqa: E402
 import see  # noqa: E402
 import setup_cell  # noqa: E402
 import words  # noqa: E402
+from project import pages  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
 RECORDS = ROOT / "src/membudget/records"
 OWN = "ext", "static", "templates"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
+DETOUR = re.compile(r"/\d\d[a-z]_")
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 EXPORT = re.compile(r"^export (?:(default) )?", re.M)
 
@@ -302,6 +307,28 @@ def drop_mathjax(app, pagename, templatename, context, doctree):
         ]
 
 
+def lead_on(app, pagename, templatename, context, doctree):
+    """A chapter leads to the next chapter; what goes deeper is a detour.
+
+    From there, back to its chapter and on to the next page that belongs to
+    the same one, or else to the next chapter.
+    """
+    order = pages()
+    if pagename not in order:
+        return
+    here = order.index(pagename)
+    after = [page for page in order[here + 1 :] if not DETOUR.search(page)]
+    before = [page for page in order[:here] if not DETOUR.search(page)]
+    if DETOUR.search(pagename) and here + 1 < len(order):
+        after = order[here + 1 :]
+    for name, found in ("next", after[:1]), ("prev", before[-1:]):
+        context[name] = None
+        for page in found:
+            title = html.escape(app.env.titles[page].astext())
+            link = app.builder.get_relative_uri(pagename, page)
+            context[name] = {"link": link, "title": title}
+
+
 def add_head(app, pagename, templatename, context, doctree):
     """What `book/_templates` write into a page's head."""
     site = app.config.memory_budget_site
@@ -462,12 +489,14 @@ def setup(app):
     app.connect("doctree-resolved", link_terms)
     app.connect("doctree-resolved", words.hold_numbers)
     app.connect("doctree-resolved", predict.mark)
+    app.connect("doctree-resolved", folds.gather)
     app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
     app.connect("html-page-context", drop_mathjax, priority=600)
+    app.connect("html-page-context", lead_on)
     app.connect("html-page-context", add_head)
     app.connect("html-page-context", finish_body)
     app.connect("build-finished", copy_mathjax)

@@ -101,12 +101,15 @@
       reading.hidden = true;
       reading.before(peek);
     };
+    const folds = after(number, "details.hide").filter(
+      (node) => node.querySelector(".cell_output") && follows(node, reading),
+    );
+    for (const each of folds) {
+      each.addEventListener("toggle", () => each.open && show());
+    }
     const show = () => {
       reading.hidden = false;
       peek.remove();
-      const folds = after(number, "details.hide").filter(
-        (node) => node.querySelector(".cell_output") && follows(node, reading),
-      );
       for (const each of fold ? [...folds, fold] : folds) each.open = true;
     };
     const mark = (letter) => {
