@@ -114,8 +114,13 @@ lint: $(VENV)/test.stamp  ## check the style and the types of the code
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# What a requirements file pins, it pins alone. torch stays out: its version
+# carries a local tag (+cpu, +cu128), and a CUDA build brings its own packages.
 constraints: $(VENV)/test.stamp  ## write constraints.txt from .venv
-	$(PY) tools/constraints.py
+	{ echo '# Versions of what the requirements pull in. `make constraints`.'; \
+	  $(PY) -m pip freeze --exclude-editable | grep == \
+	  | grep -vixF -f requirements.txt -f book/requirements.txt \
+	  | grep -vE '^(torch|nvidia|cuda|triton)'; } > constraints.txt
 
 clean:  ## delete what was built (not .venv)
 	rm -rf _build .pytest_cache .ruff_cache .mypy_cache .hypothesis

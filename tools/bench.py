@@ -28,6 +28,7 @@ PAGE = {"words": 3200, "code cells": 28, "lines of code": 260}
 """Of a chapter or a lab: about an hour."""
 DEEPER = {"words": 2400, "code cells": 21, "lines of code": 195}
 """Of a page that goes deeper: at most three quarters of it."""
+CODE = {".py", ".mjs", ".css"}
 BOOK = Path(sys.executable).with_name("jupyter-book")
 # A fresh Python's ledger of a model of 8 billion parameters: the seconds of
 # its parts, and the real memory of the process when it has both.
@@ -102,6 +103,24 @@ def bench_pages():
             limits.items(), prose.size(path), strict=True
         ):
             row(f"{path.stem}: {what}", value, limit, "")
+
+
+def lines(folder):
+    """Lines of code in a folder."""
+    paths = (path for path in folder.rglob("*") if path.suffix in CODE)
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def bench_lines():
+    """The rooms' size, and that of their tests."""
+    package, tests = ROOT / "src/membudget", ROOT / "tests"
+    for room in sorted(path for path in package.iterdir() if lines(path)):
+        own, checked = lines(room), lines(tests / room.name)
+        print(f"{room.name:48}{own:8} lines {checked:8} of tests")
+    wheel, beside = lines(package), lines(ROOT / "experiments")
+    row("lines in the wheel", wheel, 32_000, "")
+    row("lines with the experiments", wheel + beside, 37_000, "")
+    row("lines of tests", lines(tests), 35_000, "")
 
 
 def bench_book():
@@ -202,6 +221,7 @@ def bench_ledger():
 
 if __name__ == "__main__":
     bench_pages()
+    bench_lines()
     bench_tracker()
     bench_ledger()
     bench_book()

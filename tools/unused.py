@@ -1,8 +1,10 @@
-"""Public names and parameters that nothing but their own tests uses.
+"""Names and parameters that nothing but their own tests uses.
 
 ``python tools/unused.py`` prints them; the tests keep the list empty, but
 for what ``KEPT`` names with a reason. A use is a mention in a page, a lab, a
-document, a tool or another module; of a parameter, a call that passes it.
+document, a tool or a module; of a parameter, a call that passes it. The names
+are those that a room exports, with their parameters, and functions, classes
+and constants of its modules that it does not.
 """
 
 import ast
@@ -79,10 +81,9 @@ class Uses:
                     self._see(node)
 
     def _see(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Name):
-            self.names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            self.names.add(node.attr)
+        if isinstance(node, ast.Name | ast.Attribute):
+            if isinstance(node.ctx, ast.Load):
+                self.names.add(_last(node))
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Dict):
@@ -125,6 +126,26 @@ def public() -> Iterator[tuple[str, ast.stmt]]:
                     yield room.name, node
 
 
+def private() -> Iterator[str]:
+    """``module.name`` of what no room exports, but for what is decorated."""
+    shown = {node.name for _, node in public()}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if not getattr(node, "decorator_list", ()):
+                for name in {*_defined(node)} - shown:
+                    if not name.startswith("__"):
+                        yield f"{path.stem}.{name}"
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                yield name.id
+
+
 def _all(tree: ast.Module) -> set[str]:
     for node in tree.body:
         targets = getattr(node, "targets", [])
@@ -150,13 +171,16 @@ def parameters(node: ast.stmt) -> list[tuple[int, str]]:
 
 
 def unused() -> list[str]:
-    """``room.name`` and ``room.name(parameter)`` without a use."""
+    """Names, and ``room.name(parameter)``, without a use."""
     return [name for name in without_use() if name not in KEPT]
 
 
 def without_use() -> list[str]:
     """The same with what ``KEPT`` names."""
-    uses, found = Uses(), []
+    uses = Uses()
+    found = [
+        name for name in private() if name.rpartition(".")[2] not in uses.names
+    ]
     for room, node in public():
         if node.name not in uses.names:
             found.append(f"{room}.{node.name}")

@@ -38,6 +38,14 @@ def test_publishing_waits_for_the_tests_and_notebooks_for_their_wheel():
     assert jobs["notebooks"]["needs"] == "deploy"
 
 
+def test_no_robot_moves_what_the_design_fixes():
+    actions, pip = read_yaml(".github/dependabot.yml")["updates"]
+    ignored = {rule.pop("dependency-name"): rule for rule in pip["ignore"]}
+    assert ignored == {"torch": {}, "jupyter-book": {"versions": [">=2"]}}
+    assert all((ROOT / path).is_file() for path in pip["exclude-paths"])
+    assert actions["schedule"] == pip["schedule"] == {"interval": "weekly"}
+
+
 GH = """\
 #!/bin/sh
 echo "$1 $2" >> said
