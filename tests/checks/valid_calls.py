@@ -121,11 +121,6 @@ def units() -> list[sharding.Unit]:
     return sharding.units_of(model(), [])
 
 
-def paper_row() -> dict:
-    x = ledger.PaperTensor(4)
-    return dict(name="a", operator="a", reads=(x,), makes=(x,))
-
-
 def run_ranks(worker, *args, deadline=None, **kwargs):
     pool = sharding.Ranks(1)
     with (
@@ -275,34 +270,14 @@ ROWS = {
     "ledger.Chain": lambda: dict(
         model=model(), sample=(4,), segments=((0, 1),)
     ),
-    "ledger.Chain.buffers": lambda: dict(self=ledger.Chain(model(), (4,))),
-    "ledger.Chain.write": lambda: dict(
-        self=ledger.Chain(model(), (4,)), batch=2
-    ),
-    "ledger.Paper": lambda: dict(autocast=2),
-    "ledger.Paper.checkpoint": lambda: dict(self=PAPER.write(1, 2), start=2),
-    "ledger.Paper.input": lambda: dict(self=ledger.Paper(), elements=3),
-    "ledger.Paper.inside": lambda: dict(self=ledger.Paper(), name="a"),
-    "ledger.Paper.parameter": lambda: dict(self=ledger.Paper(), elements=3),
-    "ledger.Paper.write": lambda: dict(
-        self=(paper := ledger.Paper()),
-        operator="a",
-        reads=(paper.input(3),),
-        makes=(paper.input(3),),
-    ),
-    "ledger.PaperTensor": lambda: dict(elements=3),
     "ledger.Prediction.peak_in": lambda: dict(
         self=ledger.predict(PAPER, 1, 2), phase="forward"
     ),
-    "ledger.Row": paper_row,
-    "ledger.Segment": lambda: dict(rows=[ledger.Row(**paper_row())]),
     "ledger.Transformer": lambda: GPT | dict(context=8, hidden=16, kv_heads=2),
-    "ledger.Transformer.buffers": lambda: dict(self=PAPER),
     "ledger.Transformer.build": lambda: dict(self=PAPER),
-    "ledger.Transformer.write": lambda: dict(self=PAPER, batch=1, tokens=2),
     "ledger.account": lambda: step() | dict(micro_batch=1),
     **dict.fromkeys(
-        [f"ledger.{of}activations" for of in ("", "block_", "head_")],
+        [f"ledger.{of}activations" for of in ("", "block_")],
         lambda: dict(shape=PAPER, batch=1, tokens=2),
     ),
     "ledger.korthikanti": lambda: dict(batch=1, tokens=2, width=4, heads=2),
@@ -320,7 +295,6 @@ ROWS = {
     "ledger.rules": lambda: dict(network=PAPER, device="cpu"),
     "ledger.states": lambda: dict(model=[3]),
     "ledger.update_workspace": lambda: dict(sizes=[3]),
-    "ledger.walk": lambda: dict(papers=[PAPER.write(1, 2)]),
     # measuring
     "measuring.Allocation.alive": lambda: dict(
         self=tracker().allocations[0], moment=1
@@ -395,22 +369,6 @@ ROWS = {
             tokens=torch.zeros(1, 2, dtype=torch.int64),
         ),
     ),
-    "models.LlamaBlock": lambda: dict(width=4, heads=2, kv_heads=1, hidden=8),
-    "models.LlamaBlock.forward": lambda: dict(
-        self=models.LlamaBlock(4, 2, 1, 8),
-        x=torch.ones(1, 2, 4),
-        turns=models.rotary(2, 2),
-    ),
-    "models.MLPBlock": lambda: dict(width=4, ratio=2),
-    "models.MLPBlock.forward": lambda: dict(
-        self=models.MLPBlock(4), x=torch.ones(2, 4)
-    ),
-    "models.attention": lambda: dict(
-        q=torch.ones(1, 1, 2, 2),
-        k=torch.ones(1, 1, 2, 2),
-        v=torch.ones(1, 1, 2, 2),
-        drop=lambda weights: weights,
-    ),
     "models.chain": lambda: dict(width=4, depth=2),
     "models.chunked_loss": lambda: dict(
         head=nn.Linear(4, 3),
@@ -421,10 +379,6 @@ ROWS = {
     "models.convnet": lambda: dict(channels=(2, 3), outputs=2),
     "models.mlp": lambda: dict(inputs=4, width=4, depth=2, outputs=2),
     "models.mlp_blocks": lambda: dict(width=4, depth=2, outputs=2),
-    "models.rotary": lambda: dict(tokens=2, size=4),
-    "models.rotate": lambda: dict(
-        x=torch.ones(1, 2, 4), turns=models.rotary(2, 4)
-    ),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, bandwidth=1e9, operator=1e-6, link=1e9, source="a sheet"

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
 from membudget import ledger
 from membudget.checkpointing import ATTENTION
 from membudget.ledger import operators as op
+from membudget.ledger.paper import Paper
+from membudget.ledger.walk import walk
 from membudget.measuring import PeakTracker, trace_step
 from membudget.models import chunked_loss
 from membudget.precision import Autocast
@@ -105,7 +107,7 @@ def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
             return model(*batch).sum()
 
     tracker = trace_step(model, loss, *batch)
-    paper = ledger.Paper(cast)
+    paper = Paper(cast)
     parameters = [
         paper.parameter(p.numel(), itemsize) for p in model.parameters()
     ]
@@ -114,7 +116,7 @@ def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
     y = write(paper, *xs, *parameters[len(shapes) :], *inputs)
     paper.rows[-1].watches += tuple(xs)  # arguments live until it returns
     op.total(paper, op.scale(paper, y))
-    predicted = ledger.walk([paper], inputs=sum(t.nbytes for t in batch))
+    predicted = walk([paper], inputs=sum(t.nbytes for t in batch))
     agree(predicted, tracker)
     return predicted.saved - paper.rows[-1].makes[0].bytes
 

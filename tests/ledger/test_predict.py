@@ -54,14 +54,13 @@ PRECISIONS = {
 
 
 def mixed():
-    """Every activation function; under autocast the norm reads 16 bits."""
+    """Both activation functions; under autocast the norm reads 16 bits."""
     return nn.Sequential(
         nn.Linear(12, 60),
         nn.LayerNorm(60),
         nn.GELU(),
         nn.Linear(60, 30, bias=False),
-        nn.SiLU(),
-        nn.Dropout(0.1),
+        nn.ReLU(),
         nn.Sequential(nn.Linear(30, 30), nn.ReLU()),
         nn.Linear(30, 10),
     )
@@ -72,7 +71,7 @@ NETS = {
     "convnet": lambda: Chain(
         convnet((8, 16)), (3, 8, 8), ((0, 1, 2, 3), (4, 5, 6, 7))
     ),
-    "mixed": lambda: Chain(mixed(), (12,), ((0, 1, 2), (4, 5, 6))),
+    "mixed": lambda: Chain(mixed(), (12,), ((0, 1, 2), (3, 4, 5))),
     "residual": lambda: Chain(mlp_blocks(12, 3), (12,), ((0,), (1, 2))),
     "gpt": lambda: Transformer(40, 16, 2, 4, context=16),
     "gpt, not fused": lambda: Transformer(
@@ -275,7 +274,7 @@ def chains(draw):
     sample = (channels, side, side) if picture else (channels,)
     layers = []
     for _ in range(draw(st.integers(0, 6))):
-        kinds = [nn.ReLU, nn.GELU, nn.SiLU, lambda: nn.Dropout(0.1)]
+        kinds = [nn.ReLU, nn.GELU]
         kind = draw(st.sampled_from(["weights", "norm", "pool", *kinds]))
         if kind == "weights":
             before, channels = channels, draw(st.sampled_from([1, 4, 8, 20]))
@@ -317,7 +316,7 @@ def test_any_chain(chain, batch, options):
 
 def test_what_the_outer_of_two_sequences_still_holds():
     """Nothing before it is trained, so no tape holds it either."""
-    inner = nn.Sequential(nn.GELU(), nn.Tanh())
+    inner = nn.Sequential(nn.GELU(), nn.ReLU())
     model = nn.Sequential(nn.ReLU(), inner, nn.Linear(16, 5))
     predicted = same(Chain(model, (16,)), 64)
     first = [m.live - predicted.start for m in predicted.moments[:3]]

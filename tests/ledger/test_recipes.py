@@ -226,5 +226,5 @@ def test_names_that_do_not_exist(names, message):
 
 
 def test_neither_a_model_nor_sizes():
-    with pytest.raises(TypeError, match=r"^set is neither a model nor"):
+    with pytest.raises(TypeError, match=r"^sizes is \{4\}: .* or a torch"):
         states({4})

@@ -11,7 +11,6 @@ from membudget.ledger.account import Account, account
 from membudget.ledger.formulas import (
     activations,
     block_activations,
-    head_activations,
     korthikanti,
 )
 from membudget.ledger.largest import largest_batch
@@ -24,7 +23,6 @@ from membudget.ledger.networks import (
     Chain,
     Transformer,
 )
-from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
 from membudget.ledger.predict import predict, rules
 from membudget.ledger.recipes import (
     OPTIMIZERS,
@@ -37,7 +35,7 @@ from membudget.ledger.recipes import (
     states,
     update_workspace,
 )
-from membudget.ledger.walk import PaperMoment, Prediction, walk
+from membudget.ledger.walk import PaperMoment, Prediction
 
 __all__ = [
     "FAMILIES",
@@ -49,21 +47,16 @@ __all__ = [
     "Account",
     "Chain",
     "Optimizer",
-    "Paper",
     "PaperMoment",
-    "PaperTensor",
     "PeakLine",
     "Prediction",
     "Recipe",
-    "Row",
-    "Segment",
     "States",
     "Transformer",
     "account",
     "activations",
     "block_activations",
     "bytes_per_parameter",
-    "head_activations",
     "korthikanti",
     "largest_batch",
     "optimizer_bytes",
@@ -73,5 +66,4 @@ __all__ = [
     "rules",
     "states",
     "update_workspace",
-    "walk",
 ]

@@ -78,9 +78,6 @@ def comparison(truth: str = "course") -> list[list[str]]:
         A header, then for each row of the record its name, the truth in GiB
         and each calculator's error in percent of it; ``"–"`` where a
         calculator cannot express the step.
-
-    Raises:
-        ValueError: an unknown truth.
     """
     one_of(truth, TRUTHS, "truth")
     table = [["step", "GiB", *(NAMES.get(c, c) for c in CALCULATORS)]]
