@@ -242,7 +242,19 @@ def _heads(width: int, heads: int) -> tuple[int, int]:
     return width, heads
 
 
-class GPT(nn.Module):
+class _LanguageModel(nn.Module):
+    """A ``head``, and as ``hidden`` what it reads."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token: batch × tokens × vocabulary.
+
+        Args:
+            tokens: integers, batch × tokens; of a GPT no more than positions.
+        """
+        return self.head(self.hidden(tokens))
+
+
+class GPT(_LanguageModel):
     """A small GPT over bytes or tokens.
 
     Args:
@@ -279,14 +291,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         if flag(tied, "tied"):
             self.head.weight = self.token.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token: batch × tokens × vocabulary.
-
-        Args:
-            tokens: integers, batch × tokens, no more than positions.
-        """
-        return self.head(self.hidden(tokens))
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the head reads: batch × tokens × width."""
@@ -385,7 +389,7 @@ def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
 
 
-class Llama(nn.Module):
+class Llama(_LanguageModel):
     """A language model of :class:`LlamaBlock`.
 
     Args:
@@ -421,14 +425,6 @@ class Llama(nn.Module):
         if tied:
             self.head.weight = self.token.weight
         self.size = width // heads
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token: batch × tokens × vocabulary.
-
-        Args:
-            tokens: integers, batch × tokens.
-        """
-        return self.head(self.hidden(tokens))
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the head reads: batch × tokens × width."""

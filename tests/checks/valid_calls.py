@@ -355,7 +355,7 @@ ROWS = {
     ),
     "models.GPT": lambda: GPT | dict(context=8),
     **dict.fromkeys(
-        ["models.GPT.forward", "models.GPT.hidden"],
+        ["models.GPT.hidden"],
         lambda: dict(
             self=models.GPT(**GPT, context=8),
             tokens=torch.zeros(1, 2, dtype=torch.int64),
@@ -363,7 +363,7 @@ ROWS = {
     ),
     "models.Llama": lambda: GPT | dict(kv_heads=1, hidden=8),
     **dict.fromkeys(
-        ["models.Llama.forward", "models.Llama.hidden"],
+        ["models.Llama.hidden"],
         lambda: dict(
             self=models.Llama(**GPT, kv_heads=1, hidden=8),
             tokens=torch.zeros(1, 2, dtype=torch.int64),
