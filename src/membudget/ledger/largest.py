@@ -9,7 +9,7 @@ from math import inf, prod
 import torch
 from torch import nn
 
-from membudget.checks import flag, function, told, trained, whole
+from membudget.checks import flag, function, trained, whole
 from membudget.measuring import PeakTracker, format_bytes, witness
 from membudget.measuring.dry import Dry, Ran, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
@@ -85,7 +85,7 @@ def largest_batch(
     size = steps.largest(limit)
     if size and not check:
         return size
-    real = _RealSteps(model, loss, batch, of, optimizer, steps)
+    real = _RealSteps(steps, optimizer)
     least = steps.least
     if not size:
         needs = f"{format_bytes(steps.peak(least))}, more"
@@ -105,17 +105,10 @@ class _RealSteps:
     """Real steps of a copy of the model, seen only by the allocator."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batch: tuple[torch.Tensor, ...],
-        of: int | None,
-        optimizer: torch.optim.Optimizer | None,
-        dry: "_Steps",
+        self, dry: "_Steps", optimizer: torch.optim.Optimizer | None
     ) -> None:
-        self.model, self.loss, self.batch = model, loss, batch
-        self.of, self.optimizer, self.dry = of, optimizer, dry
-        self.device = next((p.device for p in model.parameters()), None)
+        self.dry, self.of, self.optimizer = dry, dry.of, optimizer
+        self.device = next(dry.model.parameters()).device
         self._peaks: dict[int, float] = {}
 
     def peak(self, size: int) -> float:
@@ -129,13 +122,11 @@ class _RealSteps:
 
     def _above(self, size: int) -> int:
         """Of a step, beyond what exists before it."""
-        model, stepper = copy.deepcopy((self.model, self.optimizer))
-        rows = partial(_resized, size=self.of or size)
-        parts = tuple(
-            rows(t, device=self.device or t.device) for t in self.batch
-        )
+        model, stepper = copy.deepcopy((self.dry.model, self.optimizer))
+        rows = partial(_resized, size=self.of or size, device=self.device)
+        parts = tuple(rows(t) for t in self.dry.batch)
         cut = size if self.of else None
-        step = Step(model, self.loss, parts, stepper, micro_batch=cut)
+        step = Step(model, self.dry.loss, parts, stepper, micro_batch=cut)
         model.zero_grad()
         return witness(step, self.device)
 
@@ -208,19 +199,12 @@ class _Steps:
             late = False
             if self.of and 2 * size <= self.of:
                 late = True  # the second is as large, and finds gradients
-            elif self.of and size < self.of and not self._is_low(size):
+            elif self.of and size < self.of:
                 sizes = size, self.of - size
             ran = self._dry(self.of or size, self._passes, *sizes, late=late)
             most = max(ran.peak, self._update + self.inputs(size))
             self._peaks[size] = most
         return self._peaks[size]
-
-    def _is_low(self, size: int) -> bool:
-        """Whether the second of two micro-batches surely needs less."""
-        if not self._lines:
-            return False
-        rest = told(self.of) - size
-        return self.line(rest) < 0.9 * self.line(size, first=True)
 
     def line(self, size: int, first: bool = False) -> int:
         """The same by the lines; ``first`` for a first micro-batch alone."""
