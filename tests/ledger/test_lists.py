@@ -96,9 +96,3 @@ def test_the_default_is_the_cpu():
         for lists in ({}, {"lists": "cpu"}, {"lists": "cuda"})
     )
     assert default == cpu != cuda
-
-
-def test_other_lists():
-    message = "there is no list of operators for 'gpu': use one of cpu, cuda"
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        predict(SHAPE, 4, 8, recipe="fp32", lists="gpu")

@@ -115,10 +115,6 @@ def refused(message):
             "use an even number",
         ),
         (
-            {"family": "bert"},
-            "there is no family of transformers 'bert': use one of gpt, llama",
-        ),
-        (
             {"kv_heads": 2},
             "the family gpt has as many heads of keys as of queries and an "
             "MLP of 4 × width: leave kv_heads and hidden out, or use the "
@@ -179,7 +175,6 @@ class Odd(nn.Linear):
 @pytest.mark.parametrize(
     ("layers", "sample", "message"),
     [
-        ([SAME], (), "the sample has no dimension"),
         ([nn.Linear(4, 4).double()], (4,), "not in fp32: .* predict's recipe"),
         (
             [SAME, nn.Linear(4, 4).requires_grad_(False)],

@@ -16,7 +16,6 @@ from membudget.ledger.formulas import (
 from membudget.ledger.largest import largest_batch
 from membudget.ledger.lines import PeakLine, peak_at, peak_lines
 from membudget.ledger.networks import (
-    FAMILIES,
     GPT2,
     LLAMA3_8B,
     PRESETS,
@@ -38,7 +37,6 @@ from membudget.ledger.recipes import (
 from membudget.ledger.walk import PaperMoment, Prediction
 
 __all__ = [
-    "FAMILIES",
     "GPT2",
     "LLAMA3_8B",
     "OPTIMIZERS",

@@ -274,7 +274,7 @@ class _Written:
         rows = self.batch * shape.heads * self.tokens
         if shape.fused:
             y = op.fused_attention(self.paper, q, k, v, rows)
-            self.paper.rows[-1].kept = self.kept
+            self.paper.last.kept = self.kept
             return y
         y = op.unfused_attention(
             self.paper,
@@ -351,35 +351,20 @@ class _Written:
 GPT2 = Transformer(50257, 768, 12, 12, 1024, tied=True)
 """GPT-2's published shape, 124 439 808 parameters (Radford et al. 2019)."""
 
-LLAMA3_8B = Transformer(
-    128256, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
-)
+_llama = partial(Transformer, family="llama", kv_heads=8)
+
+LLAMA3_8B = _llama(128256, 4096, 32, 32, hidden=14336)
 """Llama 3's, 8 030 261 248 parameters (Grattafiori et al. 2024, arXiv
 2407.21783, table 3)."""
 
 PRESETS = {
     "GPT-2 124M": GPT2,
     "GPT-2 XL 1.5B": Transformer(50257, 1600, 48, 25, 1024, tied=True),
-    "Llama 3.2 1B": Transformer(
-        128256,
-        2048,
-        16,
-        32,
-        hidden=8192,
-        kv_heads=8,
-        family="llama",
-        tied=True,
-    ),
-    "Llama 2 7B": Transformer(
-        32000, 4096, 32, 32, hidden=11008, family="llama"
-    ),
-    "Mistral 7B": Transformer(
-        32000, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
-    ),
+    "Llama 3.2 1B": _llama(128256, 2048, 16, 32, hidden=8192, tied=True),
+    "Llama 2 7B": _llama(32000, 4096, 32, 32, hidden=11008, kv_heads=32),
+    "Mistral 7B": _llama(32000, 4096, 32, 32, hidden=14336),
     "Llama 3 8B": LLAMA3_8B,
-    "Llama 3 70B": Transformer(
-        128256, 8192, 80, 64, hidden=28672, kv_heads=8, family="llama"
-    ),
+    "Llama 3 70B": _llama(128256, 8192, 80, 64, hidden=28672),
 }
 """Well-known shapes."""
 
@@ -415,9 +400,7 @@ class Chain:
                 f"{type(self.model).__name__} is no Sequential: use one, or "
                 "membudget.ledger.account for any other model"
             )
-        sizes = listed(self.sample, "the sample", "sizes", 0)
-        if not sizes:
-            raise ValueError("the sample has no dimension: give its shape")
+        sizes = listed(self.sample, "the sample", "sizes")
         sample = tuple(whole(size, "a size of the sample") for size in sizes)
         object.__setattr__(self, "sample", sample)
         segments = tuple(
@@ -506,7 +489,7 @@ def _chosen(
     """The numbers of the blocks or segments that are checkpointed."""
     if isinstance(checkpointed, bool):
         return set(range(count * checkpointed))
-    if isinstance(checkpointed, Integral):
+    if isinstance(checkpointed, int | Integral):
         name = f"checkpointed, the number of {unit}s,"
         return set(range(whole(checkpointed, name, 0, count)))
     use = f"numbers of {unit}s, how many of the first, True or False"

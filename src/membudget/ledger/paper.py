@@ -56,7 +56,6 @@ class Row:
 
     Attributes:
         name: module and operator, for people (``"blocks.0.up linear"``).
-        operator: the operator (``"linear"``).
         reads: the tensors that it reads; ``watches`` are those that merely
             live as long, because a variable of Python's holds them.
         makes: the tensors that it returns. A view takes no bytes.
@@ -73,7 +72,6 @@ class Row:
     """
 
     name: str
-    operator: str
     reads: tuple[PaperTensor, ...]
     makes: tuple[PaperTensor, ...]
     saves: tuple[PaperTensor, ...] = ()
@@ -194,7 +192,6 @@ class Paper:
         name = " ".join([".".join(self._module), operator]).strip()
         row = Row(
             name,
-            operator,
             reads,
             makes,
             steps=tuple(step for step in steps if step[0] not in idle),
