@@ -164,16 +164,6 @@ def test_the_first_stages_of_a_chain_are_a_schedule():
         assert (found.start, found.peak) == (step.start, step.peak)
 
 
-@pytest.mark.few(9)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "by CUDA's lists"])
-def test_other_batches(net, precision):
-    network = NETS[net]()
-    tokens = [9] if isinstance(network, Transformer) else []
-    for batch in (1 if net != "convnet" else 2, 33):  # a norm wants two
-        same(network, batch, *tokens, **PRECISIONS[precision])
-
-
 MASTER = product(
     ("master", "master-fp32-gradients"),
     ("adam", "momentum", "sgd"),
@@ -205,40 +195,12 @@ def test_master_copies_to_the_byte(
     assert (predicted.start, predicted.peak) == (tracker.start, tracker.peak)
 
 
-CHUNKED = product(
-    ("gpt", "llama"),
-    (False, True),
-    PRECISIONS,
-    (1, 2, 3, 4),
-    (None, 2, 4),
-    (False, True, (1,)),
-)
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("family", "tied", "precision", "chunks", "micro", "blocks"),
-    part_of(CHUNKED, RNG, 12),
-)
-def test_a_loss_in_chunks_to_the_byte(
-    family, tied, precision, chunks, micro, blocks
-):
-    """With a vocabulary above the width, so that the loss can be the peak."""
-    shape = Transformer(100, 16, 2, 4, context=16, family=family, tied=tied)
-    options = {
-        "loss_chunks": chunks,
-        "micro_batch": micro,
-        "checkpointed": blocks,
-    }
-    same(shape, 5, 11, **PRECISIONS[precision], **options)
-
-
 # Any network -------------------------------------------------------------
 
 
 @st.composite
 def steps(draw):
-    precision = PRECISIONS[draw(st.sampled_from(["fp32", "bf16", "autocast"]))]
+    precision = PRECISIONS[draw(st.sampled_from([*PRECISIONS]))]
     run = {
         "checkpointed": draw(st.booleans()),
         "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
@@ -246,7 +208,7 @@ def steps(draw):
     return precision | run | draw(st.sampled_from([*STEPS.values()]))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(34))
 @given(
     transformers(),
     st.integers(1, 5),
@@ -255,6 +217,8 @@ def steps(draw):
     st.sampled_from([None, 1, 2, 3, 101]),
 )
 def test_any_transformer(shape, batch, tokens, options, chunks):
+    """Its loss in chunks, too; the vocabulary may be above the width, so
+    that the loss is the peak."""
     same(shape, batch, tokens, loss_chunks=chunks, **options)
 
 
@@ -309,7 +273,7 @@ def chains(draw):
 
 
 @settings(max_examples=examples(30))
-@given(chains(), st.integers(2, 5), steps())
+@given(chains(), st.sampled_from([2, 3, 5, 33]), steps())
 def test_any_chain(chain, batch, options):
     same(chain, batch, **options)
 
