@@ -82,7 +82,7 @@ PEERS = {
     "eleutherai": {
         "what": "calc/calc_transformer_mem.py of EleutherAI/cookbook "
         "(commit c2af7db), 'Transformer Math 101', one GPU: its formula in "
-        "membudget.ledger.peers.eleutherai.",
+        "tools/peers.py.",
         "leaves_out": "Logits and loss, fused attention (it always counts "
         "the scores), tied heads, a gated MLP's activations, an optimizer "
         "other than 12 bytes per parameter; checkpointing takes away the "
@@ -406,8 +406,11 @@ def vramcalc(shape, batch, tokens, recipe, checkpointed):
 
 
 def eleutherai(shape, batch, tokens, recipe, checkpointed):
-    from membudget.ledger.peers import eleutherai
-
+    if recipe == "bf16":
+        return {
+            "cannot": "its optimizer takes 12 bytes per parameter, a master "
+            "copy among them, and no option changes that"
+        }
     settings = {
         "--kv-size-ratio": shape.kv_heads / shape.heads,
         "--ffn-expansion-factor": shape.hidden / shape.width,
@@ -419,14 +422,39 @@ def eleutherai(shape, batch, tokens, recipe, checkpointed):
             "--disable-mixed-precision": True,
             "--low-prec-bytes-per-val": 4,
         }
-    try:
-        found = eleutherai(shape, batch, tokens, recipe, checkpointed)
-    except ValueError:
-        return {
-            "cannot": "its optimizer takes 12 bytes per parameter, a master "
-            "copy among them, and no option changes that"
-        }
+    found = eleutherai_parts(shape, batch, tokens, recipe, checkpointed)
     return {"settings": settings, "total": sum(found.values()), "parts": found}
+
+
+def eleutherai_parts(shape, batch, tokens, recipe, checkpointed):
+    """EleutherAI's formula, in its own terms, in bytes.
+
+    From ``calc/calc_transformer_mem.py`` of EleutherAI/cookbook (commit
+    c2af7db; Anthony and Schoelkopf, "Transformer Math 101", 2023) for one
+    GPU, without experts. It is written for mixed precision, 2 + 4 + 12 bytes
+    per parameter; in ``"fp32"`` it is asked for 4 bytes of each parameter
+    and activation, and its optimizer keeps 12. Checkpointing drops the scores
+    and nothing else.
+    """
+    low = {"fp32": 4, "autocast": 2}[recipe]
+    h, depth, s = shape.width, shape.depth, tokens
+    linears = 3 if shape.family == "llama" else 2
+    ratio = shape.kv_heads / shape.heads
+    parameters = (
+        2 * shape.vocabulary * h  # embedding and head
+        + h * s  # positions
+        + 8 * h * depth
+        + 2 * h
+        + int(2 * (1 + ratio) * depth * h * h)
+        + int(linears * depth * h * (shape.hidden / h) * h)
+    )
+    scores = 0 if checkpointed else (2 * low + 1) * shape.heads * s
+    return {
+        "model": parameters * low,
+        "gradients": parameters * 4,
+        "optimizer": parameters * 12,
+        "activations": s * batch * depth * (h * (16 * low + 2) + scores),
+    }
 
 
 def llm_analysis(shape, batch, tokens, recipe, checkpointed):

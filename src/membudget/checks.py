@@ -30,10 +30,6 @@ def whole(
 
     Numpy's whole numbers and those in a tensor are, ``True`` and 3.0 are not.
     Without bounds it may be as large as :data:`MOST`, on either side of 0.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is too small or too large.
     """
     number = value if type(value) is int else _index(value)
     if number is None:
@@ -59,10 +55,7 @@ def number(
 ) -> float:
     """The value, if it is a number in a range; exact ones stay exact.
 
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is NaN, too small or too large, or infinite where that
-            is not allowed; ``above`` itself is too small.
+    ``above`` itself is too small, and NaN is never a number.
     """
     kind = "a number" if infinite else "a finite number"
     use = _range(kind, least, most, above)
@@ -85,32 +78,19 @@ def number(
 
 
 def told(value: Thing | None) -> Thing:
-    """The value, which is there.
-
-    Raises:
-        RuntimeError: it is None, so the caller was wrong.
-    """
+    """The value, which is there."""
     if value is None:
         raise RuntimeError("a value that should be there is missing")
     return value
 
 
 def flag(value: bool, name: str) -> bool:
-    """The value, if it is True or False.
-
-    Raises:
-        TypeError: it is something else, true or not.
-    """
+    """The value, if it is True or False."""
     return instance(value, bool, name, "True or False")
 
 
 def one_of(value: object, names: Iterable[str], what: str) -> str:
-    """The value, if it is among the names.
-
-    Raises:
-        TypeError: it is no string.
-        ValueError: it is another one.
-    """
+    """The value, if it is among the names."""
     names = list(names)
     if isinstance(value, str) and value in names:
         return value
@@ -126,45 +106,28 @@ def instance(
     name: str,
     use: str,
 ) -> Thing:
-    """The value, if it is of a kind; ``use`` says of which.
-
-    Raises:
-        TypeError: it is of another.
-    """
+    """The value, if it is of a kind; ``use`` says of which."""
     if not isinstance(value, kind):
         raise refused(name, value, use)
     return value
 
 
 def function(value: Thing, name: str, use: str = "a function") -> Thing:
-    """The value, if it can be called.
-
-    Raises:
-        TypeError: it cannot.
-    """
+    """The value, if it can be called."""
     if not callable(value):
         raise refused(name, value, use)
     return value
 
 
 def module(value: Thing, name: str = "the model") -> Thing:
-    """The value, if it is a module of PyTorch.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """The value, if it is a module of PyTorch."""
     return instance(value, nn.Module, name, "a torch.nn.Module")
 
 
 def trained(
     model: nn.Module, use: str = "hand over the model of the step"
 ) -> list[nn.Parameter]:
-    """The model's parameters that are trained, if there are any.
-
-    Raises:
-        TypeError: it is no module.
-        ValueError: there are none.
-    """
+    """The model's parameters that are trained, if there are any."""
     found = [p for p in module(model).parameters() if p.requires_grad]
     if not found:
         raise ValueError(
@@ -177,22 +140,13 @@ def trained(
 def stepper(
     value: torch.optim.Optimizer, name: str = "the optimizer"
 ) -> torch.optim.Optimizer:
-    """The value, if it is an optimizer of PyTorch.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """The value, if it is an optimizer of PyTorch."""
     kind = torch.optim.Optimizer
     return instance(value, kind, name, "a torch.optim.Optimizer")
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if its step takes the gradients that are there.
-
-    Raises:
-        TypeError: it is no optimizer.
-        ValueError: its step needs a closure, as LBFGS'.
-    """
+    """The optimizer, if its step takes existing gradients: not LBFGS."""
     taken = signature(stepper(optimizer).step).parameters.get("closure")
     if taken is not None and taken.default is taken.empty:
         raise ValueError(
@@ -204,12 +158,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def device(value: object, name: str = "device") -> torch.device:
-    """The device, on this machine or not; ``"cuda"`` stays without a number.
-
-    Raises:
-        TypeError: it is neither a name nor a ``torch.device``.
-        ValueError: PyTorch has no device of this name.
-    """
+    """The device, here or not; ``"cuda"`` stays without a number."""
     use = "a name, such as 'cpu' or 'cuda:0', or a torch.device"
     instance(value, str | torch.device, name, use)
     try:
@@ -219,10 +168,10 @@ def device(value: object, name: str = "device") -> torch.device:
 
 
 def iterable(values: Iterable, name: str, what: str) -> Iterable:
-    """The values, if there is a way through them; ``what`` says of what.
+    """The values, if they can be iterated; neither text nor a mapping.
 
-    Raises:
-        TypeError: there is none, or they are text or a mapping.
+    Args:
+        what: what they are, as ``"tensors"``.
     """
     try:
         if isinstance(values, str | bytes | Mapping):
@@ -236,11 +185,11 @@ def iterable(values: Iterable, name: str, what: str) -> Iterable:
 def listed(
     values: Iterable[Thing], name: str, what: str, least: int = 1
 ) -> list[Thing]:
-    """The values as a list of Python's; ``what`` says of what.
+    """The values of an ordered collection, no text, as a list of Python's.
 
-    Raises:
-        TypeError: it is no list, tuple or other collection in an order.
-        ValueError: it holds fewer than ``least``.
+    Args:
+        what: what they are, as ``"tensors"``.
+        least: how many there have to be.
     """
     other = str, bytes, Mapping, set, frozenset
     plain = type(values) in (list, tuple)  # by far most
@@ -259,12 +208,7 @@ def listed(
 
 
 def scalar_loss(loss: object) -> torch.Tensor:
-    """The loss, if a backward pass can start from it.
-
-    Raises:
-        TypeError: it is no tensor.
-        ValueError: it has several elements or none, or no graph.
-    """
+    """The loss, if it is a tensor of one element with a graph."""
     if not isinstance(loss, torch.Tensor):
         raise TypeError(
             f"the loss is a {type(loss).__name__}: backward needs a tensor "
@@ -292,9 +236,6 @@ def check_heads(
         width: of a token's vector, which the heads share.
         kv_heads: heads of keys and values, which the heads share.
         paired: whether each head's numbers are paired for rotary positions.
-
-    Raises:
-        ValueError: they do not.
     """
     if width % heads:
         raise ValueError(
@@ -314,11 +255,7 @@ def check_heads(
 
 
 def check_positions(tokens: int, context: int) -> None:
-    """Refuse more tokens than there are learned positions.
-
-    Raises:
-        ValueError: there are more.
-    """
+    """Refuse more tokens than there are learned positions."""
     if tokens > context:
         raise ValueError(
             f"{tokens} tokens are more than the {context} learned positions: "

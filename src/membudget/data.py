@@ -11,12 +11,11 @@ def digits(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The 1 797 handwritten digits that ship inside scikit-learn.
 
+    Args:
+        dtype: of the images, with fractions.
+
     Returns:
         Images, 1 797 × 64, from 0 to 1 in steps of 1/16; labels 0 to 9.
-
-    Raises:
-        TypeError: a dtype that is none.
-        ValueError: one without fractions.
     """
     use = "a torch.dtype with fractions"
     if not instance(dtype, torch.dtype, "dtype", use).is_floating_point:

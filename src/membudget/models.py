@@ -17,8 +17,17 @@ from membudget.checks import (
     number,
     whole,
 )
-from membudget.checks import device as checked_device
 
+__all__ = [
+    "GPT",
+    "Block",
+    "Llama",
+    "chain",
+    "chunked_loss",
+    "convnet",
+    "mlp",
+    "mlp_blocks",
+]
 MOST, MOST_LAYERS = 2**20, 1000
 """Of a size, and of layers or blocks."""
 
@@ -28,12 +37,8 @@ def mlp(
 ) -> nn.Sequential:
     """A multilayer perceptron: ``depth`` linear layers with ReLU between.
 
-    The defaults take the 8 × 8 digits of :func:`membudget.data.digits`.
-
-    Raises:
-        TypeError: a size that is no whole number.
-        ValueError: a size below 1 or above 2²⁰, fewer than two layers or
-            more than 1 000.
+    The defaults take the 8 × 8 digits of :func:`membudget.data.digits`. It
+    has two layers or more.
     """
     inputs, width = _size(inputs, "inputs"), _size(width, "width")
     depth, outputs = _layers(depth, 2), _size(outputs, "outputs")
@@ -49,9 +54,6 @@ def chain(width: int = 64, depth: int = 16) -> nn.Sequential:
 
     What checkpointing is measured on. The defaults are for a laptop;
     ``chain(1024, 20)`` is the deep MLP of the lab.
-
-    Raises:
-        TypeError, ValueError: as :func:`mlp`, but for a single stage.
     """
     width, depth = _size(width, "width"), _layers(depth)
     return nn.Sequential(
@@ -70,10 +72,6 @@ def convnet(
     For each number of channels a 3 × 3 convolution, batch norm, ReLU and
     max pooling, which halves the picture; then the mean over the picture
     and a linear layer.
-
-    Raises:
-        TypeError: a size that is no whole number.
-        ValueError: a size below 1 or above 2²⁰, or no channels.
     """
     inputs, outputs = _size(inputs, "inputs"), _size(outputs, "outputs")
     channels = [
@@ -101,23 +99,17 @@ class MLPBlock(nn.Module):
     """A residual block without attention: norm, up, GELU, down, sum.
 
     Args:
-        width: numbers in and out.
-        ratio: of the hidden layer to the width.
-
-    Raises:
-        TypeError, ValueError: as :func:`mlp`.
+        width: numbers in and out; the hidden layer has four times as many.
     """
 
-    def __init__(self, width: int, ratio: int = 4) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        width, ratio = _size(width, "width"), _size(ratio, "ratio")
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, ratio * width)
+        self.up = nn.Linear(width, 4 * width)
         self.gelu = nn.GELU()
-        self.down = nn.Linear(ratio * width, width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _tensor(x, "x")
         return x + self.down(self.gelu(self.up(self.norm(x))))
 
 
@@ -127,9 +119,6 @@ def mlp_blocks(
     """Residual blocks, and a linear layer for the logits.
 
     ``mlp_blocks(1024, 32)`` is the network of the lab on mixed precision.
-
-    Raises:
-        TypeError, ValueError: as :func:`mlp`, but for a single block.
     """
     width, depth = _size(width, "width"), _layers(depth)
     outputs = _size(outputs, "outputs")
@@ -145,14 +134,8 @@ class Block(nn.Module):
         heads: attention heads.
         fused: whether attention is one operator; otherwise the matrix of
             scores, tokens × tokens for each head, is there.
-        dropout: share of zeros after attention's softmax (not fused only)
-            and before each of the two sums.
-
-    Raises:
-        TypeError: a size that is no whole number, or another argument of a
-            wrong kind.
-        ValueError: a size below 1 or above 2²⁰, heads that do not divide
-            the width, or a share that is not from 0 to 1.
+        dropout: share of zeros, from 0 to 1, after attention's softmax (not
+            fused only) and before each of the two sums.
     """
 
     def __init__(
@@ -227,18 +210,13 @@ def attention(
     Args:
         q, k, v: batch × heads × tokens × d.
         drop: applied to the weights, batch × heads × tokens × tokens.
-
-    Raises:
-        TypeError: something else than tensors and a function.
     """
-    _tensor(q, "q"), _tensor(k, "k"), _tensor(v, "v")
-    function(drop, "drop")
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     later = torch.ones(
         scores.shape[-2:], dtype=torch.bool, device=q.device
     ).triu(1)
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    return _tensor(drop(weights), "what drop returned") @ v
+    return drop(weights) @ v
 
 
 def _size(value: int, name: str) -> int:
@@ -249,10 +227,9 @@ def _layers(depth: int, least: int = 1) -> int:
     return whole(depth, "depth", least, MOST_LAYERS)
 
 
-def _tensor(x: torch.Tensor, name: str, ndim: int | None = None):
+def _tensor(x: torch.Tensor, name: str, ndim: int) -> torch.Tensor:
     """The tensor, if it has this many dimensions."""
-    instance(x, torch.Tensor, name, "a tensor")
-    if ndim is not None and x.ndim != ndim:
+    if instance(x, torch.Tensor, name, "a tensor").ndim != ndim:
         raise ValueError(
             f"{name} has {x.ndim} dimensions: use a tensor with {ndim}"
         )
@@ -265,7 +242,19 @@ def _heads(width: int, heads: int) -> tuple[int, int]:
     return width, heads
 
 
-class GPT(nn.Module):
+class _LanguageModel(nn.Module):
+    """A ``head``, and as ``hidden`` what it reads."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token: batch × tokens × vocabulary.
+
+        Args:
+            tokens: integers, batch × tokens; of a GPT no more than positions.
+        """
+        return self.head(self.hidden(tokens))
+
+
+class GPT(_LanguageModel):
     """A small GPT over bytes or tokens.
 
     Args:
@@ -276,10 +265,6 @@ class GPT(nn.Module):
         heads: attention heads in each block.
         fused, dropout: of each :class:`Block`.
         tied: whether the head's weight is the token embedding's.
-
-    Raises:
-        TypeError, ValueError: as :class:`Block`; or no blocks, or more than
-            1 000.
     """
 
     def __init__(
@@ -307,24 +292,8 @@ class GPT(nn.Module):
         if flag(tied, "tied"):
             self.head.weight = self.token.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token: batch × tokens × vocabulary.
-
-        Args:
-            tokens: integers, batch × tokens.
-
-        Raises:
-            TypeError: something else than a tensor.
-            ValueError: more tokens than positions, or not two dimensions.
-        """
-        return self.head(self.hidden(tokens))
-
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the head reads: batch × tokens × width.
-
-        Args, Raises:
-            as :meth:`forward`.
-        """
+        """What the head reads: batch × tokens × width."""
         _tensor(tokens, "tokens", 2)
         check_positions(tokens.shape[1], self.position.num_embeddings)
         place = torch.arange(tokens.shape[1], device=tokens.device)
@@ -343,10 +312,6 @@ class LlamaBlock(nn.Module):
         kv_heads: heads of keys and values.
         hidden: width of the gated MLP.
         fused: as for :class:`Block`.
-
-    Raises:
-        TypeError, ValueError: as :class:`Block`; or heads that cannot share
-            those of keys and values, or cannot be turned in pairs.
     """
 
     def __init__(
@@ -358,10 +323,6 @@ class LlamaBlock(nn.Module):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        width, heads = _size(width, "width"), _size(heads, "heads")
-        kv_heads, hidden = _size(kv_heads, "kv_heads"), _size(hidden, "hidden")
-        flag(fused, "fused")
-        check_heads(width, heads, kv_heads, paired=True)
         self.heads, self.kv_heads, self.fused = heads, kv_heads, fused
         shared = width // heads * kv_heads
         self.norm1 = nn.RMSNorm(width, eps=1e-5)
@@ -375,8 +336,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = _tensor(x, "x", 3).shape
-        _tensor(turns, "turns", 2)
+        batch, tokens, width = x.shape
         normed = self.norm1(x)
         q, k, v = (
             part(normed).view(batch, tokens, heads, -1).transpose(1, 2)
@@ -415,16 +375,7 @@ def rotary(
 
     Pair i of position t turns by t · 500 000^(−2i/size) (Su et al. 2021,
     arXiv 2104.09864, with the base of Llama 3).
-
-    Raises:
-        TypeError: a number that is not whole, or no device.
-        ValueError: a number below 1 or above 2²⁰, or an odd size.
     """
-    tokens, size = _size(tokens, "tokens"), _size(size, "size")
-    if size % 2:
-        raise ValueError(f"size is {size}: use an even number, of pairs")
-    if device is not None:
-        device = checked_device(device)
     pairs = torch.arange(0, size, 2, device=device) / size
     angles = torch.outer(
         torch.arange(tokens, device=device), 500_000.0**-pairs
@@ -433,27 +384,18 @@ def rotary(
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """x, … × tokens × size, with each pair of numbers turned.
-
-    Raises:
-        TypeError: something else than tensors.
-    """
-    _tensor(x, "x"), _tensor(turns, "turns")
+    """x, … × tokens × size, with each pair of numbers turned."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).type_as(x)
 
 
-class Llama(nn.Module):
+class Llama(_LanguageModel):
     """A language model of :class:`LlamaBlock`.
 
     Args:
         vocabulary: number of tokens.
         width, depth, heads, kv_heads, hidden, fused: of the blocks.
         tied: whether the head's weight is the token embedding's.
-
-    Raises:
-        TypeError, ValueError: as :class:`LlamaBlock`; or no blocks, or more
-            than 1 000.
     """
 
     def __init__(
@@ -469,7 +411,10 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         vocabulary, depth = _size(vocabulary, "vocabulary"), _layers(depth)
-        width, heads = _heads(width, heads)
+        width, heads = _size(width, "width"), _size(heads, "heads")
+        kv_heads, hidden = _size(kv_heads, "kv_heads"), _size(hidden, "hidden")
+        check_heads(width, heads, kv_heads, paired=True)
+        flag(fused, "fused"), flag(tied, "tied")
         self.token = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
             LlamaBlock(width, heads, kv_heads, hidden, fused)
@@ -477,28 +422,12 @@ class Llama(nn.Module):
         )
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        if flag(tied, "tied"):
+        if tied:
             self.head.weight = self.token.weight
         self.size = width // heads
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next token: batch × tokens × vocabulary.
-
-        Args:
-            tokens: integers, batch × tokens.
-
-        Raises:
-            TypeError: something else than a tensor.
-            ValueError: not two dimensions.
-        """
-        return self.head(self.hidden(tokens))
-
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the head reads: batch × tokens × width.
-
-        Args, Raises:
-            as :meth:`forward`.
-        """
+        """What the head reads: batch × tokens × width."""
         _tensor(tokens, "tokens", 2)
         turns = rotary(tokens.shape[1], self.size, tokens.device)
         x = self.token(tokens)
@@ -525,12 +454,6 @@ def chunked_loss(
         targets: batch × tokens, whole numbers below the vocabulary. All of
             them count.
         chunks: into which the tokens are cut.
-
-    Raises:
-        TypeError: an argument of a wrong kind, or a head that returns
-            something else than a tensor.
-        ValueError: tensors with other dimensions, targets for other tokens,
-            or chunks below 1.
 
     Example:
         >>> hidden = model.hidden(tokens)

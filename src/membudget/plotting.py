@@ -59,16 +59,10 @@ class MonitorPlot:
 
     Args:
         monitor: what is drawn.
-        every: :meth:`update` draws at the first call and at every
-            ``every``-th after it. Drawing takes a tenth of a second.
 
     Attributes:
         figure: the matplotlib figure, closed for pyplot, so that a notebook
             does not show it twice.
-
-    Raises:
-        TypeError: ``every`` is no whole number.
-        ValueError: it is below 1.
 
     Example:
         >>> plot = MonitorPlot(monitor)
@@ -78,14 +72,12 @@ class MonitorPlot:
         >>> plot.draw()
     """
 
-    def __init__(self, monitor: "MemoryMonitor", every: int = 10) -> None:
+    def __init__(self, monitor: "MemoryMonitor") -> None:
         import matplotlib.pyplot as plt
 
-        from membudget.checks import whole
         from membudget.measuring.units import UNITS, format_bytes
 
-        self.monitor, self.every = monitor, whole(every, "every")
-        self._calls = 0
+        self.monitor, self._calls = monitor, 0
         self._peaks: list[int] = []
         self._handle = None  # of the picture on the page
         unit = format_bytes(monitor.budget).split()[1]
@@ -125,8 +117,11 @@ class MonitorPlot:
         )
 
     def update(self) -> None:
-        """Draw, if it is time: call it after each call of the monitor."""
-        if self._calls % self.every == 0:
+        """Draw at every tenth call: call it after each of the monitor's.
+
+        Drawing takes a tenth of a second.
+        """
+        if self._calls % 10 == 0:
             self.draw()
         self._calls += 1
 
@@ -165,9 +160,9 @@ def plot_run(axes: "Axes", run: "Run") -> None:
     """Draw what the tape machine counted, action by action.
 
     Stacked steps from below: checkpoints, tapes, recomputed tapes, the value
-    at work, the gradient on its way back (with what gradients stay),
-    workspace. A band
-    behind them says where stages run again, and a dot marks the peak.
+    at work, the gradient on its way back (with the gradients that stay),
+    workspace. A band behind them says where stages run again, and a dot
+    marks the peak.
 
     Args:
         axes: matplotlib's, to draw on.

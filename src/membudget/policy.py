@@ -20,12 +20,7 @@ MOST, MOST_LAYERS = 2**14, 1000
 
 
 class _Block(nn.Module):
-    """A pre-norm transformer block in which all tokens see each other.
-
-    Args:
-        width: size of a token's vector, a multiple of ``heads``.
-        heads: attention heads.
-    """
+    """A pre-norm transformer block in which all tokens see each other."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -61,11 +56,6 @@ class Policy(nn.Module):
     Attributes:
         checkpointed: how many blocks, the first ones, keep nothing but their
             input and run again in the backward pass; 0 at first.
-
-    Raises:
-        TypeError: a size that is no whole number.
-        ValueError: one that is too small or too large, heads that do not
-            divide the width, or patches that do not divide the picture.
     """
 
     def __init__(

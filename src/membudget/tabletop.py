@@ -109,13 +109,9 @@ def scenes(
     """Random scenes, the gripper open and empty.
 
     Args:
-        count: how many.
+        count: how many, up to 2¹⁶.
         generator: of PyTorch, on the CPU.
         pairs: colours and sides that the instructions ask for.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a count below 1 or above 2¹⁶, or a pair that is none.
     """
     count = whole(count, "count", 1, MOST)
     use = "a torch.Generator"
@@ -161,9 +157,8 @@ def scenes(
 def tokens(text: str) -> torch.Tensor:
     """An instruction as :data:`WORDS` places in the vocabulary.
 
-    Raises:
-        TypeError: no text.
-        ValueError: too many words, none, or one that is unknown.
+    Args:
+        text: 1 to :data:`WORDS` words of :data:`VOCABULARY`.
     """
     instance(text, str, "text", "an instruction in words")
     words = text.lower().split()
@@ -234,10 +229,6 @@ def step(of: Scenes, actions: torch.Tensor) -> Scenes:
         of: n scenes; they stay as they are.
         actions: n × 3 whole numbers: pixels along x and along y, cut to
             :data:`REACH`, and 1 to close or 0 to open.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: actions of another shape.
     """
     _scenes(of)
     instance(actions, torch.Tensor, "actions", "a tensor, n × 3")
@@ -292,15 +283,13 @@ def rollout(
         plan: gives the next actions, n × k × 3 whole numbers, k from 1. A
             scene that is solved gets no more.
         look: how many of them are done before the policy looks again.
-        steps: of an episode.
+        steps: of an episode, up to 1 000.
 
     Returns:
         The scenes before each step and after the last.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: numbers below 1, more than 1 000 steps, or actions of
-            another shape.
+        ValueError: actions of another shape.
     """
     _scenes(start), function(plan, "plan")
     look = whole(look, "look")
@@ -338,9 +327,6 @@ def examples(
         from where it is now, in half pictures, and 1 where it closes; and
         which of these are real, n × :data:`CHUNK`: those up to the end of
         the episode.
-
-    Raises:
-        TypeError, ValueError: as for :func:`scenes`.
     """
     now = moments(count, generator, pairs)
     pictures, feels = render(now), senses(now)
@@ -395,11 +381,7 @@ def interval(solved: int, episodes: int) -> tuple[float, float]:
 
     Args:
         solved: episodes with success.
-        episodes: independent ones.
-
-    Raises:
-        TypeError: a number that is not whole.
-        ValueError: no episodes, or more solved than there are.
+        episodes: independent ones, up to 2¹⁶.
     """
     episodes = whole(episodes, "episodes", 1, MOST)
     share, z = whole(solved, "solved", 0, episodes) / episodes, 1.96

@@ -13,7 +13,7 @@ import signal
 import types
 import typing
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from math import inf, isfinite, isinf, isnan, nan
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import sklearn.datasets  # noqa: F401  (its import takes seconds)
 import torch
 import traitlets
 from anywidget import AnyWidget
-from valid_calls import ROOMS, ROWS, STAND_INS, own
+from valid_calls import ROOMS, ROWS, STAND_INS, arguments, own, starred
 
 import membudget
 from membudget import widgets
@@ -33,36 +33,20 @@ from tests.soak import SOAK
 SECONDS = 2
 PACKAGE = str(Path(membudget.__file__).parent)
 
-MADE_BY_THE_PACKAGE = {
-    "accumulation": "Footprint GradientNoise PeakLine Recovered Report Window",
-    "checkpointing": "Action ImpossibleAction Moment Run Segments Stages",
-    "ledger": (
-        "Account Optimizer PaperMoment PeakLine Prediction Recipe States"
-    ),
-    "measuring": (
-        "Allocation Fit MemoryReading Operator OutOfMemoryReport Reading "
-        "SnapshotSummary Status Timing"
-    ),
-    "planning": "Answer Choice Work",
-    "precision": "Lost",
-    "schedules": "FrontierPoint",
-    "sharding": (
-        "CheckpointError DeadlineError Finished Held Loaded Moments Place "
-        "RankError Simulation Traffic ZeroStage"
-    ),
-    "tabletop": "Scenes",
-    "widgets": "Whole Widget format_bytes",
-}
-"""Results, errors and types: nobody else calls them."""
-
-STARTS_PROCESSES = {"sharding.torchrun"}
+NEEDS_PROCESSES = {"sharding.shard", "sharding.torchrun"}
 WRITES_FILES = {"sharding.save_checkpoint"}
-LEFT_OUT = (
-    STARTS_PROCESSES
-    | WRITES_FILES
-    | {"sharding.shard", "widgets.Whole.validate"}
-)
-"""Need processes or files; their own tests refuse what is wrong."""
+THE_PACKAGE_CALLS = {
+    "accumulation.Window",
+    "ledger.Chain.write",
+    "ledger.Transformer.write",
+    "widgets.Whole",
+    "widgets.Whole.validate",
+    "widgets.Widget",
+    "widgets.format_bytes",
+}
+LEFT_OUT = NEEDS_PROCESSES | WRITES_FILES | THE_PACKAGE_CALLS
+"""The first two have their own tests of what is wrong, the last trust their
+callers."""
 
 
 class Odd:
@@ -145,12 +129,11 @@ def public() -> dict[str, typing.Callable]:
     found = {}
     for room in ROOMS:
         short = room.__name__.partition(".")[2]
-        ours = MADE_BY_THE_PACKAGE.get(short, "").split()
         for name in own(room):
             thing = getattr(room, name)
             if not callable(thing) or thing in found.values():
                 continue
-            if name not in ours:
+            if not is_result(thing):
                 found[f"{short}.{name}"] = thing
             if not isinstance(thing, type):
                 continue
@@ -168,6 +151,15 @@ def public() -> dict[str, typing.Callable]:
         for name, thing in found.items()
         if parameters(thing) and name not in LEFT_OUT
     }
+
+
+def is_result(thing: typing.Callable) -> bool:
+    """Whether the package makes them, without checks: results and errors."""
+    if not isinstance(thing, type):
+        return isinstance(thing, types.GenericAlias)
+    checked = "__post_init__" in vars(thing)
+    plain = dataclasses.is_dataclass(thing) and not checked
+    return plain or issubclass(thing, BaseException | tuple | enum.Enum)
 
 
 def parameters(thing: typing.Callable) -> dict[str, object]:
@@ -198,14 +190,10 @@ def defaults(thing: typing.Callable) -> dict[str, object]:
     }
 
 
-def test_rows_give_what_has_no_default():
+def test_rows_give_arguments():
     assert set(ROWS) <= set(THINGS)
-    for name, thing in THINGS.items():
-        given = ROWS.get(name, dict)().keys() - {"self"}
-        taken = parameters(thing).keys()
-        assert given <= taken, name
-        if not name.startswith("widgets."):  # a trait has its own default
-            assert taken - defaults(thing).keys() <= given, name
+    for name, row in ROWS.items():
+        assert row().keys() - {"self"} <= parameters(THINGS[name]).keys(), name
 
 
 @pytest.mark.parametrize("name", THINGS)
@@ -228,30 +216,30 @@ def test_wrong_arguments(name):
 
 def valid(name, /, **others):
     """A call with the row's arguments, some replaced; and the arguments."""
-    thing, row = THINGS[name], ROWS.get(name, dict)()
+    thing = THINGS[name]
+    given = defaults(thing) | arguments(name, thing)
     function = STAND_INS.get(name, thing)
-    if "self" in row:
-        function = partial(function, row.pop("self"))
-    given = defaults(thing) | row
-    arguments = {k: given[k] for k in parameters(thing) if k in given}
-    starred = starred_in(name)
+    if name not in STAND_INS and "self" in given:
+        function = partial(function, given["self"])
+    taken = {k: given[k] for k in parameters(thing) if k in given}
+    several = starred(thing)
 
     def call():
-        rest = arguments | others
-        if starred is None:
+        rest = taken | others
+        if several is None:
             return function(**rest)
-        order = list(arguments)
-        before = [rest.pop(key) for key in order[: order.index(starred)]]
-        return function(*before, *rest.pop(starred), **rest)
+        order = list(taken)
+        before = [rest.pop(key) for key in order[: order.index(several)]]
+        return function(*before, *rest.pop(several), **rest)
 
-    return call, arguments
+    return call, taken
 
 
 def tried(name, argument, value) -> str:
     """What is wrong with how the function takes a wrong value."""
     hint = parameters(THINGS[name])[argument]
     given = value
-    if argument == starred_in(name):
+    if argument == starred(THINGS[name]):
         given = (value, *valid(name)[1][argument][1:])
     call, _ = valid(name, **{argument: given})
     allowed = (TypeError, ValueError, ERRORS.get(name, TypeError))
@@ -271,14 +259,6 @@ def tried(name, argument, value) -> str:
     except AssertionError as error:
         return str(error)
     return ""
-
-
-@cache
-def starred_in(name) -> str | None:
-    taken = inspect.signature(THINGS[name]).parameters.values()
-    return {p.kind: p.name for p in taken}.get(
-        inspect.Parameter.VAR_POSITIONAL
-    )
 
 
 def must_refuse(hint, value, name, argument) -> bool:

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
 from membudget import ledger
 from membudget.checkpointing import ATTENTION
 from membudget.ledger import operators as op
+from membudget.ledger.paper import Paper, PaperTensor
+from membudget.ledger.walk import walk
 from membudget.measuring import PeakTracker, trace_step
 from membudget.models import chunked_loss
 from membudget.precision import Autocast
@@ -105,7 +107,7 @@ def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
             return model(*batch).sum()
 
     tracker = trace_step(model, loss, *batch)
-    paper = ledger.Paper(cast)
+    paper = Paper(cast)
     parameters = [
         paper.parameter(p.numel(), itemsize) for p in model.parameters()
     ]
@@ -113,10 +115,16 @@ def alone(run, write, *shapes, weights=(), batch=(), itemsize=4, cast=None):
     xs = [op.scale(paper, p) for p in parameters[: len(shapes)]]
     y = write(paper, *xs, *parameters[len(shapes) :], *inputs)
     paper.rows[-1].watches += tuple(xs)  # arguments live until it returns
-    op.total(paper, op.scale(paper, y))
-    predicted = ledger.walk([paper], inputs=sum(t.nbytes for t in batch))
+    total(paper, op.scale(paper, y))
+    predicted = walk([paper], inputs=sum(t.nbytes for t in batch))
     agree(predicted, tracker)
     return predicted.saved - paper.rows[-1].makes[0].bytes
+
+
+def total(paper, x):
+    """``x.sum()``: its gradient is one number, shown as often as needed."""
+    loss = PaperTensor(1, x.itemsize)
+    paper.write("sum", (x,), (loss,), gives=((x, "g"),))
 
 
 def agree(predicted, tracker, micro=False):
@@ -232,30 +240,28 @@ def chosen(parts, checkpointed):
     return parts[: len(parts) if checkpointed is True else checkpointed]
 
 
-def both(
+def traced(
     network,
     batch,
     *tokens,
+    optimizer,
     recipe="fp32",
     lists=None,
-    optimizer=None,
     micro_batch=None,
     checkpointed=False,
     loss_chunks=None,
     foreach=False,
     kept_attention=False,
 ):
-    """A step predicted and traced.
+    """The step that ``predict`` predicts with these arguments.
 
     Args:
-        network: a transformer's shape, or a chain.
-        batch, *tokens, others: as for ``predict``; recipes without a master
-            copy.
+        recipe: one without a master copy.
         lists: whose autocast :class:`membudget.precision.Autocast` is on;
             None: PyTorch's for a CPU.
 
     Returns:
-        The prediction and the tracker.
+        Its tracker, and the bytes of the model's buffers.
     """
     torch.manual_seed(0)
     context = nullcontext
@@ -288,26 +294,15 @@ def both(
             optimizer=MAKE[optimizer](model.parameters(), foreach),
             micro_batch=micro_batch,
         )
-    predicted = ledger.predict(
-        network,
-        batch,
-        *tokens,
-        recipe=recipe,
-        lists=lists or "cpu",
-        optimizer=optimizer,
-        micro_batch=micro_batch,
-        checkpointed=checkpointed,
-        loss_chunks=loss_chunks,
-        foreach=foreach,
-        buffers=buffers,
-        **({"kept_attention": True} if kept_attention else {}),
-    )
-    return predicted, tracker
+    return tracker, buffers
 
 
-def same(network, batch, *tokens, **options):
+def same(network, batch, *tokens, optimizer=None, **options):
     """Predicted and traced are the same; returns the prediction."""
-    predicted, tracker = both(network, batch, *tokens, **options)
+    step = network, batch, *tokens
+    options["optimizer"] = optimizer
+    tracker, buffers = traced(*step, **options)
+    predicted = ledger.predict(*step, buffers=buffers, **options)
     micro = options.get("micro_batch")
     agree(predicted, tracker, bool(micro) and micro < batch)
     return predicted

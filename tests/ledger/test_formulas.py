@@ -17,10 +17,10 @@ from membudget.ledger import (
     Transformer,
     activations,
     block_activations,
-    head_activations,
     korthikanti,
-    walk,
 )
+from membudget.ledger.formulas import head_activations
+from membudget.ledger.walk import walk
 from membudget.measuring import SavedBytes, trace_step
 from membudget.models import rotary
 from tests.soak import examples, part_of

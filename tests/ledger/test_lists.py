@@ -11,7 +11,7 @@ import torch
 from ledger_helpers import autocast, classify, same, within
 from torch import nn
 
-from membudget.ledger import Chain, Paper, Transformer, predict
+from membudget.ledger import Chain, Transformer, predict
 from membudget.measuring import SavedBytes
 from membudget.models import mlp_blocks
 
@@ -96,13 +96,3 @@ def test_the_default_is_the_cpu():
         for lists in ({}, {"lists": "cpu"}, {"lists": "cuda"})
     )
     assert default == cpu != cuda
-
-
-def test_other_lists():
-    message = "there is no list of operators for 'gpu': use one of cpu, cuda"
-    for call in (
-        lambda: Paper(2, "gpu"),
-        lambda: predict(SHAPE, 4, 8, recipe="fp32", lists="gpu"),
-    ):
-        with pytest.raises(ValueError, match=f"^{message}$"):
-            call()

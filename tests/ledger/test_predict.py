@@ -54,14 +54,13 @@ PRECISIONS = {
 
 
 def mixed():
-    """Every activation function; under autocast the norm reads 16 bits."""
+    """Both activation functions; under autocast the norm reads 16 bits."""
     return nn.Sequential(
         nn.Linear(12, 60),
         nn.LayerNorm(60),
         nn.GELU(),
         nn.Linear(60, 30, bias=False),
-        nn.SiLU(),
-        nn.Dropout(0.1),
+        nn.ReLU(),
         nn.Sequential(nn.Linear(30, 30), nn.ReLU()),
         nn.Linear(30, 10),
     )
@@ -72,7 +71,7 @@ NETS = {
     "convnet": lambda: Chain(
         convnet((8, 16)), (3, 8, 8), ((0, 1, 2, 3), (4, 5, 6, 7))
     ),
-    "mixed": lambda: Chain(mixed(), (12,), ((0, 1, 2), (4, 5, 6))),
+    "mixed": lambda: Chain(mixed(), (12,), ((0, 1, 2), (3, 4, 5))),
     "residual": lambda: Chain(mlp_blocks(12, 3), (12,), ((0,), (1, 2))),
     "gpt": lambda: Transformer(40, 16, 2, 4, context=16),
     "gpt, not fused": lambda: Transformer(
@@ -165,16 +164,6 @@ def test_the_first_stages_of_a_chain_are_a_schedule():
         assert (found.start, found.peak) == (step.start, step.peak)
 
 
-@pytest.mark.few(9)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "by CUDA's lists"])
-def test_other_batches(net, precision):
-    network = NETS[net]()
-    tokens = [9] if isinstance(network, Transformer) else []
-    for batch in (1 if net != "convnet" else 2, 33):  # a norm wants two
-        same(network, batch, *tokens, **PRECISIONS[precision])
-
-
 MASTER = product(
     ("master", "master-fp32-gradients"),
     ("adam", "momentum", "sgd"),
@@ -206,40 +195,12 @@ def test_master_copies_to_the_byte(
     assert (predicted.start, predicted.peak) == (tracker.start, tracker.peak)
 
 
-CHUNKED = product(
-    ("gpt", "llama"),
-    (False, True),
-    PRECISIONS,
-    (1, 2, 3, 4),
-    (None, 2, 4),
-    (False, True, (1,)),
-)
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    ("family", "tied", "precision", "chunks", "micro", "blocks"),
-    part_of(CHUNKED, RNG, 12),
-)
-def test_a_loss_in_chunks_to_the_byte(
-    family, tied, precision, chunks, micro, blocks
-):
-    """With a vocabulary above the width, so that the loss can be the peak."""
-    shape = Transformer(100, 16, 2, 4, context=16, family=family, tied=tied)
-    options = {
-        "loss_chunks": chunks,
-        "micro_batch": micro,
-        "checkpointed": blocks,
-    }
-    same(shape, 5, 11, **PRECISIONS[precision], **options)
-
-
 # Any network -------------------------------------------------------------
 
 
 @st.composite
 def steps(draw):
-    precision = PRECISIONS[draw(st.sampled_from(["fp32", "bf16", "autocast"]))]
+    precision = PRECISIONS[draw(st.sampled_from([*PRECISIONS]))]
     run = {
         "checkpointed": draw(st.booleans()),
         "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
@@ -247,7 +208,7 @@ def steps(draw):
     return precision | run | draw(st.sampled_from([*STEPS.values()]))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(34))
 @given(
     transformers(),
     st.integers(1, 5),
@@ -256,6 +217,8 @@ def steps(draw):
     st.sampled_from([None, 1, 2, 3, 101]),
 )
 def test_any_transformer(shape, batch, tokens, options, chunks):
+    """Its loss in chunks, too; the vocabulary may be above the width, so
+    that the loss is the peak."""
     same(shape, batch, tokens, loss_chunks=chunks, **options)
 
 
@@ -275,7 +238,7 @@ def chains(draw):
     sample = (channels, side, side) if picture else (channels,)
     layers = []
     for _ in range(draw(st.integers(0, 6))):
-        kinds = [nn.ReLU, nn.GELU, nn.SiLU, lambda: nn.Dropout(0.1)]
+        kinds = [nn.ReLU, nn.GELU]
         kind = draw(st.sampled_from(["weights", "norm", "pool", *kinds]))
         if kind == "weights":
             before, channels = channels, draw(st.sampled_from([1, 4, 8, 20]))
@@ -310,14 +273,14 @@ def chains(draw):
 
 
 @settings(max_examples=examples(30))
-@given(chains(), st.integers(2, 5), steps())
+@given(chains(), st.sampled_from([2, 3, 5, 33]), steps())
 def test_any_chain(chain, batch, options):
     same(chain, batch, **options)
 
 
 def test_what_the_outer_of_two_sequences_still_holds():
     """Nothing before it is trained, so no tape holds it either."""
-    inner = nn.Sequential(nn.GELU(), nn.Tanh())
+    inner = nn.Sequential(nn.GELU(), nn.ReLU())
     model = nn.Sequential(nn.ReLU(), inner, nn.Linear(16, 5))
     predicted = same(Chain(model, (16,)), 64)
     first = [m.live - predicted.start for m in predicted.moments[:3]]

@@ -201,30 +201,3 @@ def test_a_fused_adam_makes_nothing():
     fused, at_once = peak(fused=True), peak(foreach=True)
     assert 0 <= fused - gradients <= 64
     assert 0 <= at_once - gradients - 3 * 4000 <= 128
-
-
-# What cannot be ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (
-            ("fp8", "adam"),
-            "recipe 'fp8': use one of fp32, autocast, bf16, master, "
-            "master-fp32-gradients",
-        ),
-        (
-            ("fp32", "Adam"),
-            "optimizer 'Adam': use one of sgd, momentum, adam, adam-8bit",
-        ),
-    ],
-)
-def test_names_that_do_not_exist(names, message):
-    with pytest.raises(ValueError, match=f"^there is no {message}"):
-        bytes_per_parameter(*names)
-
-
-def test_neither_a_model_nor_sizes():
-    with pytest.raises(TypeError, match=r"^set is neither a model nor"):
-        states({4})

@@ -2,20 +2,15 @@
 
 import dataclasses
 
-import pytest
 import torch
+from ledger_helpers import total
 from torch import nn
 
 from membudget import ledger
-from membudget.ledger import (
-    Paper,
-    PaperMoment,
-    PaperTensor,
-    Segment,
-    Transformer,
-    walk,
-)
+from membudget.ledger import PaperMoment, Transformer
 from membudget.ledger import operators as op
+from membudget.ledger.paper import Paper
+from membudget.ledger.walk import walk
 from membudget.measuring import CATEGORIES, PHASES, trace_step
 
 
@@ -33,7 +28,7 @@ def two_layers(checkpointed=False):
     z = op.linear(paper, y, second, 1)
     if checkpointed:
         paper.checkpoint(0)
-    op.total(paper, z)
+    total(paper, z)
     return paper
 
 
@@ -118,66 +113,12 @@ def test_the_optimizers_moments_come_last():
     assert found.at_peak is found.moments[-2]  # the first of equal ones
 
 
-def test_a_tensor_used_twice_gets_two_gradients_and_their_sum():
-    paper = Paper()
-    x = op.scale(paper, paper.parameter(5))
-    y = op.multiply(paper, op.of_output(paper, x, "relu"), op.scale(paper, x))
-    op.total(paper, y)
-    found = walk([paper])
-    names = [m.row for m in found.moments]
-    sums = [name for name in names if "sum of gradients" in name]
-    assert sums == ["relu (sum of gradients)"]
-
-
-def test_a_weight_used_twice_has_one_gradient():
-    """Two arrive, are added, and only the sum is a gradient."""
-    paper = Paper()
-    x, w = paper.input(4), paper.parameter(16)
-    y = op.linear(paper, op.linear(paper, x, w, 4), w, 4)
-    op.total(paper, y)
-    found = walk([paper])
-    end = found.moments[-1]
-    assert end.row == "linear (sum of gradients)"
-    assert end.split["gradients"] == 64
-    assert found.moments[-2].split["gradients"] == 0
-
-
-def test_views_take_no_bytes_and_keep_the_whole():
-    paper = Paper()
-    x = op.scale(paper, paper.parameter(6))
-    a, b = op.split(paper, x, (2, 4))
-    assert (a.bytes, b.bytes, a.storage, b.base) == (8, 16, x, x)
-    op.total(paper, op.of_input(paper, b, "gelu"))
-    found = walk([paper])
-    assert found.moments[0].live == found.moments[1].live
-    assert found.saved == 24 + 4
-
-
-def test_a_segment_makes_what_its_last_row_makes():
-    paper = two_layers(True)
-    segment, total = paper.rows
-    assert isinstance(segment, Segment)
-    assert segment.makes == total.reads
-
-
 def test_rows_are_named_after_their_modules():
     paper = Transformer(depth=2).write(1, 4)
     names = [row.name for row in paper.rows]
     assert "blocks.1.up linear" in names
     assert "blocks.0 gelu" in names
     assert names[-1] == "nll_loss"
-
-
-def test_nothing_to_walk_through():
-    with pytest.raises(ValueError, match=r"^there is nothing to walk through"):
-        walk([])
-
-
-def test_tensors_on_paper():
-    tensor = PaperTensor(6, 2)
-    assert (tensor.bytes, tensor.storage, tensor.trained) == (12, tensor, True)
-    assert not Paper().input(3).trained
-    assert Paper().parameter(3).kind == "parameter"
 
 
 def test_a_chain_by_hand_is_the_tracker_too():
@@ -192,8 +133,7 @@ def test_a_chain_by_hand_is_the_tracker_too():
 def test_results_cannot_be_changed():
     made = [k for k in vars(ledger).values() if isinstance(k, type)]
     made = [k for k in made if dataclasses.is_dataclass(k)]
-    changing = [k for k in made if not k.__dataclass_params__.frozen]
-    assert {k.__module__ for k in changing} == {"membudget.ledger.paper"}
+    assert all(k.__dataclass_params__.frozen for k in made)
 
 
 def test_a_row_that_makes_nothing_has_what_is_alive_then():

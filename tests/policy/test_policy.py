@@ -127,7 +127,6 @@ def test_it_learns(model, batch):
     [
         (dict(patch=7), "7 pixels do not divide"),
         (dict(width=6, heads=4), "width 6 is not a multiple"),
-        (dict(depth=0), "depth is 0"),
     ],
 )
 def test_wrong_shapes_are_refused(shape, words):

@@ -11,20 +11,17 @@ from membudget.ledger.account import Account, account
 from membudget.ledger.formulas import (
     activations,
     block_activations,
-    head_activations,
     korthikanti,
 )
 from membudget.ledger.largest import largest_batch
 from membudget.ledger.lines import PeakLine, peak_at, peak_lines
 from membudget.ledger.networks import (
-    FAMILIES,
     GPT2,
     LLAMA3_8B,
     PRESETS,
     Chain,
     Transformer,
 )
-from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
 from membudget.ledger.predict import predict, rules
 from membudget.ledger.recipes import (
     OPTIMIZERS,
@@ -37,10 +34,9 @@ from membudget.ledger.recipes import (
     states,
     update_workspace,
 )
-from membudget.ledger.walk import PaperMoment, Prediction, walk
+from membudget.ledger.walk import PaperMoment, Prediction
 
 __all__ = [
-    "FAMILIES",
     "GPT2",
     "LLAMA3_8B",
     "OPTIMIZERS",
@@ -49,21 +45,16 @@ __all__ = [
     "Account",
     "Chain",
     "Optimizer",
-    "Paper",
     "PaperMoment",
-    "PaperTensor",
     "PeakLine",
     "Prediction",
     "Recipe",
-    "Row",
-    "Segment",
     "States",
     "Transformer",
     "account",
     "activations",
     "block_activations",
     "bytes_per_parameter",
-    "head_activations",
     "korthikanti",
     "largest_batch",
     "optimizer_bytes",
@@ -73,5 +64,4 @@ __all__ = [
     "rules",
     "states",
     "update_workspace",
-    "walk",
 ]

@@ -80,19 +80,10 @@ def account(
             lives until the backward pass is over.
         *batch: tensors, on ``meta`` too, with the samples along their first
             dimension.
-        optimizer: of the model's parameters; its states are made in the dry
-            run.
-        micro_batch: samples that run at once.
-        keep_gradients: the gradients stay from step to step, as after
-            ``zero_grad(set_to_none=False)``.
-        inference: only ``loss(model, *batch)``, under
-            ``torch.inference_mode()``; what it returns lives until the end.
-        on: the device that ``meta`` stands for.
-        estimate: do not refuse the operators of
-            :data:`membudget.measuring.UNSURE`; the bytes may be too few.
+        others: as for :func:`membudget.measuring.trace_step` and
+            :func:`membudget.measuring.dry_run`.
 
     Raises:
-        TypeError: an argument of a wrong kind.
         ValueError: a model that does not run without data, and what
             :func:`membudget.measuring.dry_run` refuses.
         RuntimeError: something compiled is called.

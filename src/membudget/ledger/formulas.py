@@ -31,10 +31,6 @@ def block_activations(
     masks of D numbers for each token.
     (Compare Korthikanti et al. 2022, arXiv 2205.05198, section 4.1, and
     :func:`korthikanti`.)
-
-    Raises:
-        TypeError: sizes that are no whole numbers, another shape or flag.
-        ValueError: sizes below 1.
     """
     batch, tokens, s = _checked(shape, batch, tokens, itemsize)
     d, n = shape.width, batch * tokens
@@ -62,13 +58,8 @@ def head_activations(
     b·t·s·V for the log-probabilities, the last norm's tensors, and two
     numbers of the loss. (The loss's own backward pass needs three tensors of
     b·t·V numbers at once.)
-
-    Raises:
-        TypeError: sizes that are no whole numbers, another shape or flag.
-        ValueError: sizes below 1.
     """
-    batch, tokens, s = _checked(shape, batch, tokens, itemsize)
-    d, n = shape.width, batch * tokens
+    d, n, s = shape.width, batch * tokens, itemsize
     norm = n * (2 * s * d + 2 * s)
     if shape.family == "llama":
         norm = n * (s * d + 4 * d + 4 * d + 4)
@@ -83,10 +74,6 @@ def activations(
     The blocks, what comes after them, and before them the positions: 8·t
     bytes of their numbers (``"gpt"``), or of the turns, 8 bytes for each
     pair of a head's numbers (``"llama"``).
-
-    Raises:
-        TypeError: sizes that are no whole numbers, another shape or flag.
-        ValueError: sizes below 1.
     """
     batch, tokens, itemsize = _checked(shape, batch, tokens, itemsize)
     blocks = shape.depth * block_activations(shape, batch, tokens, itemsize)
@@ -103,10 +90,6 @@ def korthikanti(batch: int, tokens: int, width: int, heads: int) -> int:
     letters: s tokens, batch b, width h, a heads. It holds for a 16-bit
     GPT-2 block with dropout, masks of one byte and attention operator by
     operator; fused attention does away with the second term.
-
-    Raises:
-        TypeError: sizes that are no whole numbers.
-        ValueError: sizes below 1.
     """
     s, b = whole(tokens, "tokens"), whole(batch, "batch")
     h, a = whole(width, "width"), whole(heads, "heads")

@@ -9,7 +9,7 @@ from math import inf, prod
 import torch
 from torch import nn
 
-from membudget.checks import flag, function, module, told, trained, whole
+from membudget.checks import flag, function, trained, whole
 from membudget.measuring import PeakTracker, format_bytes, witness
 from membudget.measuring.dry import Dry, Ran, no_large_mask, refuse_unsure
 from membudget.measuring.fakes import SMALL, is_whole
@@ -18,7 +18,6 @@ from membudget.measuring.step import (
     LOSS,
     Loss,
     Step,
-    only_forward,
     only_tensors,
     parts_of,
     samples_of,
@@ -36,9 +35,6 @@ def largest_batch(
     limit: int,
     of: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    keep_gradients: bool = False,
-    inference: bool = False,
-    on: torch.device | str = "cpu",
     check: bool = False,
 ) -> int:
     """The most samples whose step stays within a memory limit.
@@ -52,12 +48,13 @@ def largest_batch(
     1 sample, as under batch norm, it is asked for at least 2.
 
     Args:
+        model, loss, optimizer: as for :func:`account`.
         *batch: an example; its rows are repeated to each size, those of
             integers and booleans with their values while they take at most
             16 MiB.
-        limit: bytes of tensors, up to 2⁶⁰. Leave a reserve for blocks,
+        limit: bytes of tensors, from 1 to 2⁶⁰. Leave a reserve for blocks,
             workspaces and the context.
-        of: samples of an optimizer step of which the answer is the
+        of: samples of an optimizer step, up to 2⁴⁰, of which the answer is the
             micro-batch, the last one perhaps smaller. All of them are alive,
             and every micro-batch but the first finds gradients.
         check: let real steps of the answer and of one sample more decide,
@@ -65,41 +62,31 @@ def largest_batch(
             (:func:`membudget.measuring.witness`). A copy of the model takes
             them, and the largest goes a little beyond the limit. Needed where
             a dry run does not know the bytes of an operator.
-        others: as for :func:`account`; ``micro_batch`` is what is asked for.
 
     Raises:
         ValueError: not even the smallest batch fits, an example whose
             tensors have no samples or not the same number, a check of what
-            has no data, another limit, and what :func:`account` refuses.
-        TypeError: a limit that is no whole number, a check that is not True
-            or False, and what :func:`account` refuses.
+            has no data, and what :func:`account` refuses.
     """
     limit = whole(limit, "limit", 1, 2**60)
-    module(model)
-    only_tensors(batch)
-    flag(check, "check")
-    function(loss, "loss", LOSS)
-    flag(keep_gradients, "keep_gradients"), flag(inference, "inference")
-    samples_of(batch)
     if of is not None:
         of = whole(of, "of", 1, 2**40)
-    if inference:
-        only_forward(optimizer, of, keep_gradients)
-    else:
-        trained(model, "hand over the model of the step, or inference=True")
+    flag(check, "check"), function(loss, "loss", LOSS)
+    trained(model)
+    only_tensors(batch)
+    samples_of(batch)
     if check and any(t.is_meta for t in [*model.parameters(), *batch]):
         raise ValueError(
             "the model or the example is on meta, and real steps are to "
             "check the answer: use a device and data, or no check"
         )
-    dry = Dry(model, *batch, optimizer=optimizer, on=on)
-    kept = {"keep_gradients": keep_gradients, "inference": inference}
-    steps = _Steps(model, dry, loss, batch, of, estimate=check, **kept)
+    dry = Dry(model, *batch, optimizer=optimizer, on="cpu")
+    steps = _Steps(model, dry, loss, batch, of, estimate=check)
 
     size = steps.largest(limit)
     if size and not check:
         return size
-    real = _RealSteps(model, loss, batch, of, optimizer, steps, **kept)
+    real = _RealSteps(steps, optimizer)
     least = steps.least
     if not size:
         needs = f"{format_bytes(steps.peak(least))}, more"
@@ -119,18 +106,10 @@ class _RealSteps:
     """Real steps of a copy of the model, seen only by the allocator."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batch: tuple[torch.Tensor, ...],
-        of: int | None,
-        optimizer: torch.optim.Optimizer | None,
-        dry: "_Steps",
-        **kept: bool,
+        self, dry: "_Steps", optimizer: torch.optim.Optimizer | None
     ) -> None:
-        self.model, self.loss, self.batch = model, loss, batch
-        self.of, self.optimizer, self.dry, self.kept = of, optimizer, dry, kept
-        self.device = next((p.device for p in model.parameters()), None)
+        self.dry, self.of, self.optimizer = dry, dry.of, optimizer
+        self.device = next(dry.model.parameters()).device
         self._peaks: dict[int, float] = {}
 
     def peak(self, size: int) -> float:
@@ -144,15 +123,11 @@ class _RealSteps:
 
     def _above(self, size: int) -> int:
         """Of a step, beyond what exists before it."""
-        model, stepper = copy.deepcopy((self.model, self.optimizer))
-        rows = partial(_resized, size=self.of or size)
-        parts = tuple(
-            rows(t, device=self.device or t.device) for t in self.batch
-        )
+        model, stepper = copy.deepcopy((self.dry.model, self.optimizer))
+        rows = partial(_resized, size=self.of or size, device=self.device)
+        parts = tuple(rows(t) for t in self.dry.batch)
         cut = size if self.of else None
-        step = Step(
-            model, self.loss, parts, stepper, micro_batch=cut, **self.kept
-        )
+        step = Step(model, self.dry.loss, parts, stepper, micro_batch=cut)
         model.zero_grad()
         return witness(step, self.device)
 
@@ -183,14 +158,10 @@ class _Steps:
         loss: Loss,
         batch: tuple[torch.Tensor, ...],
         of: int | None,
-        *,
-        keep_gradients: bool,
-        inference: bool,
         estimate: bool,
     ) -> None:
         self.model, self.dry, self.loss, self.batch = model, dry, loss, batch
-        self.of, self.keep, self.inference = of, keep_gradients, inference
-        self.estimate = estimate
+        self.of, self.estimate = of, estimate
         self._peaks: dict[int, int] = {}
         self._row = sum(t[:1].nbytes for t in batch)
         whole = sum(t[:1].nbytes for t in batch if is_whole(t))
@@ -211,7 +182,7 @@ class _Steps:
             made = held["optimizer"] - tracker.split(-1)["optimizer"]
             self._first_lines = _lines(tracker, prime, made)
             self._lines = self._first_lines
-            if keep_gradients or of:
+            if of:
                 self._lines = _lines(tracker, prime, made, self.gradients)
 
     def inputs(self, size: int) -> int:
@@ -220,32 +191,25 @@ class _Steps:
 
     def start(self, size: int) -> int:
         """Bytes before a step."""
-        return self.static + self.keep * self.gradients + self.inputs(size)
+        return self.static + self.inputs(size)
 
     def peak(self, size: int) -> int:
         """The most bytes of a step with this many samples at once."""
         if size not in self._peaks:
             sizes: tuple[int, ...] = (size,)
-            late = self.keep
+            late = False
             if self.of and 2 * size <= self.of:
                 late = True  # the second is as large, and finds gradients
-            elif self.of and size < self.of and not self._is_low(size):
+            elif self.of and size < self.of:
                 sizes = size, self.of - size
             ran = self._dry(self.of or size, self._passes, *sizes, late=late)
             most = max(ran.peak, self._update + self.inputs(size))
             self._peaks[size] = most
         return self._peaks[size]
 
-    def _is_low(self, size: int) -> bool:
-        """Whether the second of two micro-batches surely needs less."""
-        if not self._lines:
-            return False
-        rest = told(self.of) - size
-        return self.line(rest) < 0.9 * self.line(size, first=True)
-
     def line(self, size: int, first: bool = False) -> int:
         """The same by the lines; ``first`` for a first micro-batch alone."""
-        lines = self._lines if self.keep or not first else self._first_lines
+        lines = self._first_lines if first else self._lines
         most = max(constant + slope * size for constant, slope in lines)
         return max(most, self._update) + self.inputs(size)
 
@@ -301,8 +265,7 @@ class _Steps:
         if not late:
             model.zero_grad()
         existing = [model, *([optimizer] if optimizer else []), *batch]
-        grad = torch.inference_mode(self.inference)
-        with PeakTracker(*existing) as tracker, grad:
+        with PeakTracker(*existing) as tracker:
             start = 0
             for size in sizes:
                 tracker.mark("forward")
@@ -310,9 +273,6 @@ class _Steps:
                 if size < len(batch[0]):
                     part = tuple(t[start : start + size] for t in batch)
                 start += size
-                if self.inference:
-                    kept = loss(model, *part)
-                    continue
                 value, kept = parts_of(loss(model, *part))
                 if self.of and size < self.of:
                     value = value * (size / self.of)

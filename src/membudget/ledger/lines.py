@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from membudget.checks import listed, number, whole
+from membudget.checks import instance, listed, number, whole
 
 
 class PeakLine(NamedTuple):
@@ -31,9 +31,8 @@ def peak_lines(
             (:attr:`membudget.measuring.PeakTracker.timeline`) at each size.
 
     Raises:
-        TypeError: sizes or bytes that are no whole numbers.
-        ValueError: fewer than two sizes, operators that differ between the
-            sizes, or bytes that are not affine in the size.
+        ValueError: operators that differ between the sizes, or bytes that
+            are not affine in the size.
     """
     sizes = [
         whole(size, "a size") for size in listed(sizes, "sizes", "sizes", 0)
@@ -96,20 +95,12 @@ def _envelope(lines: Iterable[PeakLine]) -> list[PeakLine]:
 def peak_at(lines: Iterable[PeakLine], size: float) -> float:
     """Peak bytes at a micro-batch size: the maximum of the lines.
 
-    Raises:
-        TypeError: no lines of :func:`peak_lines`, or no number.
-        ValueError: an empty list, or a size that is not above 0; where two
-            lines cross, it need not be whole.
+    Args:
+        lines: of :func:`peak_lines`, one or more.
+        size: above 0; where two lines cross, it need not be whole.
     """
     size = number(size, "the size", above=0)
     lines = listed(lines, "lines", "lines of peak_lines")
-    return max(
-        constant + slope * size for constant, slope in map(_line, lines)
-    )
-
-
-def _line(line: PeakLine) -> PeakLine:
-    numbers = listed(line, "a line", "whole numbers", 2)
-    if len(numbers) > 2:
-        raise ValueError("a line has more than two numbers: use a PeakLine")
-    return PeakLine(*(whole(n, "a number of a line", None) for n in numbers))
+    for line in lines:
+        instance(line, PeakLine, "a line", "a PeakLine")
+    return max(constant + slope * size for constant, slope in lines)

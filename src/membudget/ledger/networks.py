@@ -42,24 +42,17 @@ class Transformer:
     Args:
         vocabulary: tokens.
         width: size of a token's vector, D.
-        depth: blocks.
+        depth: blocks, at most 1 000.
         heads: attention heads, which divide the width.
         context: positions that are learned (``"gpt"``).
         hidden: width of the MLP; 4·D by default.
-        kv_heads: heads of keys and values (``"llama"``); as many as heads by
-            default.
+        kv_heads: heads of keys and values (``"llama"``), which divide the
+            heads; as many as heads by default.
         family: ``"gpt"`` (LayerNorm, learned positions, GELU, biases) or
             ``"llama"`` (RMSNorm, rotary positions, gated SiLU, no biases).
         tied: whether the head shares the token embedding's weight.
         fused: whether attention is one operator.
         dropout: whether there is dropout (``"gpt"``).
-
-    Raises:
-        TypeError: sizes that are no whole numbers, flags that are neither
-            True nor False, a family that is no string.
-        ValueError: sizes below 1, more than 1 000 blocks, heads that do not
-            divide the width or cannot share the heads of keys and
-            values, an unknown family, or what a family has not.
     """
 
     vocabulary: int = 256
@@ -151,11 +144,6 @@ class Transformer:
                 self.tied,
             )
 
-    def buffers(self, itemsize: int = 4) -> int:
-        """Bytes of the buffers: it has none."""
-        whole(itemsize, "itemsize")
-        return 0
-
     def write(
         self,
         batch: int,
@@ -164,57 +152,38 @@ class Transformer:
         itemsize: int = 4,
         autocast: int | None = None,
         lists: str = "cpu",
+        kernels: str = "cpu",
         checkpointed: bool | int | Sequence[int] = False,
         loss_chunks: int | None = None,
         kept_attention: bool = False,
-        kernels: str = "cpu",
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
         Args:
-            batch: sequences.
-            tokens: of each.
             itemsize: bytes of a parameter.
             autocast: bytes of a number in matrix products, where autocast
                 is on.
-            lists: whose autocast, as :class:`Paper`.
-            checkpointed: which blocks, each in a segment of its own: all or
-                none, the first *n*, or those of these numbers.
-            loss_chunks: into which the tokens are cut for the head and the
-                loss (:func:`membudget.models.chunked_loss`); None for the
-                plain loss.
-            kept_attention: whether checkpointed blocks keep attention's
-                results (:data:`membudget.checkpointing.ATTENTION`).
-            kernels: whose, as :class:`Paper`. On a GPU RMSNorm is one
-                operator. (LayerNorm always is.)
+            others: as for :func:`predict`, which checks them.
 
         Raises:
-            TypeError: an argument of a wrong kind.
-            ValueError: sizes below 1, more tokens than learned positions,
-                blocks that do not exist or are named twice, or attention to
-                be kept that is not fused.
+            ValueError: more tokens than learned positions, blocks that do
+                not exist or are named twice, or attention to be kept that is
+                not fused.
         """
-        if flag(kept_attention, "kept_attention") and not self.fused:
+        if kept_attention and not self.fused:
             raise ValueError(
                 "attention is to be kept, and here it is several operators: "
                 "use fused=True, or no kept_attention"
             )
-        batch, tokens = whole(batch, "batch"), whole(tokens, "tokens")
-        itemsize = whole(itemsize, "itemsize")
-        if loss_chunks is not None:
-            loss_chunks = whole(loss_chunks, "loss_chunks")
         if self.family == "gpt":
             check_positions(tokens, self.context)
-        return _Written(
-            self,
-            batch,
-            tokens,
-            itemsize,
-            Paper(autocast, lists, kernels),
-            _chosen(checkpointed, self.depth, "block"),
-            loss_chunks,
-            kept_attention,
-        ).paper
+        paper = Paper(autocast, lists, kernels)
+        chosen = _chosen(checkpointed, self.depth, "block")
+        written = _Written(
+            self, paper, batch, tokens, itemsize, kept_attention
+        )
+        written.write(chosen, loss_chunks)
+        return paper
 
 
 class _Uninitialised(TorchFunctionMode):
@@ -230,33 +199,28 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@dataclass
 class _Written:
     """A transformer's step on paper."""
 
-    def __init__(
-        self,
-        shape,
-        batch,
-        tokens,
-        itemsize,
-        paper,
-        checkpointed,
-        chunks,
-        kept,
-    ) -> None:
-        self.shape, self.batch, self.tokens = shape, batch, tokens
-        self.kept, self.itemsize = kept, itemsize
-        self.paper = paper
-        self.numbers = batch * tokens * shape.width
-        ids = paper.input(batch * tokens, 8)
-        targets = paper.input(batch * tokens, 8)
+    shape: Transformer
+    paper: Paper
+    batch: int
+    tokens: int
+    itemsize: int
+    kept: bool  # whether attention's results are
+
+    def write(self, checkpointed: set[int], chunks: int | None) -> None:
+        shape, paper = self.shape, self.paper
+        ids = paper.input(self.batch * self.tokens, 8)
+        targets = paper.input(self.batch * self.tokens, 8)
         table = self.weight(shape.vocabulary * shape.width)
         gpt = shape.family == "gpt"
         if gpt:
             x = self.gpt_start(table, ids)
         else:
             size = shape.width // shape.heads
-            self.turns = op.constant(paper, tokens * (size // 2), 8)
+            self.turns = op.constant(paper, self.tokens * (size // 2), 8)
             x = op.embedding(paper, table, ids, shape.width)
         for index in range(shape.depth):
             start = len(paper.rows)
@@ -310,7 +274,7 @@ class _Written:
         rows = self.batch * shape.heads * self.tokens
         if shape.fused:
             y = op.fused_attention(self.paper, q, k, v, rows)
-            self.paper.rows[-1].kept = self.kept
+            self.paper.last.kept = self.kept
             return y
         y = op.unfused_attention(
             self.paper,
@@ -342,7 +306,7 @@ class _Written:
     def gpt_block(self, x: PaperTensor) -> PaperTensor:
         paper, d = self.paper, self.shape.width
         qkv = self.linear(self.norm(x), "qkv", d, 3 * d)
-        q, k, v = op.split(paper, qkv, (self.numbers,) * 3)
+        q, k, v = op.split(paper, qkv, (self.batch * self.tokens * d,) * 3)
         attended = self.attend(q, k, v)
         y = self.linear(attended, "out", d, d)
         x = op.add(paper, x, self.drop(y), watches=(q, k, v, attended))
@@ -387,35 +351,20 @@ class _Written:
 GPT2 = Transformer(50257, 768, 12, 12, 1024, tied=True)
 """GPT-2's published shape, 124 439 808 parameters (Radford et al. 2019)."""
 
-LLAMA3_8B = Transformer(
-    128256, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
-)
+_llama = partial(Transformer, family="llama", kv_heads=8)
+
+LLAMA3_8B = _llama(128256, 4096, 32, 32, hidden=14336)
 """Llama 3's, 8 030 261 248 parameters (Grattafiori et al. 2024, arXiv
 2407.21783, table 3)."""
 
 PRESETS = {
     "GPT-2 124M": GPT2,
     "GPT-2 XL 1.5B": Transformer(50257, 1600, 48, 25, 1024, tied=True),
-    "Llama 3.2 1B": Transformer(
-        128256,
-        2048,
-        16,
-        32,
-        hidden=8192,
-        kv_heads=8,
-        family="llama",
-        tied=True,
-    ),
-    "Llama 2 7B": Transformer(
-        32000, 4096, 32, 32, hidden=11008, family="llama"
-    ),
-    "Mistral 7B": Transformer(
-        32000, 4096, 32, 32, hidden=14336, kv_heads=8, family="llama"
-    ),
+    "Llama 3.2 1B": _llama(128256, 2048, 16, 32, hidden=8192, tied=True),
+    "Llama 2 7B": _llama(32000, 4096, 32, 32, hidden=11008, kv_heads=32),
+    "Mistral 7B": _llama(32000, 4096, 32, 32, hidden=14336),
     "Llama 3 8B": LLAMA3_8B,
-    "Llama 3 70B": Transformer(
-        128256, 8192, 80, 64, hidden=28672, kv_heads=8, family="llama"
-    ),
+    "Llama 3 70B": _llama(128256, 8192, 80, 64, hidden=28672),
 }
 """Well-known shapes."""
 
@@ -436,12 +385,9 @@ class Chain:
             not checkpointed.
 
     Raises:
-        TypeError: another kind of model, a shape or segments that are not
-            of whole numbers.
-        ValueError: a shape that is not of positive numbers, segments that
-            are not of children one after the other or that overlap,
-            frozen parameters, parameters that several modules share or that
-            are not in fp32.
+        ValueError: segments that are not of children one after the other or
+            that overlap, frozen parameters, parameters that several modules
+            share or that are not in fp32.
     """
 
     model: nn.Sequential
@@ -454,36 +400,30 @@ class Chain:
                 f"{type(self.model).__name__} is no Sequential: use one, or "
                 "membudget.ledger.account for any other model"
             )
-        sizes = listed(self.sample, "the sample", "sizes", 0)
-        if not sizes:
-            raise ValueError("the sample has no dimension: give its shape")
+        sizes = listed(self.sample, "the sample", "sizes")
         sample = tuple(whole(size, "a size of the sample") for size in sizes)
         object.__setattr__(self, "sample", sample)
-        parts = listed(self.segments, "segments", "segments", 0)
         segments = tuple(
             tuple(
                 whole(child, "a number of a child", 0)
-                for child in listed(part, "a segment", "children", 0)
+                for child in listed(part, "a segment", "children")
             )
-            for part in parts
+            for part in listed(self.segments, "segments", "segments", 0)
         )
         object.__setattr__(self, "segments", segments)
         number = 0
         for part in segments:
-            if not part or list(part) != list(
-                range(part[0], part[0] + len(part))
+            run = range(part[0], part[0] + len(part))
+            if [*part] != [*run] or not number <= run.start < run.stop <= len(
+                self.model
             ):
                 raise ValueError(
                     f"the segment {part} is not of children one after the "
-                    "other: use numbers such as (2, 3, 4)"
+                    "other, overlaps or comes before the one before, or names "
+                    "children that do not exist: use numbers such as (2, 3, "
+                    f"4), of the children 0 to {len(self.model) - 1}"
                 )
-            if not number <= part[0] <= part[-1] < len(self.model):
-                raise ValueError(
-                    f"the segment {part} overlaps the one before, comes "
-                    "before it, or names children that do not exist: the "
-                    f"model has the children 0 to {len(self.model) - 1}"
-                )
-            number = part[-1] + 1
+            number = run.stop
         named = self.model.named_modules(remove_duplicate=False)
         parameters = [p for _, module in named for p in _own(module)]
         if len({id(p) for p in parameters}) < len(parameters):
@@ -502,14 +442,6 @@ class Chain:
                 "is no rule: use membudget.ledger.account"
             )
 
-    def buffers(self, itemsize: int = 4) -> int:
-        """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
-        itemsize = whole(itemsize, "itemsize")
-        return sum(
-            b.numel() * itemsize if b.is_floating_point() else b.nbytes
-            for b in self.model.buffers()
-        )
-
     def write(
         self,
         batch: int,
@@ -523,23 +455,15 @@ class Chain:
         """The forward pass and the loss, on paper.
 
         Args:
-            batch, itemsize, autocast, lists, kernels: as
-                :meth:`Transformer.write`.
-            checkpointed: which segments: all or none, the first *n*, or
-                those of these numbers.
+            others: as for :meth:`Transformer.write`.
 
         Raises:
-            TypeError: an argument of a wrong kind.
-            ValueError: a batch below 1, a module that has no rule, or
-                segments that do not exist or are named twice.
+            ValueError: a module that has no rule, or segments that do not
+                exist or are named twice.
         """
-        batch, itemsize = whole(batch, "batch"), whole(itemsize, "itemsize")
         chosen = _chosen(checkpointed, len(self.segments), "segment")
-        paper = Paper(autocast, lists, kernels)
-        x, shape = (
-            paper.input(batch * prod(self.sample), itemsize),
-            self.sample,
-        )
+        paper, shape = Paper(autocast, lists, kernels), self.sample
+        x = paper.input(batch * prod(shape), itemsize)
         targets = paper.input(batch, 8)
         parts = [self.segments[number] for number in chosen]
         starts, ends = ({part[end] for part in parts} for end in (0, -1))
@@ -678,10 +602,6 @@ def _flatten(paper, module, x, batch, after, weights):
     return x
 
 
-def _dropout(paper, module, x, batch, after, weights):
-    return op.dropout(paper, x) if module.p else x
-
-
 def _plain(write: Callable) -> Callable:
     """A rule for a module that has but its input and its weights."""
 
@@ -705,16 +625,9 @@ _RULES: dict[type[nn.Module], tuple[Callable, dict]] = {
         _plain(partial(op.of_output, name="relu")),
         {"inplace": False},
     ),
-    nn.Tanh: (_plain(partial(op.of_output, name="tanh")), {}),
-    nn.Sigmoid: (_plain(partial(op.of_output, name="sigmoid")), {}),
     nn.GELU: (_plain(partial(op.of_input, name="gelu")), {}),
-    nn.SiLU: (
-        _plain(partial(op.of_input, name="silu")),
-        {"inplace": False},
-    ),
     nn.LayerNorm: (
         _plain(op.layer_norm),
         {"elementwise_affine": True, "bias": True},
     ),
-    nn.Dropout: (_dropout, {"inplace": False, "training": True}),
 }

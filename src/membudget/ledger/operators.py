@@ -105,6 +105,18 @@ def _fp32(paper: Paper, x: PaperTensor) -> PaperTensor:
     return cast(paper, x, 4)
 
 
+def _operands(
+    paper: Paper,
+    x: PaperTensor,
+    weight: PaperTensor,
+    bias: PaperTensor | None,
+) -> dict[str, PaperTensor]:
+    """What a product reads, by name; the last argument is cast first."""
+    last = {} if bias is None else {"b": _autocast(paper, bias)}
+    weight = _autocast(paper, weight)
+    return {"x": _autocast(paper, x), "w": weight} | last
+
+
 def linear(
     paper: Paper,
     x: PaperTensor,
@@ -119,25 +131,16 @@ def linear(
         folds: whether x has more dimensions than rows and columns.
     """
     rows = x.elements // (weight.elements // outputs)
-    if bias is not None:  # the last argument first
-        bias = _autocast(paper, bias)
-    weight = _autocast(paper, weight)
-    given = _autocast(paper, x)
+    reads = _operands(paper, x, weight, bias)
+    given = reads["x"]
     y = PaperTensor(rows * outputs, given.itemsize)
-    reads = {"x": given, "w": weight}
-    if bias is not None:
-        reads["b"] = bias
-    steps = {name: t.bytes for name, t in reads.items()}
-    if bias is None:
-        order = ["w", "x"]
-    else:
-        steps["saved"] = 0
-        order = ["x", "w", "saved", "b"]
+    steps = {name: t.bytes for name, t in reads.items()} | {"saved": 0}
+    order = ["w", "x"] if bias is None else ["x", "w", "saved", "b"]
     paper.write(
         "linear",
         tuple(reads.values()),
         (y,),
-        saves=(given, weight) if given.trained else (given,),
+        saves=(given, reads["w"]) if given.trained else (given,),
         steps=tuple((name, steps[name]) for name in order),
         gives=tuple((t, name) for name, t in reads.items()),
         views=("x", "w") if folds else ("w",),
@@ -555,13 +558,6 @@ def loss_in_chunks(
     return scale(paper, told(loss))
 
 
-def total(paper: Paper, x: PaperTensor) -> PaperTensor:
-    """``x.sum()``: its gradient is one number, shown as often as needed."""
-    loss = _new(x, 1)
-    paper.write("sum", (x,), (loss,), gives=((x, "g"),))
-    return loss
-
-
 def embedding(
     paper: Paper,
     table: PaperTensor,
@@ -588,20 +584,13 @@ def convolution(
     bias: PaperTensor | None = None,
 ) -> PaperTensor:
     """``F.conv2d`` with ``elements`` numbers of output: saves its input."""
-    if bias is not None:
-        bias = _autocast(paper, bias)
-    weight = _autocast(paper, weight)
-    given = _autocast(paper, x)
-    y = PaperTensor(elements, given.itemsize)
-    reads = {"x": given, "w": weight}
-    if bias is not None:
-        reads["b"] = bias
+    reads = _operands(paper, x, weight, bias)
     return _row(
         paper,
         "convolution",
-        y,
+        PaperTensor(elements, reads["x"].itemsize),
         reads,
-        saves=(given, weight),
+        saves=(reads["x"], reads["w"]),
         watches=(x,),
     )
 

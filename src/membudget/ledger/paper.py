@@ -7,16 +7,13 @@ rows, :func:`membudget.ledger.walk` goes through them forward and backward and
 adds up.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
-from membudget.checks import flag, instance, listed, one_of, whole
-
 LISTS = ("cpu", "cuda")
 """The devices whose autocast and kernels differ."""
-
-KINDS = ("parameter", "input", "")
-"""Of a tensor on paper."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,10 +27,6 @@ class PaperTensor:
         kind: ``"parameter"``, ``"input"`` (both are there before the step)
             or ``""`` for what the step makes.
         base: the tensor whose memory a view shows.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: elements below 0, an itemsize below 1, another kind.
     """
 
     elements: int
@@ -41,14 +34,6 @@ class PaperTensor:
     trained: bool = True
     kind: str = ""
     base: "PaperTensor | None" = None
-
-    def __post_init__(self) -> None:
-        self.elements = whole(self.elements, "elements", 0)
-        self.itemsize = whole(self.itemsize, "itemsize")
-        flag(self.trained, "trained")
-        one_of(self.kind, KINDS, "kind of a tensor on paper")
-        if self.base is not None:
-            instance(self.base, PaperTensor, "base", "a PaperTensor")
 
     @property
     def bytes(self) -> int:
@@ -71,7 +56,6 @@ class Row:
 
     Attributes:
         name: module and operator, for people (``"blocks.0.up linear"``).
-        operator: the operator (``"linear"``).
         reads: the tensors that it reads; ``watches`` are those that merely
             live as long, because a variable of Python's holds them.
         makes: the tensors that it returns. A view takes no bytes.
@@ -88,7 +72,6 @@ class Row:
     """
 
     name: str
-    operator: str
     reads: tuple[PaperTensor, ...]
     makes: tuple[PaperTensor, ...]
     saves: tuple[PaperTensor, ...] = ()
@@ -98,20 +81,6 @@ class Row:
     views: tuple[str, ...] = ()
     watches: tuple[PaperTensor, ...] = ()
     kept: bool = False
-
-    def __post_init__(self) -> None:
-        flag(self.kept, "kept")
-        for name in ("name", "operator"):
-            instance(getattr(self, name), str, name, "a string")
-        for name in ("reads", "makes", "saves", "watches"):
-            for tensor in listed(getattr(self, name), name, "tensors", 0):
-                instance(tensor, PaperTensor, name, "PaperTensors")
-        for step in listed(self.views, "views", "steps", 0):
-            instance(step, str, "one of views", "the name of a step")
-        self.extra = whole(self.extra, "extra", 0)
-        for name in ("steps", "gives"):
-            for pair in listed(getattr(self, name), name, "pairs", 0):
-                instance(pair, tuple, f"one of {name}", "a pair")
 
     @property
     def needs(self) -> bool:
@@ -144,12 +113,6 @@ class Segment:
     rows: list[Row]
     casts: list[Row] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        for row in listed(self.rows, "rows", "rows"):
-            instance(row, Row, "a row of a segment", "a Row")
-        for row in listed(self.casts, "casts", "rows", 0):
-            instance(row, Row, "a cast before a segment", "a Row")
-
     @property
     def makes(self) -> tuple[PaperTensor, ...]:
         """What its last row makes."""
@@ -169,11 +132,6 @@ class Paper:
             that dropout may drop, and a norm's statistics in fp32; ``"cpu"``'s
             keep both in the model's dtype.
 
-    Raises:
-        TypeError: lists or kernels that are no string, or bytes that are not
-            whole.
-        ValueError: other lists or kernels, or bytes below 1.
-
     Attributes:
         rows: what was written.
         inputs: tensors that are there before the step.
@@ -192,40 +150,24 @@ class Paper:
     _module: list[str] = field(default_factory=list, init=False)
     _casts: dict[int, Row] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        one_of(self.lists, LISTS, "list of operators for")
-        one_of(self.kernels, LISTS, "kernels of")
-        if self.autocast is not None:
-            self.autocast = whole(self.autocast, "autocast")
-
     def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
-        """A tensor of the batch: there before the step, not trained.
-
-        Raises:
-            ValueError: sizes that are not positive whole numbers.
-        """
-        tensor = PaperTensor(
-            whole(elements, "elements"), itemsize, False, "input"
-        )
+        """A tensor of the batch: there before the step, not trained."""
+        tensor = PaperTensor(elements, itemsize, False, "input")
         self.inputs.append(tensor)
         return tensor
 
     def parameter(self, elements: int, itemsize: int = 4) -> PaperTensor:
-        """A trained weight.
-
-        Raises:
-            ValueError: sizes that are not positive whole numbers.
-        """
-        tensor = PaperTensor(
-            whole(elements, "elements"), itemsize, True, "parameter"
-        )
+        """A trained weight."""
+        tensor = PaperTensor(elements, itemsize, True, "parameter")
         self.parameters.append(tensor)
         return tensor
 
-    def inside(self, name: str) -> "_Inside":
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
         """``with paper.inside("blocks.0"):`` names the rows written there."""
-        instance(name, str, "the name of a module", "a string")
-        return _Inside(self, name)
+        self._module.append(name)
+        yield
+        self._module.pop()
 
     def write(
         self,
@@ -239,11 +181,7 @@ class Paper:
         What is made is trained if something that is read is; where nothing
         is, the row saves nothing. No gradient is computed for a tensor that
         is not trained.
-
-        Raises:
-            TypeError: an argument of a wrong kind.
         """
-        instance(operator, str, "operator", "a string")
         gives = rest.pop("gives", ())
         idle = {name for tensor, name in gives if not tensor.trained}
         gives = tuple(pair for pair in gives if pair[0].trained)
@@ -254,7 +192,6 @@ class Paper:
         name = " ".join([".".join(self._module), operator]).strip()
         row = Row(
             name,
-            operator,
             reads,
             makes,
             steps=tuple(step for step in steps if step[0] not in idle),
@@ -273,7 +210,6 @@ class Paper:
 
     def checkpoint(self, start: int) -> None:
         """Put the rows from number ``start`` on under one checkpoint."""
-        start = whole(start, "start", 0)
         if not self.rows[start:]:
             return
         segment = Segment(cast("list[Row]", self.rows[start:]))
@@ -284,14 +220,3 @@ class Paper:
             if cast not in segment.rows and id(cast.makes[0]) in read
         ]
         self.rows[start:] = [segment]
-
-
-class _Inside:
-    def __init__(self, paper: Paper, name: str) -> None:
-        self.paper, self.name = paper, name
-
-    def __enter__(self) -> None:
-        self.paper._module.append(self.name)
-
-    def __exit__(self, *error: object) -> None:
-        self.paper._module.pop()

@@ -9,7 +9,6 @@ import json
 from importlib.resources import files
 
 from membudget.checks import one_of
-from membudget.ledger.networks import Transformer
 
 TRUTHS = ("course", "transformers", "transformers_mask")
 """What a step's bytes are compared with.
@@ -46,7 +45,7 @@ def peers() -> dict:
         its settings, ``"total"`` and ``"parts"`` in bytes, or why it
         ``"cannot"`` express the step.
     """
-    return _read("peers.json")
+    return read("peers.json")
 
 
 def published() -> dict:
@@ -61,10 +60,11 @@ def published() -> dict:
         ``"allocated"`` at the peak and what is allocated in the ``"plain"``
         account, which is not told what the loop keeps; None in inference.
     """
-    return _read("published.json")
+    return read("published.json")
 
 
-def _read(name: str) -> dict:
+def read(name: str) -> dict:
+    """One of the room's records."""
     return json.loads((files("membudget.ledger") / name).read_text("utf-8"))
 
 
@@ -78,9 +78,6 @@ def comparison(truth: str = "course") -> list[list[str]]:
         A header, then for each row of the record its name, the truth in GiB
         and each calculator's error in percent of it; ``"–"`` where a
         calculator cannot express the step.
-
-    Raises:
-        ValueError: an unknown truth.
     """
     one_of(truth, TRUTHS, "truth")
     table = [["step", "GiB", *(NAMES.get(c, c) for c in CALCULATORS)]]
@@ -96,46 +93,3 @@ def comparison(truth: str = "course") -> list[list[str]]:
                 line.append(f"{error + 0.0:+.1f}")  # no -0.0
         table.append(line)
     return table
-
-
-def eleutherai(
-    shape: Transformer,
-    batch: int,
-    tokens: int,
-    recipe: str,
-    checkpointed: bool = False,
-) -> dict[str, int]:
-    """EleutherAI's calculator, in its own terms, in bytes.
-
-    From ``calc/calc_transformer_mem.py`` of EleutherAI/cookbook (commit
-    c2af7db; Anthony and Schoelkopf, "Transformer Math 101", 2023) for one
-    GPU, without experts. It is written for mixed precision, 2 + 4 + 12 bytes
-    per parameter; in ``"fp32"`` it is asked for 4 bytes of each parameter
-    and activation (``--disable-mixed-precision --low-prec-bytes-per-val
-    4``), and its optimizer keeps 12. Checkpointing drops the scores and
-    nothing else.
-
-    Raises:
-        ValueError: a recipe that it cannot express.
-    """
-    low = {"fp32": 4, "autocast": 2}[
-        one_of(recipe, ("fp32", "autocast"), "recipe")
-    ]
-    h, depth, s = shape.width, shape.depth, tokens
-    linears = 3 if shape.family == "llama" else 2
-    ratio = shape.kv_heads / shape.heads
-    parameters = (
-        2 * shape.vocabulary * h  # embedding and head
-        + h * s  # positions
-        + 8 * h * depth
-        + 2 * h
-        + int(2 * (1 + ratio) * depth * h * h)
-        + int(linears * depth * h * (shape.hidden / h) * h)
-    )
-    scores = 0 if checkpointed else (2 * low + 1) * shape.heads * s
-    return {
-        "model": parameters * low,
-        "gradients": parameters * 4,
-        "optimizer": parameters * 12,
-        "activations": s * batch * depth * (h * (16 * low + 2) + scores),
-    }

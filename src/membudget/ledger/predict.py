@@ -8,7 +8,6 @@ from membudget.ledger import operators as op
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
-    OPTIMIZERS,
     RECIPES,
     optimizer_bytes,
     update_workspace,
@@ -71,55 +70,52 @@ def predict(
             ``zero_grad(set_to_none=False)`` or in the buckets of DDP.
 
     Raises:
-        TypeError: an argument of a wrong kind, or not one number of tokens
-            for a transformer.
-        ValueError: an unknown recipe or optimizer, other lists, a size that
-            is not a positive whole number, blocks that do not exist or are
-            named twice, attention to be kept that is not fused, an
-            optimizer both ``foreach`` and ``fused``, or a chain with an
+        ValueError: more tokens than learned positions, blocks that do not
+            exist or are named twice, attention to be kept that is not fused,
+            an optimizer both ``foreach`` and ``fused``, or a chain with an
             option that is a transformer's.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(fused, "fused")
     flag(keep_gradients, "keep_gradients")
-    if buffers is not None:
-        buffers = whole(buffers, "buffers", 0)
+    flag(kept_attention, "kept_attention")
+    one_of(lists, LISTS, "list of operators for")
+    one_of(kernels, LISTS, "kernels of")
+    chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
+    if buffers is None:
+        buffers = _buffers(network, chosen.parameters)
+    buffers = whole(buffers, "buffers", 0)
+    if loss_chunks is not None:
+        loss_chunks = whole(loss_chunks, "loss_chunks")
+    sizes = tuple(whole(size, "tokens") for size in sizes)
+    size = batch = whole(batch, "batch")
+    if micro_batch is not None:
+        size = min(batch, whole(micro_batch, "micro_batch"))
     wanted = int(isinstance(network, Transformer))
     if len(sizes) != wanted:
         raise TypeError(
             f"{len(sizes)} sizes besides the batch: use the tokens of a "
             "sequence for a Transformer, and none for a Chain"
         )
-    how: dict[str, Any] = {"checkpointed": checkpointed}
+    how: dict[str, Any] = {
+        "itemsize": chosen.parameters,
+        "autocast": chosen.autocast,
+        "lists": lists,
+        "kernels": kernels,
+        "checkpointed": checkpointed,
+    }
     if wanted:
-        how |= {
-            "loss_chunks": loss_chunks,
-            "kept_attention": kept_attention,
-        }
-    elif loss_chunks is not None or kept_attention is not False:
+        how |= {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
+    elif loss_chunks is not None or kept_attention:
         raise ValueError(
             "only a Transformer's loss is cut into chunks and its attention "
             "kept: leave loss_chunks and kept_attention out for a Chain"
         )
-    chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
-    if optimizer is not None:
-        one_of(optimizer, OPTIMIZERS, "optimizer")
-    size = batch = whole(batch, "batch")
-    if micro_batch is not None:
-        size = min(batch, whole(micro_batch, "micro_batch"))
     full, rest = divmod(batch, size)
     # every full micro-batch but the first is like the second
     papers = []
     for samples in [size] * min(full, 2) + [rest] * bool(rest):
-        paper = network.write(
-            samples,
-            *sizes,
-            itemsize=chosen.parameters,
-            autocast=chosen.autocast,
-            lists=lists,
-            kernels=kernels,
-            **how,
-        )
+        paper = network.write(samples, *sizes, **how)
         if size < batch:  # its share of the batch
             op.scale(paper, paper.rows[-1].makes[0])
         papers.append(paper)
@@ -142,9 +138,7 @@ def predict(
         states=kept,
         inputs=sample * batch,
         gradients=chosen.gradients * sum(weights) if there else 0,
-        buffers=(
-            network.buffers(chosen.parameters) if buffers is None else buffers
-        ),
+        buffers=buffers,
         workspace=workspace,
     )
 
@@ -158,10 +152,6 @@ def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
     Args:
         network: what is trained.
         device: ``"cpu"`` or ``"cuda"``.
-
-    Raises:
-        TypeError: a network that is neither a Transformer nor a Chain.
-        ValueError: another device.
     """
     _checked(network)
     gpu = one_of(device, LISTS, "device") == "cuda"
@@ -171,4 +161,14 @@ def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
 def _checked(network: Transformer | Chain) -> None:
     instance(
         network, Transformer | Chain, "the network", "a Transformer or a Chain"
+    )
+
+
+def _buffers(network: Transformer | Chain, itemsize: int) -> int:
+    """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
+    if isinstance(network, Transformer):
+        return 0
+    return sum(
+        b.numel() * itemsize if b.is_floating_point() else b.nbytes
+        for b in network.model.buffers()
     )

@@ -121,13 +121,8 @@ def bytes_per_parameter(
     It leaves out what does not grow with each parameter: Adam's counter of
     4 bytes per tensor, and the scales of 8-bit states (2/64 bytes per
     parameter).
-
-    Raises:
-        TypeError: a name that is no string.
-        ValueError: an unknown recipe or optimizer.
     """
-    r = RECIPES[one_of(recipe, RECIPES, "recipe")]
-    o = OPTIMIZERS[one_of(optimizer, OPTIMIZERS, "optimizer")]
+    r, o = _named(recipe, optimizer)
     kept = o.numbers * (o.itemsize or r.stepped)
     return States(r.parameters, r.gradients, r.master + kept)
 
@@ -146,22 +141,14 @@ def states(
             the numbers of elements of the parameters.
         recipe: one of :data:`RECIPES`.
         optimizer: one of :data:`OPTIMIZERS`.
-
-    Raises:
-        TypeError: something else than a model or whole numbers.
-        ValueError: an unknown recipe or optimizer, or a size below 0.
     """
-    r = RECIPES[one_of(recipe, RECIPES, "recipe")]
+    r, _ = _named(recipe, optimizer)
     if isinstance(model, nn.Module):
         everything = [p.numel() for p in model.parameters()]
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
-    elif isinstance(model, Sequence) and not isinstance(model, str | bytes):
-        everything = trained = _sizes(model)
     else:
-        raise TypeError(
-            f"{type(model).__name__} is neither a model nor a list of the "
-            "sizes of its parameters"
-        )
+        what = "sizes of parameters, or a torch.nn.Module"
+        everything = trained = _sizes(model, what)
     return States(
         parameters=r.parameters * sum(everything),
         gradients=r.gradients * sum(trained),
@@ -169,23 +156,25 @@ def states(
     )
 
 
-def _sizes(sizes: Sequence[int]) -> list[int]:
+def _named(recipe: str, optimizer: str) -> tuple[Recipe, Optimizer]:
+    one_of(recipe, RECIPES, "recipe")
+    one_of(optimizer, OPTIMIZERS, "optimizer")
+    return RECIPES[recipe], OPTIMIZERS[optimizer]
+
+
+def _sizes(
+    sizes: Sequence[int], what: str = "sizes of parameters"
+) -> list[int]:
     """Numbers of elements, which may be 0."""
     return [
         whole(size, "the size of a parameter", 0)
-        for size in listed(sizes, "sizes", "sizes of parameters", 0)
+        for size in listed(sizes, "sizes", what, 0)
     ]
 
 
 def optimizer_bytes(sizes: Sequence[int], recipe: str, optimizer: str) -> int:
-    """Bytes an optimizer keeps for parameters of these sizes.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an unknown recipe or optimizer, or a size below 0.
-    """
-    r = RECIPES[one_of(recipe, RECIPES, "recipe")]
-    o = OPTIMIZERS[one_of(optimizer, OPTIMIZERS, "optimizer")]
+    """Bytes an optimizer keeps for parameters of these sizes."""
+    r, o = _named(recipe, optimizer)
     sizes = _sizes(sizes)
     total = r.master * sum(sizes) + 4 * o.counts * len(sizes)
     if not o.block:
@@ -218,12 +207,9 @@ def update_workspace(
     fp32, where they are not there in fp32. SGD and 8-bit Adam make nothing.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an unknown recipe or optimizer, a size below 0, or an
-            optimizer both ``foreach`` and ``fused``.
+        ValueError: an optimizer both ``foreach`` and ``fused``.
     """
-    r = RECIPES[one_of(recipe, RECIPES, "recipe")]
-    one_of(optimizer, OPTIMIZERS, "optimizer")
+    r, _ = _named(recipe, optimizer)
     flag(foreach, "foreach"), flag(fused, "fused")
     if foreach and fused:
         raise ValueError(

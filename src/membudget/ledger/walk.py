@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from membudget.checks import instance, listed, one_of, told, whole
+from membudget.checks import one_of, told
 from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
 from membudget.measuring import CATEGORIES, PHASES
 
@@ -93,23 +93,7 @@ def walk(
         buffers: bytes of buffers; counted as parameters.
         workspace: bytes that the optimizer's step allocates, at each of its
             moments.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: no papers, or bytes below 0.
     """
-    papers = listed(papers, "papers", "papers", 0)
-    if not papers:
-        raise ValueError("there is nothing to walk through: give a paper")
-    for paper in papers:
-        instance(paper, Paper, "one of the papers", "a Paper")
-    states, inputs = whole(states, "states", 0), whole(inputs, "inputs", 0)
-    gradients = whole(gradients, "gradients", 0)
-    buffers = whole(buffers, "buffers", 0)
-    workspace = [
-        whole(size, "the bytes of a workspace", 0)
-        for size in listed(workspace, "workspace", "bytes", 0)
-    ]
     machine = _Walk()
     weights = papers[0].parameters
     machine.live.update(

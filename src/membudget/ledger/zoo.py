@@ -4,9 +4,9 @@
 needs no other library.
 """
 
-import json
 from collections import Counter
-from importlib.resources import files
+
+from membudget.ledger.peers import read
 
 TOOLS = (
     "PeakTracker",  # finds the profiler's bytes
@@ -31,8 +31,7 @@ def zoo() -> dict:
         on the processor), and for each of :data:`TOOLS` that was tried
         whether it was right, or the name of its difference.
     """
-    path = files("membudget.ledger") / "zoo.json"
-    return json.loads(path.read_text("utf-8"))
+    return read("zoo.json")
 
 
 def summary() -> list[list[str]]:
@@ -70,8 +69,7 @@ def operators() -> dict:
         ``"dry run"`` beside the tracker one of the names, and ``"off"``: the
         allocator's peak by the tracker's, where they differ most.
     """
-    path = files("membudget.ledger") / "operators.json"
-    return json.loads(path.read_text("utf-8"))
+    return read("operators.json")
 
 
 def operator_counts() -> dict[str, int]:

@@ -15,13 +15,9 @@ from functools import lru_cache, partial
 
 import torch
 
-from membudget.ledger import (
-    RECIPES,
-    Prediction,
-    Transformer,
-    walk,
-)
+from membudget.ledger import RECIPES, Prediction, Transformer
 from membudget.ledger import operators as op
+from membudget.ledger.walk import walk
 from membudget.planning.memory import (
     family_of,
     input_bytes,
