@@ -19,9 +19,16 @@ from membudget.ledger import (
     RECIPES,
     Transformer,
     predict,
+    rules,
 )
 from membudget.planning import Job, Plan, at_peak, memory, static
-from membudget.planning.peaks import peak
+from membudget.planning.memory import (
+    family_of,
+    passes,
+    sharded_of,
+    workspace,
+)
+from membudget.planning.rows import placed
 from membudget.sharding import shard, simulate_rank, zero_states
 from tests.soak import examples
 
@@ -159,7 +166,7 @@ def any_shape(rng):
     network = Transformer(
         rng.choice([2, 13, 100, 1000]),
         heads * rng.choice([2, 4, 8]),
-        rng.randint(1, 8),
+        rng.randint(1, 12),
         heads,
         context=64,
         family=family,
@@ -190,24 +197,48 @@ def any_shape(rng):
     )
 
 
-def test_peaks_at_once_are_those_one_by_one():
+def predicted(job, plan, batch, **more):
+    """The ledger's walk through the whole network."""
+    names = "recipe", "micro_batch", "checkpointed", "loss_chunks"
+    names += "kept_attention", "fused", "optimizer"
+    how = rules(job.network, job.device)
+    how["foreach"] &= not plan.fused
+    how |= {name: getattr(plan, name) for name in names} | more
+    return predict(job.network, batch, job.tokens, **how)
+
+
+def sharded_peak(job, plan):
+    """What FSDP2 holds at each place, and what a walk needs there."""
+    network, family, share = job.network, family_of(plan), plan.share(job)
+    recipe = plan.recipe.removesuffix("-fp32-gradients")
+    found = [sum(sharded_of(network, family, False).step)]
+    found[0] += workspace(network, family, job.device)
+    for size, summed, scaled in passes(share, plan.micro_batch):
+        held = sharded_of(network, family, summed).places
+        more = {"micro_batch": size, "optimizer": None, "recipe": recipe}
+        for row in placed(predicted(job, plan, size, **more)):
+            needed, _ = row.line(0)
+            found.append(sum(held[row.place][row.block]) + needed + scaled)
+    return 16 * job.tokens * share + max(found)
+
+
+def test_few_blocks_tell_what_all_of_them_need():
     rng = Random(0)
     for _ in range(examples(60)):
         job, plan = any_shape(rng)
-        assert peak(job, plan, plan.share(job)) == memory(job, plan), (
-            job,
-            plan,
-        )
+        if plan.stage != "ddp":
+            assert memory(job, plan) == sharded_peak(job, plan), (job, plan)
+            continue
+        kept = {"keep_gradients": plan.ranks > 1}
+        whole = predicted(job, plan, plan.share(job), **kept)
+        assert at_peak(job, plan) == whole.at_peak, (job, plan)
 
 
 def test_blocks_that_are_checkpointed_save():
     """Each of them, also where shards are a bound."""
     job = Job(GPT2, 1024, 32)
     for further in ({}, {"stage": "zero-3", "ranks": 4}):
-        peaks = [
-            peak(job, Plan(4, j, 8, **further), 32 // further.get("ranks", 1))
-            for j in range(13)
-        ]
+        peaks = [memory(job, Plan(4, j, 8, **further)) for j in range(13)]
         assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
 
 
@@ -228,10 +259,3 @@ def test_states():
     split = static(job, Plan(1, stage="zero-3", ranks=8)).total
     paper = zero_states(GPT2.parameters, 8, recipe="fp32").total
     assert paper <= split < 1.01 * paper
-
-
-def test_what_is_no_plan_of_the_job():
-    with pytest.raises(TypeError, match="the plan is 3: use a planning"):
-        memory(Job(GPT2, 64, 8), 3)
-    with pytest.raises(ValueError, match="micro_batch is 9, and a rank has 8"):
-        memory(Job(GPT2, 64, 8), Plan(9))

@@ -12,9 +12,8 @@ from membudget.ledger.largest import largest_over_half
 from membudget.measuring import format_bytes
 from membudget.measuring.search import last_that
 from membudget.measuring.step import Loss, only_tensors, samples_of
-from membudget.planning.memory import input_bytes
+from membudget.planning.memory import input_bytes, peak
 from membudget.planning.own import OwnJob
-from membudget.planning.peaks import peak
 from membudget.planning.plan import JOBS, Plan, TrainedJob, as_job
 
 
@@ -46,10 +45,9 @@ def largest_micro_batch(
         optimizer: of a model.
 
     Raises:
-        TypeError: an argument of a wrong kind, or a batch or an optimizer
-            besides a job.
-        ValueError: not even one sample fits, a budget below 1, a plan that is
-            not one of the job's, or a model that ``largest_batch`` refuses.
+        TypeError: a batch or an optimizer besides a job.
+        ValueError: not even one sample fits, a plan that is not one of the
+            job's, or a model that ``largest_batch`` refuses.
 
     Example:
         >>> largest_micro_batch(job, Plan(1, checkpointed=2), budget=10**9)

@@ -28,17 +28,13 @@ class Machine:
     """Constants of a rank's machine.
 
     Args:
-        flops: FLOP/s in matrix products; where they depend on the recipe of
-            precision, of each.
-        bandwidth: bytes/s that operators read and write.
-        operator: seconds for each operator.
-        link: bytes/s that a rank sends; infinite where it sends nothing.
+        flops: FLOP/s in matrix products, above 0; where they depend on the
+            recipe of precision, of each.
+        bandwidth: bytes/s that operators read and write, above 0.
+        operator: seconds for each operator, not below 0.
+        link: bytes/s that a rank sends, above 0; infinite where it sends
+            nothing.
         source: where they are from.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a rate that is not above 0, seconds below 0, or an unknown
-            recipe.
     """
 
     flops: float | Mapping[str, float]
@@ -61,11 +57,7 @@ class Machine:
         instance(self.source, str, "source", "a string")
 
     def rate(self, recipe: str) -> float:
-        """FLOP/s in the matrix products of a recipe.
-
-        Raises:
-            TypeError, ValueError: an unknown recipe, or one without a rate.
-        """
+        """FLOP/s in the matrix products of a recipe that has a rate."""
         one_of(recipe, RECIPES, "recipe")
         if not isinstance(self.flops, Mapping):
             return self.flops
@@ -82,11 +74,8 @@ class Machine:
 
         Args:
             name: one of :data:`membudget.cards.CARDS`.
-            link: bytes/s to the other cards; None for the data sheet's.
-
-        Raises:
-            TypeError: an argument of a wrong kind.
-            ValueError: an unknown card, or a link that is not above 0.
+            link: bytes/s to the other cards, above 0; None for the data
+                sheet's.
         """
         card = CARDS[one_of(name, CARDS, "card")]
         products = {name: _products(card, RECIPES[name]) for name in RECIPES}
@@ -126,11 +115,8 @@ def seconds(work: Work, machine: Machine, recipe: str = "fp32") -> float:
     Args:
         work: of a plan.
         machine: that does it.
-        recipe: of the plan, which says how fast matrices are multiplied.
-
-    Raises:
-        TypeError: something else than the work of a plan and a machine.
-        ValueError: a recipe for which the machine has no rate.
+        recipe: of the plan, which says how fast matrices are multiplied; one
+            for which the machine has a rate.
     """
     instance(work, Work, "work", "what planning.work returns")
     instance(machine, Machine, "machine", "a Machine")
@@ -154,18 +140,14 @@ def calibrate(
 
     Args:
         run: takes a plan and returns the seconds of one optimizer step. The
-            step warmed up before; the least of several is the best time.
+            step warmed up before; the least of several, above 0, is the best
+            time.
         job: which the plans do; a small one is quick, and tells less about
             large ones.
         plans: three or more, on one rank. By default the corners: the whole
             batch at once and single sequences, without savings and with
             every block checkpointed, the last with its loss in chunks (an
             ``OwnJob`` has none).
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: too few plans, several ranks, or a time that is not above
-            0.
     """
     function(run, "run", "a function of a plan that returns seconds")
     instance(job, TrainedJob, "job", JOBS)

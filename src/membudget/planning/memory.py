@@ -1,26 +1,25 @@
 """The peak of a plan: the ledger's, and what FSDP2 holds beside it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from membudget.checks import instance
 from membudget.ledger import (
     RECIPES,
     PaperMoment,
-    Prediction,
     States,
     Transformer,
-    predict,
-    rules,
     states,
     update_workspace,
 )
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import Job, Plan, TrainedJob, as_job, checked
+from membudget.planning.rows import Row, Rows, Step, needs
 from membudget.sharding import (
     Held,
-    Place,
     Unit,
     rank_moments,
     rank_states,
@@ -37,14 +36,8 @@ def memory(job: TrainedJob, plan: Plan) -> int:
 
     Of a :class:`Job` see :func:`at_peak`. Of an :class:`OwnJob` it is what
     :func:`membudget.measuring.trace_step` measures, to the byte.
-
-    Raises:
-        TypeError, ValueError: as :func:`at_peak`.
     """
-    if isinstance(job, OwnJob):
-        checked(job, plan)
-        return job.dry.peak(plan)
-    return at_peak(as_job(job), plan).live
+    return peak(job, plan, checked(job, plan))
 
 
 def at_peak(job: Job, plan: Plan) -> PaperMoment:
@@ -63,20 +56,120 @@ def at_peak(job: Job, plan: Plan) -> PaperMoment:
     temporaries.
 
     Raises:
-        TypeError: something else than a job and a plan.
         ValueError: a plan that is not one of the job's (:meth:`Plan.share`),
             or FSDP2 of a version of PyTorch without rules.
     """
     instance(job, Job, "the job", "a Job")
     share = checked(job, plan)
-    if plan.stage == "ddp":
-        return _predicted(job, plan, share).at_peak
-    inputs = input_bytes(job, share)
-    how = job.network, family_of(plan), job.device
-    found = [_stepped(sharded_of(*how, False), inputs)]
-    for size, summed, scaled in passes(share, plan.micro_batch):
-        found += _under(job, plan, sharded_of(*how, summed), size, scaled)
-    return max(found, key=lambda moment: moment.live)
+    part = max(parts_of(job, plan, share), key=Part.most)
+    row, needed = part.rows.worst(part.size)
+    activations, temporaries, gradients = needed
+    beside = part.beside
+    split = (
+        beside.parameters,
+        beside.gradients + gradients,
+        beside.optimizer,
+        activations,
+        input_bytes(job, share),
+        beside.temporaries + temporaries,
+    )
+    return PaperMoment(row.name, row.phase, split)
+
+
+def peak(job: TrainedJob, plan: Plan, share: int) -> int:
+    """As :func:`memory`, of a plan that is one of the job's.
+
+    Args:
+        job: what is trained.
+        plan: one of its plans.
+        share: sequences of each rank.
+    """
+    if isinstance(job, OwnJob):
+        return job.dry.peak(plan)
+    job = as_job(job)
+    most = max(part.most() for part in parts_of(job, plan, share))
+    return input_bytes(job, share) + most
+
+
+class Beside(NamedTuple):
+    """Bytes that are there whatever a micro-batch needs."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    temporaries: int = 0
+
+    def more(self, temporaries: int) -> "Beside":
+        """With these besides."""
+        return self._replace(temporaries=self.temporaries + temporaries)
+
+
+class Part(NamedTuple):
+    """A part of a step.
+
+    Attributes:
+        beside: what is there besides.
+        rows: its moments.
+        size: sequences.
+    """
+
+    beside: Beside
+    rows: Rows
+    size: int
+
+    def most(self) -> int:
+        """Bytes at its worst moment, the batch aside."""
+        return sum(self.beside) + self.rows.most(self.size)
+
+
+STEPPED = Rows((Row("", 0, "update", "optimizer"),))
+"""The optimizer's step."""
+
+UNSHARDED = Rows((Row("", 0, "optimizer", "optimizer"),))
+"""That of FSDP2."""
+
+
+def parts_of(job: Job, plan: Plan, share: int) -> Iterator[Part]:
+    """The parts of a step that can be its worst."""
+    family, depth = family_of(plan), job.network.depth
+    size, recipe = plan.micro_batch, plan.recipe
+    sums = recipe == "master-fp32-gradients"
+    sharded = plan.stage != "ddp"
+    step = Step(
+        replace(job.network, depth=1),
+        job.tokens,
+        job.device,
+        "master" if sums and sharded else recipe,  # FSDP2 sums the shards
+        plan.loss_chunks,
+        plan.kept_attention,
+        sharded=sharded,
+    )
+    work = workspace(job.network, family, job.device)
+    if sharded:
+        held = sharded_of(job.network, family, False).step
+        yield Part(held.more(work), UNSHARDED, 0)
+        for part, summed, scaled in passes(share, size):
+            places = sharded_of(job.network, family, summed).places
+            found = needs(step, depth, plan.checkpointed, part)
+            for (place, block), rows in found.items():
+                yield Part(places[place][block].more(scaled), rows, part)
+        return
+
+    def alone(beside: Beside, size: int, kept: bool) -> Part:
+        variant = replace(step, scaled=several, kept=kept)
+        found = needs(variant, depth, plan.checkpointed, size)
+        return Part(beside, found["", 0], size)
+
+    several = size < share
+    whole = states_of(job.network, family)
+    later = Beside(whole.parameters, whole.gradients, whole.optimizer)
+    if sums or plan.ranks > 1 or size * 2 <= share:
+        yield alone(later, size, True)
+    else:
+        yield alone(later._replace(gradients=0), size, False)
+        if several:  # the second has the gradients beside it
+            yield alone(later, share - size, True)
+    yield Part(later.more(work), STEPPED, 0)
 
 
 def passes(share: int, size: int) -> list[tuple[int, bool, int]]:
@@ -90,117 +183,12 @@ def passes(share: int, size: int) -> list[tuple[int, bool, int]]:
     return [(size, False, SCALED), (share - size, True, SCALED)]
 
 
-def _under(
-    job: Job, plan: Plan, sharded: "Sharded", size: int, scaled: int
-) -> list[PaperMoment]:
-    """All moments of a micro-batch under FSDP2."""
-    inputs, found = input_bytes(job, plan.share(job)), []
-    prediction = _predicted(job, replace(plan, micro_batch=size), size)
-    for place, block, moment, made in placed(prediction):
-        here, split = sharded.places[place][block], moment.split
-        held, gradients = here.held, here.held.gradients - here.whole
-        needs = {
-            "parameters": held.parameters + held.gathered,
-            "gradients": gradients + sharded.waiting(made),
-            "optimizer": held.optimizer,
-            "activations": split["activations"],
-            "inputs": inputs,
-            "temporaries": sum(
-                (split["temporaries"], held.buffers, sharded.newest, scaled)
-            ),
-        }
-        parts = tuple(needs.values())
-        found.append(PaperMoment(moment.row, moment.phase, parts))
-    return found
-
-
-def _stepped(sharded: "Sharded", inputs: int) -> PaperMoment:
-    """When the optimizer steps."""
-    step = sharded.step
-    held = step.parameters + step.gathered, step.gradients, step.optimizer
-    rest = 0, inputs, step.buffers + sharded.workspace
-    return PaperMoment("optimizer", "optimizer", (*held, *rest))
-
-
 def static(job: TrainedJob, plan: Plan) -> States:
-    """Bytes of the model's states on a rank, as the optimizer finds them.
-
-    Raises:
-        TypeError, ValueError: as :func:`at_peak`.
-    """
+    """Bytes of the model's states on a rank, as the optimizer finds them."""
     checked(job, plan)
     if isinstance(job, OwnJob):
         return job.dry.states
     return states_of(as_job(job).network, family_of(plan))
-
-
-def placed(
-    prediction: Prediction,
-) -> list[tuple[str, int, PaperMoment, int]]:
-    """The moments of a micro-batch: one of
-    :data:`membudget.sharding.PLACES`, the block's number or 0, the moment,
-    and bytes of the whole gradients of the units that are at work.
-
-    The first moment of the backward pass makes the loss's gradient. Then the
-    model's own unit is gathered again.
-    """
-    found = []
-    ends = {}  # gradients when the backward pass enters a block
-    *back, leave, last = (
-        m for m in prediction.between if m.phase == "backward"
-    )
-    own = back[0].split["gradients"]
-    before = own
-    for m in back:
-        ends[_block(m.row)] = gradients = m.split["gradients"]
-        row = replace(m, row="reduce-scatter")
-        found.append(("return", _block(m.row), row, own + gradients - before))
-        before = gradients
-    done = leave.split["gradients"]
-    rest = last.split["gradients"] - done
-    for place, m, made in (
-        ("leave", leave, done - before),
-        ("last", last, rest),
-    ):
-        row = replace(m, row="reduce-scatter")
-        found.append((place, 0, row, own + made))
-    for m in prediction.between:
-        if m.phase == "forward" and m.row:
-            row = replace(m, row="all-gather")
-            found.append(("enter", _block(m.row), row, 0))
-    place = "embedding"
-    for m in prediction.moments:
-        if m.row.startswith("blocks."):
-            forward = place in ("embedding", "forward")
-            place = "forward" if forward else "backward"
-            block = _block(m.row)
-            made = 0 if forward else own + m.split["gradients"] - ends[block]
-            found.append((place, block, m, made))
-            continue
-        if place == "forward":
-            place = "loss"
-        elif place == "loss" and m.phase == "backward":
-            place = "gather"
-        elif place == "gather":
-            place = "softmax"
-        if place == "softmax" and m.phase == "backward":
-            place = "head" if m.row.startswith("head") else place
-        elif place == "backward":
-            place = "end"
-        made = m.split["gradients"] - (done - own) * (place == "end")
-        found.append((place, 0, m, made))
-    return found
-
-
-def _block(row: str) -> int:
-    """Its number."""
-    return int(row.split(".")[1].split()[0])
-
-
-def load(moment: PaperMoment) -> int:
-    """Bytes that a micro-batch needs beside states and batch."""
-    split = moment.split
-    return split["activations"] + split["temporaries"]
 
 
 def input_bytes(job: Job, sequences: int) -> int:
@@ -256,34 +244,20 @@ class Sharded:
     """What FSDP2 holds beside a micro-batch.
 
     Attributes:
-        places: each of :data:`membudget.sharding.PLACES`.
-        step: while the optimizer steps.
-        workspace: bytes that its step allocates.
-        waits, gathered: bytes of a number of a whole gradient that waits,
-            and of one that is made.
-        newest: bytes of one that is both, at most.
+        places: each of :data:`membudget.sharding.PLACES`, of each block.
+        step: while the optimizer steps, its workspace aside.
     """
 
-    places: dict[str, tuple[Place, ...]]
-    step: Held
-    workspace: int
-    waits: int
-    gathered: int
-    newest: int
-
-    def waiting(self, made: int) -> int:
-        """What new gradients of this size take while they wait."""
-        return made * self.waits // self.gathered
+    places: dict[str, tuple[Beside, ...]]
+    step: Beside
 
 
 @lru_cache(1000)
-def sharded_of(
-    network: Transformer, family: Plan, device: str, summed: bool
-) -> Sharded:
+def sharded_of(network: Transformer, family: Plan, summed: bool) -> Sharded:
     """Of a micro-batch; ``summed`` as for ``rank_moments``."""
-    recipe, units = RECIPES[family.recipe], _units(network)
+    recipe = RECIPES[family.recipe]
     moments = rank_moments(
-        units,
+        _units(network),
         family.ranks,
         0,
         family.stage,
@@ -294,39 +268,20 @@ def sharded_of(
         embedding=2 if network.family == "gpt" else 1,
         summed=summed,
     )
-    most = max(prod(shape) for unit in units for shape in unit.shapes)
-    both = moments.waits != recipe.parameters
-    return Sharded(
-        moments.places,
-        moments.step,
-        workspace(network, family, device),
-        moments.waits,
-        recipe.parameters,
-        newest=most * recipe.parameters * both,
-    )
+    places = {
+        name: tuple(_beside(one.held, one.whole) for one in blocks)
+        for name, blocks in moments.places.items()
+    }
+    return Sharded(places, _beside(moments.step))
 
 
-def _predicted(job: Job, plan: Plan, batch: int):
-    """The ledger's step with this many sequences."""
-    sharded, recipe = plan.stage != "ddp", plan.recipe
-    if sharded and recipe == "master-fp32-gradients":
-        recipe = "master"  # FSDP2 sums the shards
-    return predict(
-        job.network,
-        batch,
-        job.tokens,
-        recipe=recipe,
-        optimizer=None if sharded else plan.optimizer,
-        micro_batch=plan.micro_batch,
-        checkpointed=plan.checkpointed,
-        loss_chunks=plan.loss_chunks,
-        kept_attention=plan.kept_attention,
-        **{
-            **rules(job.network, job.device),
-            "foreach": job.device == "cuda" and not plan.fused,
-            "fused": plan.fused,
-        },
-        keep_gradients=plan.ranks > 1 and not sharded,
+def _beside(held: Held, whole: int = 0) -> Beside:
+    """All but whole gradients of these bytes."""
+    return Beside(
+        held.parameters + held.gathered,
+        held.gradients - whole,
+        held.optimizer,
+        held.buffers,
     )
 
 

@@ -58,12 +58,7 @@ class OwnJob(TrainedJob):
             each tensor. They may be on ``meta``.
         optimizer: of the model's parameters; None where none steps.
         blocks: modules of the model, which it calls one after the other; a
-            list of them, or the ``ModuleList`` that holds them.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: tensors without samples or with unequal numbers of them, a
-            block that is not in the model or comes twice.
+            list of them, each once, or the ``ModuleList`` that holds them.
 
     Example:
         >>> job = OwnJob(model, loss, x, y, optimizer=optimizer,
@@ -113,9 +108,6 @@ class OwnJob(TrainedJob):
 
         For :func:`membudget.ledger.account` and other tools that take a loss;
         the plan's micro-batch is theirs to set.
-
-        Raises:
-            TypeError, ValueError: as :meth:`Plan.share`.
         """
         instance(plan, Plan, "the plan", "a planning.Plan").share(self)
         return self._loss_with(plan.checkpointed)
@@ -170,9 +162,8 @@ def step(job: OwnJob, plan: Plan, *batch: torch.Tensor) -> float:
         The loss of the whole batch.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a job without an optimizer, a plan that is not one of its
-            plans, or another number of samples than the job's.
+        ValueError: a job without an optimizer, or another number of samples
+            than the job's.
         RuntimeError: an optimizer steps in the backward pass.
     """
     instance(job, OwnJob, "the job", "a planning.OwnJob")
@@ -208,10 +199,6 @@ class DryPasses:
 
     Args:
         job: whose model is copied without data, and so is its optimizer.
-
-    Raises:
-        ValueError: a model that does not run without data
-            (:func:`membudget.measuring.dry_run`).
     """
 
     def __init__(self, job: OwnJob) -> None:

@@ -65,15 +65,10 @@ class Job(TrainedJob):
 
     Args:
         network: its shape.
-        tokens: of a sequence.
-        batch: sequences of an optimizer step, over all ranks.
+        tokens: of a sequence, up to 2²⁰, and no more than learned positions.
+        batch: sequences of an optimizer step, over all ranks, up to 2²⁰.
         device: whose autocast and whose optimizers count, ``"cuda"`` or
             ``"cpu"``. Kernels stay a CPU's.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a number below 1 or above 2²⁰, more tokens than learned
-            positions, or another device.
     """
 
     network: Transformer
@@ -105,11 +100,7 @@ class Job(TrainedJob):
         return f"{self.batch} sequences of {self.tokens} tokens"
 
     def _refuse(self, plan: "Plan") -> None:
-        """Refuse what this job cannot do.
-
-        Raises:
-            ValueError: attention to be kept that is not fused.
-        """
+        """Refuse attention to be kept that is not fused."""
         if plan.kept_attention and not self.network.fused:
             raise ValueError(
                 "the plan keeps attention, which is several operators in this "
@@ -117,7 +108,6 @@ class Job(TrainedJob):
             )
 
     def _program(self, plan: "Plan", share: int) -> str:
-        """The program of a plan."""
         return code.write(self, plan, share)
 
 
@@ -152,9 +142,8 @@ class Plan:
             once (``foreach``).
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a number that is too small, an unknown name, 8-bit Adam
-            with FSDP2, or gradients summed in fp32 beside DDP's.
+        ValueError: 8-bit Adam with FSDP2, or gradients summed in fp32 beside
+            DDP's.
     """
 
     micro_batch: int
@@ -194,7 +183,6 @@ class Plan:
         """Sequences of each rank.
 
         Raises:
-            TypeError: no job.
             ValueError: ranks that do not divide the batch, more checkpointed
                 blocks than there are, a larger micro-batch than the share,
                 attention to be kept that is not fused, or what an ``OwnJob``
@@ -216,11 +204,7 @@ class Plan:
         return share
 
     def text(self, job: TrainedJob) -> str:
-        """In words.
-
-        Raises:
-            TypeError, ValueError: as :meth:`share`.
-        """
+        """In words."""
         share, depth = self.share(job), job.depth
         full, rest = divmod(share, self.micro_batch)
         parts = [
@@ -251,9 +235,6 @@ class Plan:
         (:mod:`membudget.models`); its tokens are random. ``torchrun`` starts
         it on several ranks. Of an ``OwnJob`` it is the loop alone, with
         :func:`membudget.planning.step`.
-
-        Raises:
-            TypeError, ValueError: as :meth:`share`.
         """
         share = self.share(job)
         return job._program(self, share)
@@ -269,7 +250,6 @@ class Plan:
             version 5 on.
 
         Raises:
-            TypeError: as :meth:`share`.
             ValueError: as :meth:`share`, or a plan that the Trainer has no
                 arguments for.
         """
@@ -278,20 +258,12 @@ class Plan:
 
 
 def checked(job: TrainedJob, plan: Plan) -> int:
-    """Sequences of each rank, if the plan is one of the job's.
-
-    Raises:
-        TypeError, ValueError: as :meth:`Plan.share`; or no plan.
-    """
+    """Sequences of each rank, if the plan is one of the job's."""
     return instance(plan, Plan, "the plan", "a planning.Plan").share(job)
 
 
 def share_of(job: TrainedJob, ranks: int) -> int:
-    """Sequences of each rank.
-
-    Raises:
-        ValueError: sequences that cannot be shared equally.
-    """
+    """Sequences of each rank; they can be shared equally."""
     if ranks > job.batch or job.batch % ranks:
         why = "more than" if ranks > job.batch else "no divisor of"
         raise ValueError(

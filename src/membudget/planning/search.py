@@ -11,9 +11,8 @@ from membudget.checks import flag, instance, listed, one_of, shown, whole
 from membudget.ledger import OPTIMIZERS, RECIPES
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
-from membudget.planning.memory import static
+from membudget.planning.memory import peak, static
 from membudget.planning.own import OWN_AXES, OwnJob
-from membudget.planning.peaks import peak
 from membudget.planning.plan import (
     JOBS,
     STAGES,
@@ -89,11 +88,7 @@ class Answer:
         return self.frontier[0]
 
     def within(self, budget: int) -> Choice | None:
-        """The fastest plan within another budget; None if nothing fits.
-
-        Raises:
-            TypeError, ValueError: bytes that are no positive whole number.
-        """
+        """The fastest plan within another budget; None if nothing fits."""
         budget = whole(budget, "budget")
         fitting = [c for c in self.frontier if c.peak <= budget]
         return fitting[-1] if fitting else None
@@ -161,14 +156,12 @@ def search(
         job: what is to be trained.
         budget: bytes for the tensors of a rank.
         machine: what the time is estimated for.
-        ranks: that share the batch.
+        ranks: that share the batch equally.
         locks: for any of :data:`AXES` the value that it must have, or a list
             of those it may have.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a budget below 1 or below the model's states, ranks that
-            do not divide the batch, an unknown axis, locks that leave no
+        ValueError: a budget below the model's states, locks that leave no
             plan, or attention to be kept that is not fused.
     """
     instance(job, TrainedJob, "the job", JOBS)
@@ -274,11 +267,10 @@ def _axes(
             values = listed(wanted, axis, "values")
         if axis in bounds:
             values = [whole(value, axis, *bounds[axis]) for value in values]
-        elif axis == "fused":
+        elif axis in ("fused", "kept_attention"):
             values = [flag(value, axis) for value in values]
-        elif axis == "kept_attention":
-            values = [flag(value, axis) for value in values]
-            if True in values and not as_job(job).network.fused:
+            kept = axis == "kept_attention" and True in values
+            if kept and not as_job(job).network.fused:
                 raise ValueError(
                     "attention is to be kept, which is several operators in "
                     "this network: use fused=True, or free the lock"

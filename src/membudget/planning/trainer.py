@@ -18,9 +18,6 @@ def arguments(depth: int, plan, share: int) -> dict[str, object]:
         depth: blocks of the model.
         plan: one of its plans.
         share: sequences of each rank.
-
-    Raises:
-        ValueError: something that the Trainer has no arguments for.
     """
     sharded, recipe = plan.stage != "ddp", RECIPES[plan.recipe]
     every = plan.checkpointed == depth

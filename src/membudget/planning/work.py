@@ -77,10 +77,6 @@ def work(job: TrainedJob, plan: Plan) -> Work:
 
     The first call for a network, a length and a recipe takes a second; then
     it is below a millisecond. Of an :class:`OwnJob` its own model is counted.
-
-    Raises:
-        TypeError: something else than a job and a plan.
-        ValueError: a plan that an ``OwnJob`` cannot follow.
     """
     instance(job, TrainedJob, "job", JOBS)
     instance(plan, Plan, "plan", "a Plan")

@@ -95,8 +95,10 @@ export function spaceOf(state, recipe = recipesOf(state)[0]) {
   };
 }
 
-/* The coefficients c, s, c', s' of activations, temporaries, gradients. */
-const TOTAL = [0, 1, 2, 3].map((i) => [i + 2, i + 6, i + 10]);
+/* A row is Python's (membudget.planning.rows): the numbers of its name and its
+   phase, then the coefficients c, s, c', s' of each part, which begin here. */
+const ROW = { activations: 2, temporaries: 6, gradients: 10 };
+const TOTAL = [0, 1, 2, 3].map((i) => Object.values(ROW).map((at) => at + i));
 const sumAt = (row, places) =>
   places.reduce((sum, at) => sum + (row[at] ?? 0), 0);
 
@@ -188,11 +190,11 @@ export function momentOf(space, { stage, size, blocks, chunks }) {
       };
       const split = {
         parameters: one.held.parameters,
-        gradients: one.held.gradients + cell(10),
+        gradients: one.held.gradients + cell(ROW.gradients),
         optimizer: one.held.optimizer,
-        activations: cell(2),
+        activations: cell(ROW.activations),
         inputs,
-        temporaries: one.held.temporaries + cell(6),
+        temporaries: one.held.temporaries + cell(ROW.temporaries),
       };
       const bytes = Object.values(split).reduce((a, b) => a + b, 0);
       if (best && bytes <= best.bytes) continue;

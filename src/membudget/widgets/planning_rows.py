@@ -4,8 +4,8 @@ At each moment of a step the bytes are
 
     c + s·m + (c' + s'·m)·j
 
-in the m sequences of a micro-batch and the j blocks that are checkpointed, as
-:mod:`membudget.planning.peaks` says; so a few rows of coefficients hold the
+in the m sequences of a micro-batch and the j blocks that are checkpointed
+(:class:`membudget.planning.rows.Row`); so a few rows of coefficients hold the
 peak of every plan. What the step does is affine, too
 (:mod:`membudget.planning.work`). To walk through the steps takes minutes:
 ``python -m membudget.widgets.planning_rows`` does it and writes
@@ -14,34 +14,24 @@ peak of every plan. What the step does is affine, too
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from membudget.ledger import OPTIMIZERS, PRESETS, PaperMoment, Transformer
-from membudget.planning.counter import less
+from membudget.ledger import OPTIMIZERS, PRESETS, Transformer
+from membudget.planning.counter import added, less
 from membudget.planning.memory import (
-    placed,
+    Beside,
     sharded_of,
     states_of,
     workspace,
 )
-from membudget.planning.peaks import (
-    Step,
-    _places,
-    _walked,
-    at_spot,
-    by_depth,
-    spots,
-)
 from membudget.planning.plan import Plan
+from membudget.planning.rows import FEW, Row, Step, rows_of, upper
 from membudget.planning.search import CHUNKS
 from membudget.planning.work import _updates, micro_batches
-from membudget.sharding import Held, Place
 
 FILE = Path(__file__).with_name("planning.json")
 
@@ -67,183 +57,64 @@ RANKS = (1, 2, 4, 8, 16, 32, 64)
 MOST = 1024
 """Sequences of a micro-batch for which the rows are kept."""
 
-MANY = 2**64
-"""A micro-batch so large that a moment's bytes show their coefficients."""
+CASES = range(FEW + 1)
+"""As :func:`membudget.planning.rows.case_of` numbers them."""
 
 VARIANTS = ((False, False), (True, False), (False, True), (True, True))
 """Of a micro-batch: whether its loss is scaled and whether gradients are
 there before."""
 
-VARYING = ("activations", "temporaries")
-
-Line = tuple[str, str, tuple[int, ...]]
-"""A row's name, its phase, and for activations, temporaries and gradients the
-coefficients c, s, c' and s'."""
+Spot = tuple[str, int]
+"""A place of a step under FSDP2, and a block's number."""
 
 
-def cases_of(depth: int) -> list[range]:
-    """The numbers of checkpointed blocks whose moments are affine in them."""
-    middle = range(2, depth - 2)
-    ends = (range(at, at + 1) for at in (0, 1))
-    last = (range(at, at + 1) for at in (depth - 2, depth - 1, depth))
-    return [*ends, middle, *last]
+def counts_of(case: int, depth: int) -> range:
+    """The numbers of checkpointed blocks of a case."""
+    if case == 2:
+        return range(2, depth - 2)
+    first = case if case < 2 else depth - FEW + case
+    return range(first, first + 1)
 
 
-def alone(step: Step, depth: int) -> list[list[list[Line]]]:
-    """The rows of a micro-batch whose gradients are not reduced.
+def alone(step: Step, depth: int) -> list[list[list[Row]]]:
+    """The rows of a micro-batch whose gradients are not sharded.
 
     Returns:
-        For each of :data:`VARIANTS` and of :func:`cases_of` the moments that
-        can be the worst.
+        For each of :data:`VARIANTS` and of :data:`CASES` the moments that
+        can be the worst, those outside the blocks first.
     """
-    found = []
-    for scaled, kept in VARIANTS:
-        variant = replace(step, scaled=scaled, kept=kept)
-        found.append(
-            [
-                _worst(_affine(partial(_moments, variant, depth), case), case)
-                for case in cases_of(depth)
-            ]
-        )
-    return found
 
+    def place(row: Row) -> tuple[bool, int]:
+        return row.name.startswith("blocks."), row.block
 
-def under_shards(
-    step: Step, depth: int
-) -> list[dict[tuple[str, int], list[Line]]]:
-    """For each of :func:`cases_of` the rows of each spot of a step under
-    FSDP2 that can be its worst."""
-    found = []
-    for case in cases_of(depth):
-        by_spot = {}
-        for spot in spots((case[0], depth - case[0])):
-            if len(case) > 1 and 1 < spot[1] < depth - 3:
-                continue  # where the checkpoints end: never the worst
-            lines = _affine(partial(_at, step, depth, spot), case)
-            by_spot[spot] = _worst(lines, case)
-        found.append(by_spot)
-    return found
-
-
-def _affine(lines: Callable[[int], list[Line]], case: range) -> list[Line]:
-    """What is alike for all of a case, from two of it."""
-    first, *more = (lines(j) for j in case[:2])
-    found = []
-    for (row, phase, base), further in zip(
-        first, *more or [first], strict=True
-    ):
-        numbers = []
-        for i in range(0, len(base), 2):
-            steps = [further[2][k] - base[k] for k in (i, i + 1)]
-            start = [
-                base[k] - case[0] * by
-                for k, by in zip((i, i + 1), steps, strict=True)
-            ]
-            numbers += [*start, *steps]
-        found.append((row, phase, tuple(numbers)))
-    return found
-
-
-def _moments(step: Step, depth: int, j: int) -> list[Line]:
-    """All moments: of activations, temporaries, gradients constant and slope
-    in the sequences."""
-    blocks = j, depth - j
-    few = tuple(min(count, 1) for count in blocks)
-    heads: list[tuple[str, str]] = []
-
-    def numbers(few: tuple[int, int]) -> torch.Tensor:
-        places: list[list] = [[] for _ in range(5)]
-        for moment in _walked(step, few, MANY).moments:
-            made = 0 if step.kept else moment.split["gradients"]
-            for place in _places(moment.row, few):
-                places[place].append((moment, _sizes(moment, made)))
-        heads[:] = [(m.row, m.phase) for ms in places for m, _ in ms]
-        return torch.tensor([sizes for ms in places for _, sizes in ms])
-
-    found = by_depth(numbers, blocks)
-    numbers(few)
+    variants = [replace(step, scaled=s, kept=k) for s, k in VARIANTS]
     return [
-        (*head, tuple(cells))
-        for head, cells in zip(heads, found.tolist(), strict=True)
-    ]
-
-
-def _at(step: Step, depth: int, spot: tuple[str, int], j: int) -> list[Line]:
-    """The moments at a spot, as :func:`_moments`."""
-    place, number = spot
-    heads: list[tuple[str, str]] = []
-
-    def numbers(few: tuple[int, int], number: int) -> torch.Tensor:
-        here = [
-            (moment, _sizes(moment, made))
-            for at, block, moment, made in placed(_walked(step, few, MANY))
-            if (at, block) == (place, number)
+        [
+            _worst(sorted(rows_of(one, depth, case), key=place), case, depth)
+            for case in CASES
         ]
-        heads[:] = [(moment.row, moment.phase) for moment, _ in here]
-        return torch.tensor([sizes for _, sizes in here])
-
-    found = at_spot(numbers, (j, depth - j), place, number)
-    return [
-        (*head, tuple(cells))
-        for head, cells in zip(heads, found.tolist(), strict=True)
+        for one in variants
     ]
 
 
-def _sizes(moment: PaperMoment, made: int) -> list[int]:
-    """Constant and slope of what varies, and gradients."""
-    sizes = []
-    for category in VARYING:
-        above, under = divmod(moment.split[category], MANY)
-        sizes += [under, above]
-    return [*sizes, made, 0]
-
-
-def _sums(line: Line, j: int) -> tuple[int, int]:
-    """Constant and slope of all bytes."""
-    c = line[2]
-    at, by, more, steeper = (sum(c[i::4]) for i in range(4))
-    return at + more * j, by + steeper * j
-
-
-def _worst(lines: Sequence[Line], case: range) -> list[Line]:
-    """Those that are the worst for some sizes."""
-    corners = [[_sums(line, j) for j in (case[0], case[-1])] for line in lines]
-    left: list[int] = []
-    order = sorted(
-        range(len(lines)),
-        key=lambda i: [-sum(at + 64 * s for at, s in corners[i]), i],
-    )
-    for i in order:
-        if not any(
-            all(
-                a + s >= b + t and s >= t
-                for (a, s), (b, t) in zip(corners[k], corners[i], strict=True)
-            )
-            for k in left
-        ):
-            left.append(i)
-    left.sort()
-    kept: set[int] = set()
-    for j in case:
-        kept |= {left[i] for i in _upper([_sums(lines[i], j) for i in left])}
-    return [lines[i] for i in sorted(kept)]
-
-
-def _upper(lines: Sequence[tuple[int, int]]) -> set[int]:
-    """The lines (constant, slope) that are the highest somewhere from 1 to
-    :data:`MOST`. Where several are, the first."""
-    at: int | None = 1
-    found = set()
-    while at is not None and at <= MOST:
-        heights = [constant + slope * at for constant, slope in lines]
-        best = heights.index(max(heights))
-        found.add(best)
-        constant, slope = lines[best]
-        at = min(
-            ((constant - c) // (s - slope) + 1 for c, s in lines if s > slope),
-            default=None,
-        )
+def under_shards(step: Step, depth: int) -> list[dict[Spot, list[Row]]]:
+    """For each of :data:`CASES` the rows of each spot of a step under FSDP2
+    that can be its worst."""
+    sharded, found = replace(step, sharded=True), []
+    for case in CASES:
+        spots: dict[Spot, list[Row]] = {}
+        for row in rows_of(sharded, depth, case):
+            spots.setdefault((row.place, row.block), []).append(row)
+        found.append({s: _worst(spots[s], case, depth) for s in spots})
     return found
+
+
+def _worst(rows: Sequence[Row], case: int, depth: int) -> list[Row]:
+    """Those that are the worst for some sizes."""
+    kept: set[int] = set()
+    for j in counts_of(case, depth):
+        kept |= set(upper([row.line(j) for row in rows], MOST))
+    return [rows[i] for i in sorted(kept)]
 
 
 def work_of(network: Transformer, tokens: int, recipe: str) -> list:
@@ -270,31 +141,29 @@ def work_of(network: Transformer, tokens: int, recipe: str) -> list:
     deeper = [count(two, m)[0] for m in (1, 2)]
     again = [count(one, m, 1)[0] for m in (1, 2)]
     chunked = [count(one, m, 0, 1)[0] for m in (1, 2)]
-    blocks = [
-        _times(depth - 1, less(b, a))
-        for a, b in zip(plain, deeper, strict=True)
-    ]
     more = [less(b, a) for a, b in zip(plain, again, strict=True)]
     first, second, shared = count(one, 1, shares=(None, None, 0.5))
     other, further = count(two, 1, shares=(None, None))
-    added = less(second, first)
-    deep = less(less(further, other), added)
+    sums = [
+        (2 - depth, less(second, first)),
+        (depth - 1, less(further, other)),
+    ]
+
+    def whole(counts):
+        """With all blocks, of one sequence and of two."""
+        return [
+            added([(1, one), (depth - 1, b), (1 - depth, a)])
+            for one, a, b in zip(counts, plain, deeper, strict=True)
+        ]
+
     return [
-        *lines(*[_more(a, b) for a, b in zip(plain, blocks, strict=True)]),
-        *lines(*[_more(a, b) for a, b in zip(chunked, blocks, strict=True)]),
+        *lines(*whole(plain)),
+        *lines(*whole(chunked)),
         *lines(*more),
-        _more(added, _times(depth - 1, deep)),
+        added(sums),
         less(shared, second),
         less(count(one, 2, 0, 2)[0], chunked[1]),
     ]
-
-
-def _more(a, b):
-    return tuple(x + y for x, y in zip(a, b, strict=True))
-
-
-def _times(count, a):
-    return tuple(count * x for x in a)
 
 
 def states_table(network: Transformer) -> dict[str, Any]:
@@ -315,19 +184,16 @@ def states_table(network: Transformer) -> dict[str, Any]:
             ]
             shape = replace(network, depth=1)
             one, two = _updates(shape, recipe, optimizer, family.fused)
-            ends = _times(2 - depth, one), _times(depth - 1, two)
-            updates[optimizer] = list(_more(*ends))[1:]
+            ends = [(2 - depth, one), (depth - 1, two)]
+            updates[optimizer] = list(added(ends))[1:]
         found["states"][recipe] = states
         found["updates"][recipe] = updates
     return found
 
 
-Spot = tuple[str, int]
-
-
 def sharded_table(
-    network: Transformer, recipe: str, rows: Sequence[dict[Spot, list[Line]]]
-) -> tuple[dict[str, Any], set[tuple[int, Spot, Line]]]:
+    network: Transformer, recipe: str, rows: Sequence[dict[Spot, list[Row]]]
+) -> tuple[dict[str, Any], set[tuple[int, Row]]]:
     """For each number of ranks and each stage what FSDP2 holds.
 
     Args:
@@ -342,45 +208,45 @@ def sharded_table(
         optimizer steps; and for each optimizer its states, and what its step
         allocates. Then the rows that can be the worst, and their places.
     """
-    depth = network.depth
-    cases = cases_of(depth)
-    worst: set[tuple[int, Spot, Line]] = set()
+    worst: set[tuple[int, Row]] = set()
 
-    def here(held: Held, whole: int = 0) -> list[int]:
-        weights = held.parameters + held.gathered
-        return [weights, held.gradients - whole, held.buffers]
+    def here(beside: Beside) -> list[int]:
+        return [beside.parameters, beside.gradients, beside.temporaries]
 
-    def winners(places: dict[str, tuple[Place, ...]]) -> dict[str, Any]:
+    def winners(places: dict[str, tuple[Beside, ...]]) -> dict[Spot, Any]:
         seen: set[Spot] = set()
         for at, by_spot in enumerate(rows):
-            flat = [(s, one) for s, lines in by_spot.items() for one in lines]
-            held = [places[place][n].beside for (place, n), _ in flat]
-            for j in cases[at % len(cases)]:
-                sums = (_sums(line, j) for _, line in flat)
-                lines = [
-                    (base + c, slope)
-                    for base, (c, slope) in zip(held, sums, strict=True)
+            flat = [row for found in by_spot.values() for row in found]
+            held = [sum(places[row.place][row.block]) for row in flat]
+            for j in counts_of(at % len(CASES), network.depth):
+                lines = [row.line(j) for row in flat]
+                above = [
+                    (base + constant, slope)
+                    for base, (constant, slope) in zip(
+                        held, lines, strict=True
+                    )
                 ]
-                for i in _upper(lines):
-                    worst.add((at, *flat[i]))
-                    seen.add(flat[i][0])
-        at_spots = {spot: places[spot[0]][spot[1]] for spot in seen}
-        return {spot: here(p.held, p.whole) for spot, p in at_spots.items()}
+                for i in upper(above, MOST):
+                    worst.add((at, flat[i]))
+                    seen.add((flat[i].place, flat[i].block))
+        return {spot: here(places[spot[0]][spot[1]]) for spot in seen}
 
     def one(ranks: int, stage: str) -> dict[str, Any]:
-        own, found = {}, {}
+        own = {}
         for optimizer in OPTIMIZERS:
             if optimizer == "adam-8bit":
                 continue
             how = {"optimizer": optimizer, "stage": stage, "ranks": ranks}
             family = Plan(1, recipe=recipe, **how)
-            for name, summed in {"held": False, "summed": True}.items():
-                sharded = sharded_of(network, family, "cuda", summed)
-                found[name] = sharded
-            own[optimizer] = [sharded.step.optimizer, sharded.workspace]
+            step = sharded_of(network, family, False).step
+            work = workspace(network, family, "cuda")
+            own[optimizer] = [step.optimizer, work]
         return {
-            **{name: winners(one.places) for name, one in found.items()},
-            "last": here(sharded.step),
+            **{
+                name: winners(sharded_of(network, family, summed).places)
+                for name, summed in {"held": False, "summed": True}.items()
+            },
+            "last": here(step),
             "own": own,
         }
 
@@ -394,7 +260,7 @@ def sharded_table(
 
 
 def packed(
-    network: Transformer, found: dict[str, list[list[list[list[Line]]]]]
+    network: Transformer, found: dict[str, list[list[list[list[Row]]]]]
 ) -> dict[str, Any]:
     """The rows of several steps, each row and each list of rows once.
 
@@ -402,63 +268,61 @@ def packed(
         network: whose they are.
         found: for each step's name and each of
             :data:`membudget.planning.search.CHUNKS` groups of rows, a list
-            for each of :func:`cases_of`.
+            for each of :data:`CASES`.
     """
-    names: list[str] = []
-    phases: list[str] = []
+    names: dict[str, int] = {}
+    phases: dict[str, int] = {}
     pool: dict[tuple, int] = {}
     at: dict[tuple, int] = {}  # a row by what it is where j is fixed
     lists: dict[tuple[int, ...], int] = {}
-    cases = cases_of(network.depth)
-    alone = [case[0] for case in cases if len(case) == 1]
+    alone = [counts_of(case, network.depth)[0] for case in CASES if case != 2]
 
-    def number(things: list[str], one: str) -> int:
-        if one not in things:
-            things.append(one)
-        return things.index(one)
+    def head(row: Row) -> tuple[int, int]:
+        name = re.sub(r"^blocks\.\d+[ .]", "a block’s ", row.name)
+        number = names.setdefault(name, len(names))
+        return number, phases.setdefault(row.phase, len(phases))
 
-    def written(row: str, phase: str, numbers: tuple[int, ...]) -> tuple:
-        row = re.sub(r"^blocks\.\d+[ .]", "a block’s ", row)
+    def written(row: Row) -> tuple[int, ...]:
+        numbers = [number for need in row.needs for number in need]
         while numbers and not numbers[-1]:
-            numbers = numbers[:-1]
-        return number(names, row), number(phases, phase), *numbers
+            numbers.pop()
+        return *head(row), *numbers
 
-    def fixed(line: Line, j: int) -> tuple:
-        row, phase, c = line
-        where = [c[i] + c[i + 2] * j for i in (0, 1, 4, 5, 8, 9)]
-        return (j, *written(row, phase, ()), *where)
+    def fixed(row: Row, j: int) -> tuple:
+        where = (
+            (need.constant + need.more * j, need.slope + need.steeper * j)
+            for need in row.needs
+        )
+        return j, *head(row), *where
 
-    def place(line: Line, case: range) -> int:
-        if len(case) > 1:
-            where = pool.setdefault(written(*line), len(pool))
+    def place(row: Row, case: int) -> int:
+        if case == 2:
+            where = pool.setdefault(written(row), len(pool))
             for j in alone:
-                at.setdefault(fixed(line, j), where)
+                at.setdefault(fixed(row, j), where)
             return where
-        key = fixed(line, case[0])
+        key = fixed(row, counts_of(case, network.depth)[0])
         if key not in at:
-            at[key] = pool.setdefault(written(*line), len(pool))
+            at[key] = pool.setdefault(written(row), len(pool))
         return at[key]
 
-    def listed(lines: Sequence[Line], case: range) -> int:
-        places = tuple(place(line, case) for line in lines)
+    def listed(rows: Iterable[Row], case: int) -> int:
+        places = tuple(place(row, case) for row in rows)
         return lists.setdefault(places, len(lists))
 
-    # those of many numbers of blocks tell most of the others
-    order = sorted(range(len(cases)), key=lambda i: len(cases[i]) == 1)
-    rows: dict[str, list] = {}
-    for name, steps in found.items():
-        rows[name] = []
-        for groups in steps:
-            ordered = [
-                {i: listed(group[i], cases[i]) for i in order}
-                for group in groups
-            ]
-            rows[name].append(
-                [[one[i] for i in range(len(cases))] for one in ordered]
-            )
+    def numbered(group: list[list[Row]]) -> list[int]:
+        # the case of many numbers of blocks tells most of the others
+        order = sorted(CASES, key=lambda case: case != 2)
+        by_case = {case: listed(group[case], case) for case in order}
+        return [by_case[case] for case in CASES]
+
+    rows = {
+        name: [[numbered(group) for group in groups] for groups in steps]
+        for name, steps in found.items()
+    }
     return {
-        "names": names,
-        "phases": phases,
+        "names": list(names),
+        "phases": list(phases),
         "pool": [list(row) for row in pool],
         "lists": [list(places) for places in lists],
         "rows": rows,
@@ -476,21 +340,27 @@ def table(network: Transformer) -> dict[str, Any]:
     recipes = ("fp32", "autocast", "bf16")
     steps = {
         (recipe, chunks): Step(
-            replace(network, depth=1), tokens, "cuda", recipe, chunks, False
+            replace(network, depth=1), tokens, "cuda", recipe, chunks
         )
         for recipe in recipes
         for chunks in CHUNKS
     }
     under = {key: under_shards(step, depth) for key, step in steps.items()}
-    sharded, worst = {}, {key: [] for key in steps}
+    sharded, worst = {}, {key: set() for key in steps}
     for states, like in LIKE.items():
         keys = [key for key in steps if key[0] in like]
         rows = [case for key in keys for case in under[key]]
         sharded[states], found = sharded_table(network, states, rows)
-        for at, spot, line in found:
-            key, case = divmod(at, len(cases_of(depth)))
-            worst[keys[key]].append((case, spot, line))
-    every = sorted({spot for found in worst.values() for _, spot, _ in found})
+        for at, row in found:
+            key, case = divmod(at, len(CASES))
+            worst[keys[key]].add((case, row))
+    every = sorted(
+        {
+            (row.place, row.block)
+            for found in worst.values()
+            for _, row in found
+        }
+    )
     for by_ranks in sharded.values():
         for one in (
             s for stages in by_ranks.values() for s in stages.values()
@@ -501,13 +371,10 @@ def table(network: Transformer) -> dict[str, Any]:
                     for spot in sorted(one[name])
                 ]
 
-    def groups(key: tuple) -> list[list[list[Line]]]:
-        seen = set(worst[key])
+    def groups(key: tuple) -> list[list[list[Row]]]:
         return alone(steps[key], depth) + [
             [
-                [line for line in case[spot] if (i, spot, line) in seen]
-                if spot in case
-                else []
+                [row for row in case.get(spot, ()) if (i, row) in worst[key]]
                 for i, case in enumerate(under[key])
             ]
             for spot in every

@@ -59,7 +59,8 @@ def test_a_models_tokens():
 
 def test_rows_that_another_beats_are_left_out():
     lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]
-    assert rows._upper(lines) == {0, 2, 4}
+    assert rows.upper(lines) == [0, 2, 4]
+    assert rows.upper(lines, most=45) == [0, 2]
 
 
 @pytest.mark.few(0)  # takes minutes
