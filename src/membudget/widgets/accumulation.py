@@ -114,11 +114,6 @@ class Accumulation(Widget):
             ``micro_batch``; with the default footprint, :func:`digits_record`.
         label: what the footprint is of, in a few words; shown as text.
 
-    Raises:
-        traitlets.TraitError: a number that is not whole or below 1; an
-            unknown normalisation; a footprint or a record of another kind
-            (the widget stays as it was).
-
     Example:
         >>> widget = Accumulation(micro_batch=96, global_batch=512)
         >>> widget.steps, widget.plan.sizes[-1]
@@ -126,6 +121,7 @@ class Accumulation(Widget):
     """
 
     name = "accumulation"
+    named = ("micro_batch", "steps", "global_batch", "normalisation")
 
     footprint = traitlets.Instance(Footprint).tag(
         sync=True, to_json=_footprint_json
@@ -186,11 +182,4 @@ class Accumulation(Widget):
             f"at most: the peak is {format_bytes(plan.peak)}, "
             f"{format_bytes(abs(over))} {'above' if over > 0 else 'below'} "
             f"the budget of {format_bytes(self.budget)}."
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Accumulation(micro_batch={self.micro_batch}, "
-            f"steps={self.steps}, global_batch={self.global_batch}, "
-            f"normalisation={self.normalisation!r})"
         )

@@ -74,6 +74,8 @@ class Ledger(Widget):
     """
 
     name = "ledger"
+    positional = ("model",)
+    named = ("batch", "tokens", "recipe", "optimizer", "card")
 
     model = traitlets.Unicode().tag(sync=True)
     batch = Checked(partial(whole, least=1, most=1024), 8).tag(sync=True)
@@ -172,13 +174,6 @@ class Ledger(Widget):
         return (
             f"{text}, which {fits} the {format_bytes(self.budget)} of the "
             f"{self.card}."
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Ledger({self.model!r}, batch={self.batch}, "
-            f"tokens={self.tokens}, recipe={self.recipe!r}, "
-            f"optimizer={self.optimizer!r}, card={self.card!r})"
         )
 
 

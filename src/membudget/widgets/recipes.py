@@ -61,6 +61,7 @@ class Recipes(Widget):
     """
 
     name = "recipes"
+    named = ("batch", "card", "checkpointed")
 
     batch = Whole().tag(sync=True)
     card = traitlets.Enum(["", *CARDS], "").tag(sync=True)
@@ -101,12 +102,6 @@ class Recipes(Widget):
             f"{self.account['name']}, batch {self.batch}: the peak of a "
             f"training step is {format_bytes(peaks[0])} in fp32 and least in "
             f"{least}, {format_bytes(min(peaks))}."
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Recipes(batch={self.batch}, card={self.card!r}, "
-            f"checkpointed={self.checkpointed})"
         )
 
 

@@ -211,7 +211,8 @@ class Timeline(Widget):
 
     Args:
         steps: what :func:`membudget.measuring.trace_step` gives, by the
-            names to show, in this order; by default :func:`example_steps`.
+            names to show, in this order, at most :data:`MOST_STEPS`; by
+            default :func:`example_steps`.
         step: the name of the step to begin with; by default the first.
         moment: index of the operator to begin with; by default -1, before
             the first.
@@ -219,18 +220,13 @@ class Timeline(Widget):
 
     Another step that has no such ``moment`` is shown at its last.
 
-    Raises:
-        traitlets.TraitError: ``steps`` is not a dictionary of trackers by
-            name, is empty, or has more than :data:`MOST_STEPS`; no step has
-            this name; no operator has this index (the widget stays as it
-            was).
-
     Example:
         >>> Timeline(step="checkpointed", moment=25)
         Timeline(step='checkpointed', moment=25)
     """
 
     name = "timeline"
+    named = ("step", "moment")
 
     steps = traitlets.Dict(
         traitlets.Instance(PeakTracker), key_trait=traitlets.Unicode()
@@ -290,6 +286,3 @@ class Timeline(Widget):
             f"Step {self.step}: {format_bytes(alive)} are alive at the end "
             f"of the forward pass, {format_bytes(tracker.peak)} at the peak."
         )
-
-    def __repr__(self) -> str:
-        return f"Timeline(step={self.step!r}, moment={self.moment})"
