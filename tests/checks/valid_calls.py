@@ -588,12 +588,10 @@ ROWS = {
         label="a",
     ),
     "widgets.Fits": lambda: dict(model="Llama 3 8B", card="T4", cut=True),
-    "widgets.Ledger": lambda: dict(shapes="GPT-2 124M", batch=2, card="T4"),
+    "widgets.Ledger": lambda: dict(model="GPT-2 124M", batch=2, card="T4"),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
-    "widgets.Recipes": lambda: dict(
-        network=PAPER, tokens=2, batches=(1, 2), batch=1, card="T4"
-    ),
+    "widgets.Recipes": lambda: dict(batch=1, card="T4"),
     "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
     "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
     "widgets.Segments.run": lambda: dict(self=widgets.Segments()),

@@ -11,12 +11,9 @@ import {
 } from "../../src/membudget/widgets/ledger.mjs";
 import { read, says, untouched } from "./grid.mjs";
 
-const groups = read("ledger");
-const cases = groups.flatMap(({ tables, cases }) =>
-  cases.map(({ state, numbers }) => ({ state: { ...state, tables }, numbers })),
-);
-const presets = cases.slice(0, groups[0].cases.length);
-const start = { ...presets[0].state, card: "T4", batch: 8, tokens: 1024,
+const { tables, cases } = read("ledger");
+for (const { state } of cases) state.tables = tables;
+const start = { ...cases[0].state, card: "T4", batch: 8, tokens: 1024,
   steps: 1, recipe: "fp32", optimizer: "adam", checkpointed: false };
 const state = (changes) => ({ ...start, ...changes });
 const peak = (changes) => describe(state(changes)).peak.bytes;
@@ -46,7 +43,7 @@ test("the grid holds what it has to", () => {
   }
   assert.equal(seen("recipe").size, 4);
   assert.equal(seen("optimizer").size, 4);
-  assert.ok(seen("model").size >= 5 && seen("card").size === 3);
+  assert.ok(seen("model").size >= 4 && seen("card").size === 3);
   const most = cases.map(({ numbers }) => numbers.largest);
   assert.ok(most.some((n) => n > 10) && most.includes(null));
   const phases = new Set(cases.map(({ state }) => describe(state).phase));

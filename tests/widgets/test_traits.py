@@ -22,7 +22,7 @@ BAD = {
         ("budget", 0, WHOLE),
         ("normalisation", "mean", "no division"),
         ("footprint", {"parameters": 1}, "footprint"),
-        ("record", {"experiment": "ledger"}, "experiments.best"),
+        ("record", {}, "read-only|record"),
     ],
     "bits": [
         ("number", "much", WORDS),
@@ -46,7 +46,7 @@ BAD = {
         ("tokens", 100, "use a power of two from 16"),
         ("recipe", "fp8", "autocast"),
         ("optimizer", "lion", "adam-8bit"),
-        ("model", "GPT-5", "model is 'GPT-5': use one of GPT-2 124M, "),
+        ("model", "GPT-5", "GPT-2 124M"),
         ("card", "V100", "RTX 4090"),
         ("foreach", "yes", "boolean"),
     ],
@@ -79,7 +79,7 @@ BAD = {
         ("tables", {}, "read-only|tables"),
     ],
     "recipes": [
-        ("batch", 5, r"use one of \[1, 2, 4"),
+        ("batch", 5, r"use one of \(1, 2, 4"),
         ("batch", True, "use a whole number"),
         ("card", "GTX", "T4"),
         ("checkpointed", "yes", "boolean"),

@@ -5,7 +5,6 @@ import kind_ledger
 import pytest
 from widget_pages import control, unfold
 
-from membudget.ledger import Transformer
 from membudget.widgets import Ledger
 
 
@@ -169,16 +168,8 @@ def test_every_stop_of_the_tokens(page):
     agree(page, tokens=1024)
     control(page, "model").select_option("Llama 3.2 1B")
     slider.press("End")
-    agree(page, shapes="Llama 3.2 1B", tokens=32768)
+    agree(page, model="Llama 3.2 1B", tokens=32768)
     control(page, "model").select_option("GPT-2 124M")
     agree(page, tokens=1024)
     slider.press("Home")
     agree(page, tokens=16)
-
-
-def test_own_shapes(show):
-    shapes = {"mine": Transformer(context=128), "b": Transformer(depth=3)}
-    page = show(Ledger(shapes, tokens=128))
-    agree(page, shapes=shapes, tokens=128)
-    control(page, "model").select_option("b")
-    agree(page, shapes=shapes, tokens=128, model="b")
