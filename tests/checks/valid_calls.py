@@ -596,8 +596,6 @@ ROWS = {
     "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
     "widgets.Segments.run": lambda: dict(self=widgets.Segments()),
     "widgets.Sharding": lambda: dict(ranks=4, stage="zero-1"),
-    "widgets.Timeline": lambda: dict(
-        steps={"a": tracker()}, step="a", moment=1
-    ),
+    "widgets.Timeline": lambda: dict(step="plain", moment=1),
     "widgets.format_number": lambda: dict(value=2.5),
 }

@@ -57,7 +57,6 @@ const NOTE =
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
 const OUTSIDE = ["loss", "step"]; // boxes of no module
-const MOST_BOXES = 24;
 const TICKS = 160; // of a step that is played
 const REST = 2; // ticks more at a stop, until the sentence is said
 const ROWS = 7; // of the largest things alive
@@ -136,17 +135,12 @@ function shownOperators(operators) {
 const alive = ({ birth, death }, moment) => birth <= moment && moment < death;
 const sum = (all) => all.reduce((bytes, one) => bytes + one.bytes, 0);
 
-/* The modules as boxes, in the order in which they first run; long paths are
-   cut until there are few. Last, what runs outside of the model. */
+/* The modules as boxes, in the order in which they first run. Last, what runs
+   outside of the model. */
 function boxesOf(operators) {
   const inside = operators.filter(({ module }) => module);
-  const paths = inside.map(({ module }) => module.split("."));
-  const cut = (path, deep) => path.slice(0, deep).join(".");
-  const many = (deep) => new Set(paths.map((path) => cut(path, deep))).size;
-  let deep = Math.max(1, ...paths.map((path) => path.length));
-  while (deep > 1 && many(deep) > MOST_BOXES) deep -= 1;
   const name = ({ module, phase }) =>
-    module ? cut(module.split("."), deep) : OUTSIDE[+(phase === "optimizer")];
+    module || OUTSIDE[+(phase === "optimizer")];
   const last = operators.filter(({ module }) => !module);
   const labels = [...new Set([...inside, ...last].map(name))];
   return { labels, of: (one) => labels.indexOf(name(one)) };
@@ -401,8 +395,7 @@ function* drawNetwork(id, { boxes, floor, always, width }, n) {
       if (freed) yield svg("rect", { ...box, class: "mb-ghost mb-named" });
       else if (born) yield svg("rect", { ...box, class: "mb-born" });
     }
-    const names = [label, label.split(".").at(-1)];
-    yield* fitting(x + width / 2, BOX.bottom + 14, names, width - 2, MIDDLE);
+    yield* fitting(x + width / 2, BOX.bottom + 14, [label], width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
   for (const { key, lower: [x], upper: [right] } of floor) {

@@ -111,21 +111,6 @@ def test_the_ghost_is_the_step_chosen_before(page):
     assert "Play draws the curve" in texts(page)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", list(cases.odd_steps()))
-def test_odd_steps(show, name):
-    page = show(Timeline(cases.odd_steps(), step=name), width=390)
-    control(page, "moment").press("End")
-    control(page, "moment").press("ArrowLeft")
-    for key in ("forward_end", "peak"):
-        control(page, key).click()
-    moment = cases.odd_steps()[name].peak_moment
-    assert control(page, "moment").input_value() == str(moment + 1)
-    control(page, "play").click()
-    assert page.evaluate(pages.OUTSIDE) == []
-    assert page.evaluate(pages.OVERLAPPING) == []
-
-
 # How it is moved -----------------------------------------------------------
 
 
@@ -157,33 +142,6 @@ def test_the_picture_can_be_dragged(page):
     page.mouse.move(300, 300)  # without a button nothing moves
     page.mouse.click(*spot(page, 0.5, y=60))  # nor does the network
     agree(page, moment=-1)
-
-
-@pytest.mark.few(0)
-def test_a_finger_moves_it_sideways_alone(show):
-    """A swipe up or down scrolls the page."""
-    page = show(Timeline(), width=390, has_touch=True)
-    page.evaluate("document.body.style.height = '3000px'")
-    touch = page.context.new_cdp_session(page)
-
-    def send(what, *points):
-        points = [{"x": x, "y": y} for x, y in points]
-        event = {"type": what, "touchPoints": points}
-        touch.send("Input.dispatchTouchEvent", event)
-
-    def swipe(start, to):
-        send("touchStart", start)
-        for i in range(1, 11):
-            pairs = zip(start, to, strict=True)
-            send("touchMove", [a + (b - a) * i / 10 for a, b in pairs])
-        send("touchEnd")
-
-    swipe(spot(page, 0.3), spot(page, 0.9))
-    moved = control(page, "moment").input_value()
-    assert int(moved) > 180
-    swipe(spot(page, 0.5, 300), spot(page, 0.5, 190))
-    page.wait_for_function("scrollY > 50")
-    assert control(page, "moment").input_value() == moved
 
 
 def test_play_goes_through_the_step(show):
