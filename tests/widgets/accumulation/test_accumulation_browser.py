@@ -3,7 +3,7 @@
 import kind
 import kind_accumulation
 import pytest
-from widget_pages import control, unfold
+from widget_pages import control, drag, texts, unfold
 
 from membudget.accumulation import Footprint, PeakLine
 from membudget.widgets import Accumulation
@@ -19,10 +19,6 @@ def page(show):
 
 def agree(page, **state):
     kind.agree(kind_accumulation.KIND, page, Accumulation(**state))
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def budget(page):
@@ -87,11 +83,7 @@ def places(page, index):
 
 def test_a_cut_is_dragged_with_the_mouse(page):
     x, y, sample = places(page, 1)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x - 200 * sample, y + 5)
-    page.mouse.move(x - 300 * sample, y + 5)
-    page.mouse.up()
+    drag(page, *((x - by * sample, y + 5) for by in (0, 200, 300)))
     size = int(control(page, "micro_batch").input_value())
     assert 298 <= size <= 302  # the second cut is at twice as much
     agree(page, micro_batch=size, global_batch=1024, **MEANS)
@@ -106,20 +98,6 @@ def test_a_size_is_chosen_where_its_time_is(page):
     x = first["x"] + share * (last["x"] - first["x"]) + 3
     page.mouse.click(x, first["y"] + 40)
     agree(page, micro_batch=256, global_batch=1024, **MEANS)
-
-
-@pytest.mark.few(0)
-def test_a_cut_is_dragged_with_a_finger(show):
-    page = show(Accumulation(), width=390, has_touch=True)
-    x, y, _ = places(page, 0)
-    touch = page.context.new_cdp_session(page)
-    for kind_, dx in (("Start", 0), ("Move", 12), ("Move", 24), ("End", 24)):
-        points = [] if kind_ == "End" else [{"x": x + dx, "y": y}]
-        event = {"type": f"touch{kind_}", "touchPoints": points}
-        touch.send("Input.dispatchTouchEvent", event)
-    size = int(control(page, "micro_batch").input_value())
-    assert size > 150
-    agree(page, micro_batch=size, global_batch=512)
 
 
 @pytest.mark.few(1)

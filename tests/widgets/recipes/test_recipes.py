@@ -1,6 +1,6 @@
 """The recipes widget: what it adds up, and its budget."""
 
-from widget_pages import control
+from widget_pages import control, texts
 
 from membudget import ledger
 from membudget.cards import CARDS
@@ -14,10 +14,6 @@ def test_defaults():
     assert made.account["name"] == "GPT-2 124M, 1024 tokens"
     step = ledger.predict(ledger.GPT2, 8, 1024, lists="cuda", foreach=True)
     assert f"{format_bytes(step.peak)} in fp32" in made.sentence()
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def test_a_card_that_is_too_small(show):

@@ -9,7 +9,7 @@ import pytest
 import timeline_cases as cases
 import widget_pages as pages
 from playwright.sync_api import expect
-from widget_pages import control
+from widget_pages import control, drag, texts
 
 from membudget.widgets import Timeline, format_bytes
 from membudget.widgets.timeline import Step, example_steps
@@ -29,10 +29,6 @@ def agree(page, **state):
 
 def radio(page, name):
     return page.get_by_role("radio", name=name, exact=True)
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def spot(page, share, y=280):
@@ -127,17 +123,12 @@ def test_another_step_goes_to_its_start(page):
 
 
 def test_the_picture_can_be_dragged(page):
-    page.mouse.move(*spot(page, 0.5))
-    page.mouse.down()
+    drag(page, spot(page, 0.5))
     moment = int(control(page, "moment").input_value()) - 1
     assert 60 < moment < 100
-    page.mouse.up()
     page.keyboard.press("ArrowRight")  # the keys go on from there
     agree(page, moment=moment + 1)
-    page.mouse.move(*spot(page, 0.5))
-    page.mouse.down()
-    page.mouse.move(*spot(page, -0.03))
-    page.mouse.up()
+    drag(page, spot(page, 0.5), spot(page, -0.03))
     agree(page, moment=-1)
     page.mouse.move(300, 300)  # without a button nothing moves
     page.mouse.click(*spot(page, 0.5, y=60))  # nor does the network
