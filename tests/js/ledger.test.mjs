@@ -9,10 +9,11 @@ import {
   layout,
   sentence,
 } from "../../src/membudget/widgets/ledger.mjs";
-import { read, says, untouched } from "./grid.mjs";
+import { read, says } from "./grid.mjs";
 
-const { tables, cases } = read("ledger");
-for (const { state } of cases) state.tables = tables;
+const { tables, cases: bare } = read("ledger");
+const cases = bare.map(({ state, numbers }) =>
+  ({ state: Object.freeze({ ...state, tables }), numbers }));
 const start = { ...cases[0].state, card: "T4", batch: 8, tokens: 1024,
   steps: 1, recipe: "fp32", optimizer: "adam", checkpointed: false };
 const state = (changes) => ({ ...start, ...changes });
@@ -95,10 +96,6 @@ test("the sentence says what is there", () => {
   ]);
   const large = sentence(state({ model: "Llama 3 70B" }));
   assert.match(large, /does not fit the T4: not even one sequence does\.$/);
-});
-
-test("describe and layout leave the state as it is", () => {
-  untouched(start, layout, describe, sentence);
 });
 
 test("bars are as long as what is alive, and inside the picture", () => {
