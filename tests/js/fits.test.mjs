@@ -34,7 +34,7 @@ test("what does not fit ends beyond the card, on an axis that stays", () => {
   const edges = new Map();
   for (const { state } of cases) {
     for (const width of [310, 740]) {
-      const { edge, end, parts, plot, ticks } = layout(state, width);
+      const { edge, end, parts, plot, axis: { ticks } } = layout(state, width);
       assert.equal(end > edge, describe(state).over > 0);
       assert.ok(end <= plot.right && edge - plot.left > 0.2 * (width - 6));
       const filled = parts.reduce((sum, part) => sum + part.width, 0);

@@ -102,7 +102,7 @@ test("bars are as long as what is alive, and inside the picture", () => {
   for (const { state } of cases.filter((_, i) => i % 3 === 0)) {
     const n = describe(state);
     for (const width of [288, 358, 760]) {
-      const { plot, top, bars, fill, beyond, edge, ticks } =
+      const { plot, top, bars, fill, beyond, edge, axis } =
         layout(state, width);
       assert.equal(beyond, n.peak.bytes > top);
       const long = plot.right - plot.left;
@@ -112,7 +112,7 @@ test("bars are as long as what is alive, and inside the picture", () => {
       const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-6);
       for (const [{ parts, end }, { split, bytes }, x] of [
         [fill, n.peak, scale(top)],
-        ...bars.map((bar) => [bar, n[bar.bar], whole]),
+        ...bars.map((bar) => [bar, n[bar.phase], whole]),
       ]) {
         near(end, x(bytes));
         let size = 0;
@@ -124,8 +124,8 @@ test("bars are as long as what is alive, and inside the picture", () => {
         assert.equal(size, bytes);
       }
       assert.equal(edge === null, state.card === "none");
-      assert.ok(ticks.length > 1);
-      for (const tick of ticks) assert.ok(tick.x < plot.right);
+      assert.ok(axis.ticks.length > 1);
+      for (const tick of axis.ticks) assert.ok(tick.x < plot.right);
     }
   }
 });

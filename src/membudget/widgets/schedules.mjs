@@ -17,7 +17,6 @@ import {
   player,
   plural,
   slider,
-  stairs,
   svg,
   table,
   text,
@@ -646,7 +645,7 @@ function build({ id, get, set, picture, again }) {
     const mark = draft ? { ...draft, wrong: told } : spot;
     words.textContent = about(n);
     return {
-      title: "Place your own checkpoints" + (state.label && `: ${state.label}`),
+      title: "Place your own checkpoints",
       sentence: told?.words ?? sentence(n, had),
       wrong: told?.wrong,
       height: plan.height,

@@ -429,7 +429,7 @@ const keys = [
   ...["checkpoint", "split", "measured", "label"],
 ];
 
-function build({ id, get, set, picture, again }) {
+function build({ id, get, set, bound, picture, again }) {
   // What was measured belongs to the setting that it came with.
   let came = {};
   const known = (state) => {
@@ -467,9 +467,7 @@ function build({ id, get, set, picture, again }) {
     key: "checkpoint",
     onInput: (value) => go({ checkpoint: value / 20 }),
   });
-  const split = choice({
-    label: "Split",
-    key: "split",
+  const split = bound(choice, "Split", "split", {
     options: SPLITS,
     onChange: (value) => go({ split: value }),
   });
@@ -557,13 +555,12 @@ function build({ id, get, set, picture, again }) {
       spoken: `${plural(n.segments, "segment")}: peak ${size(n.peak)}`,
     });
     cuts.update({ value: cutsOf(n) });
-    split.update({ value: state.split });
     note.textContent =
       NOTES[state.chain ? "bytes" : "units"] +
       NOTES.all +
       (Object.keys(state.measured).length ? NOTES.points : "");
     return {
-      title: "Memory during one step" + (state.label && `: ${state.label}`),
+      title: "Memory during one step",
       sentence: sentence(state),
       height: plan.height,
       drawn: [

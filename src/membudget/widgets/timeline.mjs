@@ -202,9 +202,6 @@ export function sentence(state, reached = state.moment) {
   );
   const alive = `${place(n)}: ${now} alive`;
   if (reached < n.peak_moment) return `${alive}.`;
-  if (n.peak_moment <= n.forward_end_moment) {
-    return `${alive}. The peak, ${peak}, is in the forward pass.`;
-  }
   const more = formatBytes(n.peak.total - n.forward_end.total);
   return (
     `${alive}. The forward pass before the peak ends with ${end}, the peak ` +
@@ -426,10 +423,9 @@ function* drawCurve(id, plan, n, reached) {
     const middle = (plot.left + plot.right) / 2;
     yield text(middle, plot.top + 40, "Play draws the curve", MIDDLE);
   }
-  const later = peak.x > forwardEnd.x;
   const top = reached >= n.peak_moment;
-  const low = later && reached >= n.forward_end_moment;
-  if (top && later) yield* drawRise(plan, n);
+  const low = reached >= n.forward_end_moment;
+  if (top) yield* drawRise(plan, n);
   const end = width < 480 ? "forward" : "end of forward";
   yield* names(plot, [
     ...(top ? [[peak, "peak", formatBytes(n.peak.total)]] : []),
@@ -562,9 +558,8 @@ function build({ id, get, set, picture }) {
       text: `${n.moment + 1} of ${n.operators}`,
       spoken: `${place(n)}: ${formatBytes(n.now.total)}`,
     });
-    const of = state.label && `: ${state.label}`;
     return {
-      title: `Memory during one training step${of}`,
+      title: "Memory during one training step",
       sentence: sentence(state, far),
       numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
       height: plan.height,
