@@ -40,6 +40,9 @@ test("the tape machine gives Python's moments, nested or not", () => {
     depths.add(Math.max(0, ...spansOf(segments).map((span) => span.height)));
   }
   assert.ok(depths.size >= 4);
+  const all = machine.flatMap(({ moments }) => moments);
+  assert.equal(new Set(all.map(([kind]) => kind)).size, 5);
+  assert.ok(all.some(([, , parts]) => parts[4] < 0));
 });
 
 test("describe gives Python's numbers and words", () => {

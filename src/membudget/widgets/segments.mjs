@@ -14,7 +14,6 @@ import {
   names,
   numberList,
   percent,
-  player,
   plural,
   slider,
   svg,
@@ -25,6 +24,7 @@ import {
 import {
   OUTPUT,
   PARTS,
+  chooser,
   deed,
   drawStep,
   heldAt,
@@ -65,16 +65,16 @@ function chosen({ chain, layers, checkpoint, segments, cuts, split }) {
   return { stages, sizes, unit: chain ? 1 : UNIT };
 }
 
-/** Sizes of as many checkpointed segments. */
-export function sizesOf(length, count, split) {
+/* Sizes of as many checkpointed segments. */
+function sizesOf(length, count, split) {
   if (!count) return [];
   const small = Math.floor(length / count);
   if (split === "pytorch") return Array(count - 1).fill(small);
   return Array.from({ length: count }, (_, i) => small + (i < length % count));
 }
 
-/** Segments of these sizes; what remains keeps its tapes. */
-export function segmentsOf(length, sizes) {
+/* Segments of these sizes; what remains keeps its tapes. */
+function segmentsOf(length, sizes) {
   const stages = [...Array(length).keys()];
   const segments = sizes.map((size) => stages.splice(0, size));
   return [...segments, ...stages];
@@ -438,14 +438,12 @@ function build({ id, get, set, bound, picture, again }) {
     if (measured !== came.measured) came = { measured, setting };
     return came.setting === setting ? state : { ...state, measured: {} };
   };
-  let moment = null; // null: the peak
   let plan;
-  const see = (at) => {
-    moment = at;
-    again();
-  };
+  const count = () => plan.cursor.count;
+  const moment = chooser({ again, count, every: 180 });
+  const { see, play, when } = moment;
   const go = (traits) => {
-    moment = null;
+    moment.at = null;
     set(get().cuts.length ? { cuts: [], ...traits } : traits);
   };
 
@@ -471,17 +469,6 @@ function build({ id, get, set, bound, picture, again }) {
     options: SPLITS,
     onChange: (value) => go({ split: value }),
   });
-  const play = player({
-    key: "play",
-    every: 180,
-    step: () => {
-      const next = moment === null ? 0 : moment + 1;
-      const more = next < plan.cursor.count;
-      see(more ? next : null); // in the end the peak again
-      return more;
-    },
-  });
-
   const cuts = field({
     label: "Checkpoints before",
     key: "cuts",
@@ -496,14 +483,8 @@ function build({ id, get, set, bound, picture, again }) {
     onChange: (list) =>
       go(list.length ? { cuts: list, segments: list.length + 1 } : {}),
   });
-  const when = slider({
-    label: "Moment of the step",
-    key: "moment",
-    onInput: (value) => see(value - 1),
-  });
   // a link holds what the reader chose, not what follows from it
   cuts.held = () => get().cuts.join("-");
-  when.held = () => (moment === null ? "" : String(moment + 1));
 
   const note = html("p", { class: "mb-note" });
   drag(picture, {
@@ -535,7 +516,7 @@ function build({ id, get, set, bound, picture, again }) {
     const size = (value) => sizeText(state, value);
     const same =
       before?.layers === state.layers && before.chain === state.chain;
-    plan = layout(state, width, moment, same ? before : null);
+    plan = layout(state, width, moment.at, same ? before : null);
     when.update({
       value: plan.cursor.at + 1,
       max: plan.cursor.count,
@@ -584,7 +565,7 @@ function build({ id, get, set, bound, picture, again }) {
     draw,
     stop() {
       play.stop();
-      moment = null;
+      moment.at = null;
     },
   };
 }

@@ -57,12 +57,6 @@ def test_steps_under_a_budget_that_stands_still(page):
     assert texts(page)[0] == "✗ 2.99 MiB too much"
 
 
-def test_a_weight_that_is_almost_right(page):
-    control(page, "steps").press("ArrowRight")
-    control(page, "steps").press("ArrowRight")
-    assert {"0.999 × 1/N", "1.004 × 1/N"} <= set(texts(page))
-
-
 def test_steps_that_cannot_be_reached(show):
     """10 samples cannot be cut in 6 equal parts; the thumb stays."""
     page = show(Accumulation(micro_batch=10, global_batch=10))

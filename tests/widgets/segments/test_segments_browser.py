@@ -174,15 +174,6 @@ def test_the_same_by_keyboard(page):
     assert "1 of 56: layer 1 runs, its tape is not kept" in texts(page)
 
 
-@pytest.mark.few(0)
-def test_it_plays_until_the_end(page):
-    drag(page, STEP, 0.95)
-    control(page, "play").click()
-    page.get_by_role("button", name="Pause").wait_for()
-    page.get_by_role("button", name="Play").wait_for()
-    assert "24 of 54: layer 16 goes backward" in texts(page)
-
-
 # What was measured ---------------------------------------------------------
 
 

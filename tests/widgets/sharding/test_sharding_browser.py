@@ -132,18 +132,6 @@ def test_a_step_is_played_by_keyboard(page):
         assert head(page) == moment.get_attribute("aria-valuetext") == where
 
 
-@pytest.mark.few(0)
-def test_it_plays(page):
-    control(page, "play").click()
-    page.wait_for_function(
-        """() => /^3 of 11, reduce/.test(
-            document.querySelector(".mb-moment").textContent)"""
-    )
-    assert page.locator(".mb-way").count() == 5
-    control(page, "play").click()
-    assert control(page, "play").inner_text() == "Play"
-
-
 def test_the_step_can_be_dragged(page):
     left, wide, y = track(page)
     ways = (0.1, 0), (0.92, 40), (0.99, 40)
