@@ -389,6 +389,7 @@ ROWS = {
         global_batch=4,
         samples=9,
         budget=10**4,
+        normalisation="window",
         label="a",
     ),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
@@ -396,14 +397,10 @@ ROWS = {
     "widgets.Ledger": lambda: dict(shapes="GPT-2 124M", batch=2, card="T4"),
     "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
     "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
-    "widgets.Recipes": lambda: dict(
-        network=PAPER, tokens=2, batches=(1, 2), batch=1, card="T4"
-    ),
+    "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
     "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
     "widgets.Sharding": lambda: dict(ranks=4, stage="zero-1"),
-    "widgets.Timeline": lambda: dict(
-        steps={"a": tracker()}, step="a", moment=1
-    ),
+    "widgets.Timeline": lambda: dict(step="plain", moment=1),
 }
 """Arguments that are not made by their annotation."""
 

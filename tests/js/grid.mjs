@@ -1,9 +1,13 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
-/* What Python answers: tests/widgets/test_javascript.py writes it. */
+/* What Python answers: tests/widgets/test_javascript.py writes it. Nothing
+   can change it: functions leave a state as it is. */
 export const read = (name) =>
-  JSON.parse(readFileSync(`${process.env.MB_GRID}/${name}.json`, "utf8"));
+  JSON.parse(
+    readFileSync(`${process.env.MB_GRID}/${name}.json`, "utf8"),
+    (_, value) => Object.freeze(value),
+  );
 
 /* Each of the words is in one of the texts: the grid meets every branch. */
 export function says(texts, words) {

@@ -9,14 +9,12 @@ import {
   layout,
   sentence,
 } from "../../src/membudget/widgets/ledger.mjs";
-import { read, says, untouched } from "./grid.mjs";
+import { read, says } from "./grid.mjs";
 
-const groups = read("ledger");
-const cases = groups.flatMap(({ tables, cases }) =>
-  cases.map(({ state, numbers }) => ({ state: { ...state, tables }, numbers })),
-);
-const presets = cases.slice(0, groups[0].cases.length);
-const start = { ...presets[0].state, card: "T4", batch: 8, tokens: 1024,
+const { tables, cases: bare } = read("ledger");
+const cases = bare.map(({ state, numbers }) =>
+  ({ state: Object.freeze({ ...state, tables }), numbers }));
+const start = { ...cases[0].state, card: "T4", batch: 8, tokens: 1024,
   steps: 1, recipe: "fp32", optimizer: "adam", checkpointed: false };
 const state = (changes) => ({ ...start, ...changes });
 const peak = (changes) => describe(state(changes)).peak.bytes;
@@ -46,7 +44,7 @@ test("the grid holds what it has to", () => {
   }
   assert.equal(seen("recipe").size, 4);
   assert.equal(seen("optimizer").size, 4);
-  assert.ok(seen("model").size >= 5 && seen("card").size === 3);
+  assert.ok(seen("model").size >= 4 && seen("card").size === 3);
   const most = cases.map(({ numbers }) => numbers.largest);
   assert.ok(most.some((n) => n > 10) && most.includes(null));
   const phases = new Set(cases.map(({ state }) => describe(state).phase));
@@ -100,15 +98,11 @@ test("the sentence says what is there", () => {
   assert.match(large, /does not fit the T4: not even one sequence does\.$/);
 });
 
-test("describe and layout leave the state as it is", () => {
-  untouched(start, layout, describe, sentence);
-});
-
 test("bars are as long as what is alive, and inside the picture", () => {
   for (const { state } of cases.filter((_, i) => i % 3 === 0)) {
     const n = describe(state);
     for (const width of [288, 358, 760]) {
-      const { plot, top, bars, fill, beyond, edge, ticks } =
+      const { plot, top, bars, fill, beyond, edge, axis } =
         layout(state, width);
       assert.equal(beyond, n.peak.bytes > top);
       const long = plot.right - plot.left;
@@ -118,7 +112,7 @@ test("bars are as long as what is alive, and inside the picture", () => {
       const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-6);
       for (const [{ parts, end }, { split, bytes }, x] of [
         [fill, n.peak, scale(top)],
-        ...bars.map((bar) => [bar, n[bar.bar], whole]),
+        ...bars.map((bar) => [bar, n[bar.phase], whole]),
       ]) {
         near(end, x(bytes));
         let size = 0;
@@ -130,8 +124,8 @@ test("bars are as long as what is alive, and inside the picture", () => {
         assert.equal(size, bytes);
       }
       assert.equal(edge === null, state.card === "none");
-      assert.ok(ticks.length > 1);
-      for (const tick of ticks) assert.ok(tick.x < plot.right);
+      assert.ok(axis.ticks.length > 1);
+      for (const tick of axis.ticks) assert.ok(tick.x < plot.right);
     }
   }
 });

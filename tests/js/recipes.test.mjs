@@ -6,7 +6,7 @@ import {
   layout,
   sentence,
 } from "../../src/membudget/widgets/recipes.mjs";
-import { read, says, untouched } from "./grid.mjs";
+import { read, says } from "./grid.mjs";
 
 const cases = read("recipes");
 const cardOf = ({ account, card }) =>
@@ -23,7 +23,6 @@ test("describe gives Python's peaks, and what a card has left", () => {
       assert.equal(left, card ? card.usable - bytes : null);
     }
   }
-  untouched(cases[0].state, describe, layout, sentence);
 });
 
 test("the sentences say what there is to say", () => {
@@ -41,8 +40,8 @@ test("bars are as long as what is alive, over an axis that stays", () => {
   for (const { state, parts } of cases) {
     for (const width of [288, 640]) {
       const { plot, bars, ticks, limit } = layout(state, width);
-      const longest = bars.reduce((a, b) => (b.end > a.end ? b : a));
-      const each = (longest.end - plot.left) / longest.bytes;
+      const whole = bars.find(({ beyond }) => !beyond);
+      const each = whole && (whole.end - plot.left) / whole.bytes;
       bars.forEach((bar, i) => {
         assert.ok(bar.end <= plot.right + 1e-6);
         const end = bar.parts.reduce((x, part) => {
@@ -55,8 +54,8 @@ test("bars are as long as what is alive, over an axis that stays", () => {
         assert.ok(bar.beyond || Math.abs(size - wanted) < 1e-6 * wanted);
       });
       assert.equal(limit === null, state.card === "");
-      const { card, account } = state;
-      const key = `${width} ${card} ${account.rules}`;
+      const { card } = state;
+      const key = `${width} ${card}`;
       axes.set(key, axes.get(key) ?? ticks);
       assert.deepEqual(ticks, axes.get(key));
     }

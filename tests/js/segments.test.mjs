@@ -7,11 +7,9 @@ import {
   layout,
   moved,
   sentence,
-  segmentsOf,
-  sizesOf,
 } from "../../src/membudget/widgets/segments.mjs";
-import { momentAt, simulate } from "../../src/membudget/widgets/tape.mjs";
-import { read, says, untouched, within } from "./grid.mjs";
+import { momentAt } from "../../src/membudget/widgets/tape.mjs";
+import { read, says, within } from "./grid.mjs";
 
 const cases = read("segments");
 const state = (changes) => ({
@@ -29,28 +27,12 @@ const some = cases.filter((_, i) => i % 5 === 0);
 const close = (a, b) => Math.abs(a - b) <= 1e-12 * Math.abs(b);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-test("the tape machine gives Python's moments", () => {
-  for (const { state, moments, numbers } of cases) {
-    const c = Math.round(100 * state.checkpoint);
-    const row = [c, 100 - c, 1, 1, 0, 0, 0, c, c, 0, c];
-    const stages = state.chain ?? Array(state.layers).fill(row);
-    const segments = segmentsOf(stages.length, numbers.sizes);
-    const found = simulate(stages, segments).map(({ early, ...rest }) => rest);
-    assert.deepEqual(found, moments);
-  }
-});
-
 test("the grid holds what it has to", () => {
   const chains = cases.filter(({ state }) => state.chain);
-  const kinds = new Set(
-    cases.flatMap(({ moments }) => moments.map(({ kind }) => kind)),
-  );
   const share = chains.length / cases.length;
   assert.ok(share > 0.3 && share < 0.7, `${share}`);
-  assert.equal(kinds.size, 5);
   assert.ok(cases.some(({ state }) => state.layers === 100));
   assert.ok(cases.some(({ state }) => state.cuts.length));
-  assert.ok(cases.some(({ moments }) => moments.some((m) => m.parts[4] < 0)));
 });
 
 test("describe gives Python's numbers on the whole grid", () => {
@@ -85,10 +67,6 @@ test("the sentence says each case", () => {
     "(5 + 4 + 3 + 2 + 2): the peak is 7 units",
     "That beats equal segments: 8 units, with k = 3 to 6",
   ]);
-});
-
-test("describe and layout leave the state as it is", () => {
-  untouched(some.at(-1).state, layout, describe);
 });
 
 test("more segments than layers do no harm", () => {
@@ -133,7 +111,8 @@ test("everything is inside the picture, at every width", () => {
 });
 
 test("bands are stacked from the axis up, as high as what is alive", () => {
-  for (const { state, moments } of some) {
+  for (const { state } of some) {
+    const { moments } = describe(state);
     const { step, axis } = layout(state, 640);
     const { bands, edges, plot } = step;
     assert.equal(edges.length, moments.length + 1);

@@ -11,10 +11,11 @@ import {
   sentence,
   step,
 } from "../../src/membudget/widgets/sharding.mjs";
-import { read, says, untouched, within } from "./grid.mjs";
+import { read, says, within } from "./grid.mjs";
 
-const { tables, cases } = read("sharding");
-for (const one of cases) one.state.tables = tables;
+const { tables, cases: bare } = read("sharding");
+const cases = bare.map(({ state, ...answer }) =>
+  ({ state: Object.freeze({ ...state, tables }), ...answer }));
 const some = cases.filter((_, i) => i % 7 === 0).map(({ state }) => state);
 const plain = {
   ...{ tables, model: "7.5 B", ranks: 64, stage: "zero-2", recipe: "fp32" },
@@ -62,10 +63,6 @@ test("the sentence says each case", () => {
     "as much as DDP.", "1.5 times as much as DDP", "times less than DDP",
     "Half as many ranks would be too few.", "No number of ranks makes them fit.",
   ]);
-});
-
-test("the functions leave the state as it is", () => {
-  untouched(some.at(-1), describe, layout, step);
 });
 
 test("a step moves as many slices as the formula counts", () => {

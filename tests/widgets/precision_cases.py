@@ -5,13 +5,10 @@ from math import inf, isfinite, log2, nextafter
 
 import torch
 
-from membudget import ledger
 from membudget.precision import FORMATS
 from membudget.widgets import Bits, LossScale, Recipes
+from membudget.widgets.recipes import BATCHES
 from tests.soak import SOAK
-
-SMALL = ledger.Transformer(257, 32, 2, 4, context=64)
-BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 32)
 
 
 def text(x):
@@ -108,10 +105,6 @@ def loss_scale(gradients=None, label="a test", **arguments):
     return LossScale(gradients or GRADIENTS[0], label=label, **arguments)
 
 
-def recipes(network=SMALL, tokens=64, batches=BATCHES, **arguments):
-    return Recipes(network, tokens, batches, **arguments)
-
-
 def shares(widget, name):
     """What a format loses at the widget's scale, as Python counted it."""
     histogram = widget.histogram
@@ -134,7 +127,7 @@ def loss_scales():
 
 def accounts():
     """States of the recipes, each with the peaks."""
-    widget = recipes()
+    widget = Recipes()
     for place, widget.batch in enumerate(BATCHES):
         for widget.checkpointed in (False, True):
             for widget.card in ("", "T4", "H100 80 GB"):

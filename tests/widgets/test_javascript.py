@@ -68,7 +68,7 @@ def grid(tmp_path_factory):
         "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),
-        "timeline": list(timeline_cases.cases()),
+        "timeline": timeline_cases.cases(),
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))
     for name in bundle.names():

@@ -199,6 +199,21 @@ def control(page, key):
     return page.locator(f'[data-key="{key}"]')
 
 
+def texts(page):
+    """All that is written in the pictures."""
+    return page.locator(".mb-picture text").all_text_contents()
+
+
+def drag(page, *places, drop=True):
+    """Press the mouse at the first place, move over the others, release."""
+    for i, place in enumerate(places):
+        page.mouse.move(*place)
+        if i == 0:
+            page.mouse.down()
+    if drop:
+        page.mouse.up()
+
+
 def said(page, slider):
     """What a screen reader hears while a slider takes five quick steps.
 

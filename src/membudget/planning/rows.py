@@ -21,9 +21,9 @@ from membudget.ledger import (
     PaperMoment,
     Prediction,
     Transformer,
-    walk,
 )
 from membudget.ledger import operators as op
+from membudget.ledger.walk import walk
 
 FEW = 5
 """Blocks of a network that tells what a deeper one needs: the first two and

@@ -460,7 +460,7 @@ const keys = [
   ...["budget", "footprint", "record", "label"],
 ];
 
-function build({ id, get, set, picture }) {
+function build({ id, get, set, bound, picture }) {
   let asked = 1; // steps
   let plan;
   const go = (changes) => {
@@ -483,9 +483,7 @@ function build({ id, get, set, picture }) {
     key: "normalisation",
     onChange: change("normalisation"),
   });
-  const global = numberField({
-    label: "Global batch N",
-    key: "global_batch",
+  const global = bound(numberField, "Global batch N", "global_batch", {
     max: LARGEST_BATCH,
     onChange: change("global_batch"),
   });
@@ -539,7 +537,6 @@ function build({ id, get, set, picture }) {
       value: state.normalisation,
       options: Object.keys(WEIGHTS),
     });
-    global.update({ value: n.global_batch });
     micro.update({
       value: n.micro_batch,
       max: n.global_batch,
@@ -556,9 +553,8 @@ function build({ id, get, set, picture }) {
       const n = describe(state);
       plan = layout(state, width, before);
       show(state, n);
-      const title = "Memory of one optimizer step";
       return {
-        title: title + (state.label && `: ${state.label}`),
+        title: "Memory of one optimizer step",
         sentence: sentence(state),
         height: plan.height,
         drawn: [

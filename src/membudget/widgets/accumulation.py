@@ -17,8 +17,7 @@ from membudget.accumulation import (
     Plan,
     footprint,
 )
-from membudget.records.record import digest
-from membudget.widgets.base import Checked, Whole, Widget, format_bytes
+from membudget.widgets.base import Whole, Widget, format_bytes
 
 
 @cache
@@ -66,35 +65,16 @@ def _record_json(record: dict | None, widget: Widget) -> dict | None:
     """The time of a sample at each micro-batch size: the repeats' median."""
     if record is None:
         return None
-    window = record["parameters"]["window"]
-    seconds = {
-        row["micro_batch"]: median(row["seconds"]) / window
-        for row in record["samples"]
-    }
-    most = max(seconds.values())
-    unit, scale = ("s", 1) if most >= 1 else ("ms", 10**3)
-    if most < 1e-3:
-        unit, scale = "µs", 10**6
+    per = 1e6 / record["parameters"]["window"]
     return {
-        "times": [[n, round(scale * t, 3)] for n, t in seconds.items()],
-        "unit": unit,
+        "times": [
+            [row["micro_batch"], round(per * median(row["seconds"]), 3)]
+            for row in record["samples"]
+        ],
+        "unit": "µs",
         "gpu": record["device"]["kind"] != "cpu",
         "provenance": records.provenance(record).replace("\n", ", "),
     }
-
-
-def _checked_record(value: Any, name: str) -> dict[str, Any] | None:
-    if value is None or (
-        isinstance(value, dict)
-        and value.get("experiment") == "micro_batch"
-        and value.get("digest") == digest(value)
-        and value["samples"]
-    ):
-        return value
-    raise ValueError(
-        f"{name} is no record of the experiment micro_batch: use what "
-        'records.best("micro_batch") gives, or None'
-    )
 
 
 class Accumulation(Widget):
@@ -105,7 +85,8 @@ class Accumulation(Widget):
     after every change, from Python or from the browser.
 
     Args:
-        footprint: the model's bytes; by default :func:`digits_footprint`.
+        footprint: the model's bytes; by default :func:`digits_footprint`,
+            whose time was measured, too (:func:`digits_record`).
         global_batch: samples for one optimizer step; by default
             ``steps * micro_batch``.
         micro_batch: samples in a full micro-batch.
@@ -114,14 +95,7 @@ class Accumulation(Widget):
         normalisation: one of :data:`membudget.accumulation.NORMALISATIONS`.
         samples: samples in an epoch.
         budget: the memory limit, in bytes.
-        record: what was measured of the model's time by the experiment
-            ``micro_batch``; with the default footprint, :func:`digits_record`.
         label: what the footprint is of, in a few words; shown as text.
-
-    Raises:
-        traitlets.TraitError: a number that is not whole or below 1; an
-            unknown normalisation; a footprint or a record of another kind
-            (the widget stays as it was).
 
     Example:
         >>> widget = Accumulation(micro_batch=96, global_batch=512)
@@ -130,6 +104,7 @@ class Accumulation(Widget):
     """
 
     name = "accumulation"
+    named = ("micro_batch", "steps", "global_batch", "normalisation")
 
     footprint = traitlets.Instance(Footprint).tag(
         sync=True, to_json=_footprint_json
@@ -140,7 +115,7 @@ class Accumulation(Widget):
     normalisation = traitlets.Enum(NORMALISATIONS, "window").tag(sync=True)
     samples = Whole(1797).tag(sync=True)
     budget = Whole(4 * 2**20).tag(sync=True)
-    record = Checked(_checked_record).tag(sync=True, to_json=_record_json)
+    record = traitlets.Any(read_only=True).tag(sync=True, to_json=_record_json)
     label = traitlets.Unicode().tag(sync=True)
 
     def __init__(
@@ -150,7 +125,7 @@ class Accumulation(Widget):
             settings.pop("steps", None)  # they follow
         if footprint is None:
             footprint = digits_footprint()
-            settings.setdefault("record", digits_record())
+            self.set_trait("record", digits_record())
             settings.setdefault(
                 "label", "an MLP on handwritten digits, with Adam"
             )
@@ -190,11 +165,4 @@ class Accumulation(Widget):
             f"at most: the peak is {format_bytes(plan.peak)}, "
             f"{format_bytes(abs(over))} {'above' if over > 0 else 'below'} "
             f"the budget of {format_bytes(self.budget)}."
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Accumulation(micro_batch={self.micro_batch}, "
-            f"steps={self.steps}, global_batch={self.global_batch}, "
-            f"normalisation={self.normalisation!r})"
         )

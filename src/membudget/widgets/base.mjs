@@ -222,6 +222,54 @@ export const axes = (plot, { ticks, unit }) => [
   line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis"),
 ];
 
+/** A horizontal axis of bytes, from 0 to `top`; what is more ends there. */
+export function lengths(plot, top, width) {
+  const x = (size) =>
+    plot.left + (Math.min(size, top) * (plot.right - plot.left)) / top;
+  const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
+  const ticks = marks
+    .map(({ value, label }) => ({ label, x: x(value) }))
+    .filter((tick) => tick.x < plot.right - 28);
+  return { x, unit, ticks };
+}
+
+/** The axis at a height, with the unit at its last mark. */
+export const lengthAxis = (plot, y, { ticks, unit }) => [
+  line(plot.left, y, plot.right, y, "mb-axis"),
+  ...ticks.flatMap(({ x, label }, i) => [
+    line(x, y, x, y + 4, "mb-axis"),
+    text(
+      x,
+      y + 17,
+      i + 1 < ticks.length ? label : `${label} ${unit}`,
+      i ? { "text-anchor": "middle" } : {},
+    ),
+  ]),
+];
+
+/** A bar's parts one after the other, from their sizes. */
+export function laid(sizes, x) {
+  let size = 0;
+  return Object.entries(sizes).map(([part, more]) => {
+    const from = x(size);
+    size += more;
+    return { part, x: from, width: x(size) - from };
+  });
+}
+
+/** The bar. */
+export const bar = (id, parts, y, height) =>
+  parts.flatMap(({ part, x, width }) =>
+    filled(id, part, "rect", { x, y, width, height }),
+  );
+
+/** The end of what goes on beyond a picture. */
+export function ragged(x, y, height) {
+  const tooth = `l7 ${height / 8}l-7 ${height / 8}`;
+  const d = `M${x} ${y}${tooth.repeat(4)}`;
+  return svg("path", { d, class: "mb-break" });
+}
+
 /** Heights by name, beside the picture: [where, name, value]. */
 export function names(plot, marks) {
   const wanted = marks.map(([{ y }]) => y);
@@ -290,6 +338,16 @@ export const phaseStrip = (id, plot, runs) =>
     })),
   );
 
+/** What holds the bytes of a step. */
+export const HOLDERS = {
+  parameters: "parameters",
+  gradients: "gradients",
+  optimizer: "optimizer states",
+  activations: "activations",
+  inputs: "inputs",
+  temporaries: "temporaries",
+};
+
 // ---- numbers beside a picture --------------------------------------------
 
 /** A number that tests can read. */
@@ -299,6 +357,13 @@ export const number = (key, value, shown) =>
     { "data-number": key, "data-value": String(value) },
     shown ?? String(value),
   );
+
+/** A cell of a table: bytes, or a dash where there are none. */
+export const byteCell = (key, size) => [
+  key,
+  size,
+  size ? formatBytes(size) : "–",
+];
 
 /** A table: the headings of its columns; for each row its part (a colour) or
     null, its label, and for each cell the key, the number and how it is
@@ -627,8 +692,9 @@ function redraw(model, el, draw) {
 
     @param name of its style and its class
     @param keys the traits it reads
-    @param build gets { id, get, set, picture, again }: an id, the state now,
-      how to change traits, the picture, and how to draw it again. It returns
+    @param build gets { id, get, set, bound, picture, again }: an id, the state
+      now, how to change traits, a way to make a control that holds a trait
+      and is shown by itself, the picture, and how to draw it again. It returns
       what stands on the page, from top to bottom: `controls`, at most three;
       `picture`, where something stands around it; `legend`; then what is
       folded: `more`, other controls, and `note`, how to read it. A control
@@ -657,7 +723,11 @@ export function widget({ name, keys, build }) {
     const id = makeId();
     const picture = svg("svg", { role: "img", class: "mb-picture" });
     const again = () => now();
-    const parts = build({ id, get, set, picture, again });
+    const bound = (make, label, key, more = {}) => {
+      const onChange = (value) => set({ [key]: value });
+      return { bound: true, ...make({ label, key, onChange, ...more }) };
+    };
+    const parts = build({ id, get, set, bound, picture, again });
     parts.picture ??= picture;
     const controls = [...parts.controls, ...(parts.more ?? [])].filter(
       ({ key }) => key,
@@ -714,6 +784,9 @@ export function widget({ name, keys, build }) {
       const state = get();
       el.classList.toggle("mb-narrow", width < 480);
       const shown = parts.draw(state, width, before);
+      for (const { bound, key, update } of controls) {
+        if (bound) update({ value: state[key] });
+      }
       if (shown.drawn) {
         picture.setAttribute("viewBox", `0 0 ${width} ${shown.height}`);
         picture.setAttribute("aria-label", shown.sentence);
@@ -721,7 +794,8 @@ export function widget({ name, keys, build }) {
       }
       const ghost = parts.picture.querySelector(".mb-ghost:not(.mb-named)");
       was.style.visibility = ghost ? "visible" : "hidden";
-      title.textContent = shown.title;
+      const of = state.label ? `: ${state.label}` : "";
+      title.textContent = shown.title + of;
       numbers.replaceChildren(...shown.numbers);
       reset.root.disabled = keys.every((key) => state[key] === start[key]);
       if (ready) {

@@ -22,10 +22,8 @@ MOST = 10**24
 
 
 def checked(check: Callable, *arguments: Any) -> Any:
-    """What a function of :mod:`membudget.checks` returns.
-
-    Raises:
-        traitlets.TraitError: what it raises.
+    """What a function of :mod:`membudget.checks` returns; what it refuses is
+    a ``traitlets.TraitError``.
     """
     try:
         return check(*arguments)
@@ -61,9 +59,15 @@ class Widget(anywidget.AnyWidget):
     :meth:`sentence`. With a kernel it is an ipywidget. Its ``text/html``
     holds the sentence and the traits as JSON, with which the book runs the
     same module without a kernel; the text is the same on every run.
+
+    A trait refuses a value that is not allowed with a
+    ``traitlets.TraitError``, and the widget stays as it was.
     """
 
     name: ClassVar[str]
+    positional: ClassVar[tuple[str, ...]] = ()
+    named: ClassVar[tuple[str, ...]] = ()
+    """The traits in the widget's ``repr``, without and with their names."""
     _ipython_display_ = None  # ipywidgets 7 would show it without the bundle
 
     def __init__(self, **traits: Any) -> None:
@@ -92,7 +96,9 @@ class Widget(anywidget.AnyWidget):
         return self.get_state([key for key in own if key[0] != "_"])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        given = [repr(getattr(self, name)) for name in self.positional]
+        given += [f"{name}={getattr(self, name)!r}" for name in self.named]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)
@@ -115,9 +121,8 @@ class Widget(anywidget.AnyWidget):
 def format_number(value: float) -> str:
     """At most two decimals: ``25.6``; as ``base.mjs``.
 
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is not finite, or beyond ±10²⁴.
+    Args:
+        value: from −10²⁴ to 10²⁴.
     """
     value = number(value, "the number", -MOST, MOST)
     text = str(round_half_up(Decimal(value), 2))

@@ -329,7 +329,7 @@ const NOTE =
   "is the range of a format, over powers of two. The line is the number, " +
   "the dot is what the format stores; a cross says that the number is lost.";
 
-function build({ id, get, set, picture }) {
+function build({ id, get, set, bound, picture }) {
   const setNumber = (x) => set({ number: textOf(x) });
   const exact = field({
     label: "Number (↑ × 2, ↓ ÷ 2)",
@@ -349,11 +349,8 @@ function build({ id, get, set, picture }) {
     const next = Number(get().number) * factor;
     if (next && Math.abs(next) < Infinity) setNumber(next);
   });
-  const format = choice({
-    label: "Format whose bits are shown",
-    key: "format",
+  const format = bound(choice, "Format whose bits are shown", "format", {
     options: get().formats.map(({ name }) => name),
-    onChange: (value) => set({ format: value }),
   });
   const bits = bitButtons({
     onFlip(place) {
@@ -370,7 +367,6 @@ function build({ id, get, set, picture }) {
     plan = layout(state, width);
     const { now } = layout(before ?? state, width);
     exact.update({ value: Number(state.number) });
-    format.update({ value: state.format });
     bits.update(chosen(state));
     return {
       title: "One number in six formats",

@@ -23,15 +23,12 @@ class Bits(Widget):
         number: any but NaN.
         format: the one whose bits can be flipped.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-
     Example:
         >>> Bits(0.1, "fp16")
     """
 
     name = "bits"
+    positional = ("number", "format")
 
     number = Checked(_number, 0.1).tag(
         sync=True,
@@ -70,6 +67,3 @@ class Bits(Widget):
             f"{self.number:.9g} in {self.format} is {kind.text(self.number)}, "
             f"which is the number {kind.round(self.number):.9g}."
         )
-
-    def __repr__(self) -> str:
-        return f"Bits({self.number!r}, {self.format!r})"

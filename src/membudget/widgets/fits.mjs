@@ -2,35 +2,34 @@
    Everything is looked up in rows that Python computed. */
 
 import {
+  HOLDERS,
+  LETTER,
+  bar,
   button,
-  byteTicks,
+  byteCell,
   checkBox,
   choice,
   filled,
   formatBytes,
   grouped,
   html,
+  laid,
   legend,
-  LETTER,
+  lengthAxis,
+  lengths,
   line,
   number,
   numberList,
   percent,
   plural,
+  ragged,
   svg,
   table,
   text,
   widget,
 } from "./base.mjs";
 
-const PARTS = [
-  "parameters",
-  "gradients",
-  "optimizer",
-  "activations",
-  "inputs",
-  "temporaries",
-];
+const PARTS = Object.keys(HOLDERS);
 
 /* The tokens are too few to be seen. */
 const SEEN = PARTS.filter((part) => part !== "inputs");
@@ -154,23 +153,10 @@ export function layout(state, width) {
   const plot = { left: 3, right: width - 3 };
   const whole = Math.max(1.04 * sum(Object.values(n.plain)), 1.3 * n.budget);
   const top = Math.min(whole, MOST * n.budget);
-  const x = (size) =>
-    plot.left + (Math.min(size, top) * (plot.right - plot.left)) / top;
-  let size = 0;
-  const parts = PARTS.map((part) => {
-    const from = x(size);
-    size += n.now[part];
-    return { part, x: from, width: x(size) - from };
-  });
-  const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
-  const ticks = marks
-    .map(({ value, label }) => ({ label, x: x(value) }))
-    .filter((tick) => tick.x < plot.right - 28);
-  ticks.at(-1).label += ` ${unit}`;
-  const [edge, end] = [x(n.budget), x(n.peak)];
+  const { x, ...axis } = lengths(plot, top, width);
   return {
-    ...{ width, height: AXIS + 24, plot, ticks, parts, edge, end },
-    beyond: n.peak > top,
+    ...{ width, height: AXIS + 24, plot, axis, parts: laid(n.now, x) },
+    ...{ edge: x(n.budget), end: x(n.peak), beyond: n.peak > top },
   };
 }
 
@@ -208,28 +194,14 @@ function* drawCard(id, { plot, edge }) {
   }
 }
 
-function* drawFill(id, { parts }, n) {
-  for (const { part, x, width } of parts) {
-    const shape = { x, y: CARD + 3, width, height: TALL - 6 };
-    yield* filled(id, part, "rect", shape);
-  }
-}
-
 function* drawSpill(id, { edge, end }) {
   const over = { x: edge, y: CARD - 2, width: end - edge };
   yield* filled(id, "over", "rect", { ...over, height: TALL + 4 });
   yield svg("rect", { ...over, height: TALL + 4, class: "mb-outline" });
 }
 
-/* The end of a filling that goes on beyond the picture. */
-function drawBreak({ plot }) {
-  const tooth = `l7 ${(TALL + 12) / 8}l-7 ${(TALL + 12) / 8}`;
-  const d = `M${plot.right - 14} ${CARD - 6}${tooth.repeat(4)}`;
-  return svg("path", { d, class: "mb-break" });
-}
-
 function draw(id, state, n, plan) {
-  const { plot, ticks, parts, beyond } = plan;
+  const { plot, axis, parts, beyond } = plan;
   const broken = n.over ? " mb-broken" : " mb-fine";
   const takes = `GPU time: ${percent(n.time, 1)} of the plain step’s`;
   const named = parts.filter(
@@ -241,7 +213,7 @@ function draw(id, state, n, plan) {
     ...(plan.width < 480 || n.time === 1
       ? []
       : [text(plot.right, 24, takes, END)]),
-    ...drawFill(id, plan, n),
+    ...bar(id, parts, CARD + 3, TALL - 6),
     ...(n.over ? drawSpill(id, plan) : []),
     ...named.map(({ part, x, width }) =>
       text(x + width / 2, CARD + TALL / 2 + 4, part, {
@@ -251,12 +223,8 @@ function draw(id, state, n, plan) {
     ),
     ...drawCard(id, plan),
     ...drawFace(plan, !n.over),
-    ...(beyond ? [drawBreak(plan)] : []),
-    line(plot.left, AXIS - 8, plot.right, AXIS - 8, "mb-axis"),
-    ...ticks.flatMap(({ x, label }, i) => [
-      line(x, AXIS - 8, x, AXIS - 4, "mb-axis"),
-      text(x, AXIS + 9, label, i ? MIDDLE : {}),
-    ]),
+    ...(beyond ? [ragged(plot.right - 14, CARD - 6, TALL + 12)] : []),
+    ...lengthAxis(plot, AXIS - 8, axis),
   ];
 }
 
@@ -283,11 +251,12 @@ function move(drawn, from) {
 }
 
 function results(id, n) {
-  const cell = (key, size) => [key, size, size ? formatBytes(size) : "–"];
   const rows = PARTS.map((part) => ({
     part,
     label: part,
-    cells: ["now", "plain"].map((of) => cell(`${of}.${part}`, n[of][part])),
+    cells: ["now", "plain"].map((of) =>
+      byteCell(`${of}.${part}`, n[of][part]),
+    ),
   }));
   return [
     table(id, ["at the peak", "now", "plain"], rows),
@@ -323,12 +292,11 @@ const keys = ["model", "card", ...KEYS, "tables"];
 const inBook = () =>
   document.querySelector('script[type="text/x-esm"][data-widget]') !== null;
 
-function build({ id, get, set, picture }) {
+function build({ id, get, set, bound, picture }) {
   const { tables } = get();
-  const change = (key) => (value) => set({ [key]: value });
   const switches = KEYS.map((key) => {
     const [label, does, chapter] = SWITCHES[key];
-    const box = checkBox({ label, key, onChange: change(key) });
+    const box = bound(checkBox, label, key);
     box.root.append(html("small", { class: "mb-does" }, does));
     const cost = html("span", { class: "mb-cost" });
     const words = `ch. ${Number(chapter.slice(0, 2))}`;
@@ -338,8 +306,7 @@ function build({ id, get, set, picture }) {
     return {
       ...box,
       root: html("div", { class: "mb-switch" }, box.root, told),
-      show(value, ratio, count) {
-        box.update({ value });
+      show(ratio, count) {
         const words = label.replace("over cards", `over ${count} cards`);
         box.root.childNodes[1].textContent = words;
         cost.replaceChildren(number(`costs.${key}`, ratio, costWords(ratio)));
@@ -348,12 +315,10 @@ function build({ id, get, set, picture }) {
   });
   const sized = (things, size) =>
     Object.keys(things).sort((a, b) => size(things[a]) - size(things[b]));
-  const select = (label, key, options) =>
-    choice({ label, key, options, onChange: change(key) });
   const models = sized(tables.models, ({ peaks }) => sum(peaks[0]));
-  const model = select("Model", "model", models);
+  const model = bound(choice, "Model", "model", { options: models });
   const cards = sized(tables.cards, (size) => size);
-  const card = select("Card", "card", cards);
+  const card = bound(choice, "Card", "card", { options: cards });
 
   const tried = html("span", {});
   const next = button({
@@ -379,14 +344,12 @@ function build({ id, get, set, picture }) {
       const plan = layout(state, width);
       const count = tables.models[state.model].cards;
       for (const one of switches) {
-        one.show(state[one.key], n.costs[one.key], count);
+        one.show(n.costs[one.key], count);
       }
       tried.textContent = goals(n);
       const then = n.over ? null : following(state);
       next.root.hidden = !then;
       next.root.textContent = then ? `Next: ${then.join(" on an ")}` : "Next";
-      model.update({ value: state.model });
-      card.update({ value: state.card });
       const drawn = draw(id, state, n, plan);
       const axis = `${width} ${state.model} ${state.card}`;
       last = { axis, shapes: move(drawn, last.axis === axis && last.shapes) };

@@ -23,11 +23,6 @@ class Fits(Widget):
         half: whether precision is mixed, and not fp32.
         share: whether ZeRO-3 shares the step over several cards.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-        TypeError: an argument that is none of these.
-
     Example:
         >>> Fits(cut=True, forget=True).fits
         True

@@ -1,5 +1,8 @@
 import {
-  byteTicks,
+  HOLDERS,
+  LETTER,
+  bar,
+  byteCell,
   checkBox,
   choice,
   drag,
@@ -8,13 +11,16 @@ import {
   formatNumber,
   grouped,
   html,
+  laid,
   legend,
+  lengthAxis,
+  lengths,
   line,
-  LETTER,
   listed,
   numberList,
   percent,
   plural,
+  ragged,
   slider,
   svg,
   table,
@@ -29,15 +35,6 @@ import {
 
    describe(state): the numbers.
    layout(state, width): where everything stands in the picture. */
-
-const SHOWN = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  activations: "activations",
-  inputs: "inputs",
-  temporaries: "temporaries",
-};
 
 const BARS = {
   forward: "forward pass",
@@ -168,10 +165,10 @@ export function sentence(state) {
   const parts = partsOf(state);
   const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
   const at = n.phase === "update" ? "" : `, at ${row}`;
-  const shares = Object.keys(SHOWN)
+  const shares = Object.keys(HOLDERS)
     .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
-    .map((part) => `${percent(split[part], bytes)} ${SHOWN[part]}`);
+    .map((part) => `${percent(split[part], bytes)} ${HOLDERS[part]}`);
   const told =
     `${plural(batch, "sequence")} of ${plural(grouped(tokens), "token")}` +
     `${cut} ${batch === 1 ? "needs" : "need"} ${formatBytes(bytes)} at the ` +
@@ -214,29 +211,16 @@ export function layout(state, width, before = null) {
   const n = describe(state);
   const plot = { left: 3, right: width - 3 };
   const top = topOf(state);
-  const scale = (most) => (size) =>
-    plot.left + (Math.min(size, most) * (plot.right - plot.left)) / most;
-  const filling = ({ split, bytes }, x) => {
-    let size = 0;
-    const parts = Object.keys(SHOWN).map((part) => {
-      const from = x(size);
-      size += split[part];
-      return { part, x: from, width: x(size) - from };
-    });
-    return { parts, end: x(bytes) };
-  };
-  const x = scale(top);
+  const filling = ({ split, bytes }, x) =>
+    ({ parts: laid(split, x), end: x(bytes) });
+  const { x, ...axis } = lengths(plot, top, width);
   const beyond = n.peak.bytes > top;
-  const inBars = beyond ? scale(n.peak.bytes) : x; // whole in any case
-  const { unit, marks } = byteTicks(top, Math.max(2, Math.floor(width / 90)));
-  const ticks = marks
-    .map(({ value, label }) => ({ label, x: x(value) }))
-    .filter((tick) => tick.x < plot.right - 28);
-  ticks.at(-1).label += ` ${unit}`;
+  // whole in any case
+  const inBars = lengths(plot, Math.max(top, n.peak.bytes), width).x;
   const old = before ? peakOf(before) : n.peak.bytes;
-  const barOf = (bar) => ({ bar, ...filling(n[bar], inBars) });
+  const barOf = (phase) => ({ phase, ...filling(n[phase], inBars) });
   return {
-    ...{ width, height: FIRST + 3 * EACH + 14, plot, top, ticks, beyond },
+    ...{ width, height: FIRST + 3 * EACH + 14, plot, top, axis, beyond },
     fill: filling(n.peak, x),
     bars: Object.keys(BARS).map(barOf),
     edge: n.budget && x(n.budget),
@@ -257,16 +241,9 @@ export function batchAt(state, { plot, top }, x) {
 const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 
-const drawFilling = (id, { parts }, y, height) =>
-  parts
-    .filter(({ width }) => width)
-    .flatMap(({ part, x, width }) =>
-      filled(id, part, "rect", { x, y, width, height }),
-    );
-
 /* The card, what fills it, and what does not fit. */
 function* drawCard(id, state, n, { plot, fill, edge, ghost }) {
-  yield* drawFilling(id, fill, CARD, TALL);
+  yield* bar(id, fill.parts, CARD, TALL);
   if (n.over) {
     const over = { x: edge, y: CARD - 5, height: TALL + 10 };
     const shape = { ...over, width: fill.end - edge };
@@ -274,7 +251,7 @@ function* drawCard(id, state, n, { plot, fill, edge, ghost }) {
     yield svg("rect", { ...shape, class: "mb-outline" });
   }
   for (const { part, x, width } of fill.parts) {
-    const name = SHOWN[part];
+    const name = HOLDERS[part];
     if (LETTER * name.length + 10 < width) {
       const look = { ...MIDDLE, class: "mb-halo" };
       yield text(x + width / 2, CARD + TALL / 2 + 4, name, look);
@@ -303,9 +280,7 @@ function* drawGrip({ fill: { end }, width }, size) {
 
 /* The end of a filling that goes on beyond the picture. */
 function* drawBreak({ plot }, size) {
-  const tooth = `l7 ${(TALL + 16) / 8}l-7 ${(TALL + 16) / 8}`;
-  const d = `M${plot.right - 16} ${CARD - 8}${tooth.repeat(4)}`;
-  yield svg("path", { d, class: "mb-break" });
+  yield ragged(plot.right - 16, CARD - 8, TALL + 16);
   const look = { ...END, class: "mb-value" };
   yield text(plot.right, CARD + TALL + 18, `${size} →`, look);
 }
@@ -314,31 +289,27 @@ function* drawBreak({ plot }, size) {
 function* drawBars(id, n, { bars, beyond, limit, plot, width }, size) {
   const scale = beyond ? `a scale of ${size}` : "the same scale";
   yield text(plot.left, FIRST - 20, `worst moments, to ${scale}`);
-  for (const [i, { bar, parts }] of bars.entries()) {
+  for (const [i, { phase, parts }] of bars.entries()) {
     const y = FIRST + i * EACH;
-    yield* drawFilling(id, { parts }, y + 6, THIN);
-    const short = `${BARS[bar]}: ${formatBytes(n[bar].bytes)}`;
-    const long = `${short}, at ${n[bar].row}`;
-    const fits = bar !== "update" && LETTER * long.length < width;
-    const look = bar === n.phase ? { class: "mb-value" } : {};
+    yield* bar(id, parts, y + 6, THIN);
+    const short = `${BARS[phase]}: ${formatBytes(n[phase].bytes)}`;
+    const long = `${short}, at ${n[phase].row}`;
+    const fits = phase !== "update" && LETTER * long.length < width;
+    const look = phase === n.phase ? { class: "mb-value" } : {};
     yield text(plot.left, y, fits ? long : short, look);
     if (limit) yield line(limit, y + 5, limit, y + THIN + 8, "mb-limit");
   }
 }
 
 function draw(id, state, n, plan) {
-  const { plot, ticks, height, beyond } = plan;
+  const { plot, axis, height, beyond } = plan;
   const size = formatBytes(n.peak.bytes);
   const broken = n.over ? " mb-broken" : "";
   return [
     text(plot.left, 20, verdict(n), { class: `mb-verdict${broken}` }),
     ...drawCard(id, state, n, plan),
     ...(beyond ? drawBreak : drawGrip)(plan, size),
-    line(plot.left, AXIS, plot.right, AXIS, "mb-axis"),
-    ...ticks.flatMap(({ x, label }, i) => [
-      line(x, AXIS, x, AXIS + 4, "mb-axis"),
-      text(x, AXIS + 17, label, i ? MIDDLE : {}),
-    ]),
+    ...lengthAxis(plot, AXIS, axis),
     ...drawBars(id, n, plan, size),
     text(plot.right, height - 3, "computed, not measured on a GPU", END),
   ];
@@ -346,13 +317,12 @@ function draw(id, state, n, plan) {
 
 function results(id, n) {
   const bars = Object.keys(BARS);
-  const cell = (key, size) => [key, size, size ? formatBytes(size) : "–"];
-  const rows = Object.entries(SHOWN).map(([part, label]) => ({
+  const rows = Object.entries(HOLDERS).map(([part, label]) => ({
     part,
     label,
-    cells: bars.map((bar) => cell(`${bar}.${part}`, n[bar].split[part])),
+    cells: bars.map((of) => byteCell(`${of}.${part}`, n[of].split[part])),
   }));
-  const all = bars.map((bar) => cell(`${bar}.bytes`, n[bar].bytes));
+  const all = bars.map((of) => byteCell(`${of}.bytes`, n[of].bytes));
   const each = `${formatNumber(n.states / n.parameters)} B`;
   const most = n.largest ? grouped(n.largest) : "none";
   return [
@@ -385,23 +355,21 @@ const keys = [
   ...["optimizer", "foreach", "card", "tables"],
 ];
 
-function build({ id, get, set, picture }) {
+function build({ id, get, set, bound, picture }) {
   const { tables } = get();
   const bySize = (things, size) =>
     Object.keys(things).sort((a, b) => things[a][size] - things[b][size]);
   const stops = (name = get().model) => tables.models[name].tokens;
-  const change = (key) => (value) => set({ [key]: value });
-  const select = (label, key, options, onChange = change(key)) =>
-    choice({ label, key, options, onChange });
+  const select = (label, key, options, more) =>
+    bound(choice, label, key, { options, ...more });
   const range = (label, key, onInput, min = 0) =>
     slider({ label, key, onInput, min });
-  const check = (label, key) =>
-    checkBox({ label, key, onChange: change(key) });
 
-  const models = bySize(tables.models, "parameters");
-  const model = select("Model", "model", models, (value) => {
-    const tokens = Math.min(get().tokens, stops(value).at(-1));
-    set({ model: value, tokens });
+  const model = select("Model", "model", bySize(tables.models, "parameters"), {
+    onChange(model) {
+      const tokens = Math.min(get().tokens, stops(model).at(-1));
+      set({ model, tokens });
+    },
   });
   const batch = range("Sequences (the batch)", "batch", (place) =>
     set({ batch: BATCHES[place] }),
@@ -411,12 +379,18 @@ function build({ id, get, set, picture }) {
   const tokens = range("Tokens of each sequence", "tokens", (place) =>
     set({ tokens: stops()[place] }),
   );
-  const steps = range("Accumulation steps", "steps", change("steps"), 1);
+  const divide = (steps) => set({ steps });
+  const steps = range("Accumulation steps", "steps", divide, 1);
   const recipes = Object.fromEntries(tables.recipes);
   const recipe = select("Precision", "recipe", recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
-  const checkpointed = check("Checkpoint every block", "checkpointed");
-  const foreach = check("Adam on all at once (foreach)", "foreach");
+  const blocks = "Checkpoint every block";
+  const checkpointed = bound(checkBox, blocks, "checkpointed");
+  const foreach = checkBox({
+    label: "Adam on all at once (foreach)",
+    key: "foreach",
+    onChange: (foreach) => set({ foreach }),
+  });
 
   let plan;
   drag(picture, {
@@ -425,9 +399,6 @@ function build({ id, get, set, picture }) {
   });
 
   const show = (state) => {
-    for (const control of [model, card, recipe, optimizer, checkpointed]) {
-      control.update({ value: state[control.key] });
-    }
     batch.update({
       value: BATCHES.findLastIndex((n) => n <= state.batch),
       max: BATCHES.length - 1,
@@ -455,7 +426,7 @@ function build({ id, get, set, picture }) {
 
   return {
     controls: [model, batch, card],
-    legend: legend(id, SHOWN),
+    legend: legend(id, HOLDERS),
     more: [tokens, steps, recipe, optimizer, checkpointed, foreach],
     note: html("p", {}, NOTE),
     draw(state, width, before) {

@@ -6,7 +6,7 @@ from typing import Any
 import traitlets
 
 from membudget.cards import CARDS
-from membudget.checks import instance, refused, whole
+from membudget.checks import whole
 from membudget.ledger import (
     OPTIMIZERS,
     PRESETS,
@@ -17,17 +17,7 @@ from membudget.ledger import (
     rules,
 )
 from membudget.widgets.base import Checked, Whole, Widget, format_bytes
-from membudget.widgets.ledger_rows import (
-    MIXES,
-    SHOWN,
-    known,
-    stops,
-    token_bytes,
-)
-
-MOST_PARAMETERS = 2**37
-"""Of a model: bytes stay below 2^53, where a browser's numbers are no longer
-whole."""
+from membudget.widgets.ledger_rows import MIXES, SHOWN, known, token_bytes
 
 NONE = "none"
 """The card of a step that has no limit."""
@@ -41,11 +31,7 @@ class Ledger(Widget):
     Adam works on all parameters at once on a card alone, or by ``foreach``.
 
     Args:
-        shapes: the name of the preset to begin with, one of
-            :data:`membudget.widgets.ledger_rows.SHOWN`. Or, in their place,
-            a :class:`membudget.ledger.Transformer` or a dict of them by
-            name. They have fused attention, and take a second or more each.
-        model: the name of the one that is shown.
+        model: one of :data:`membudget.widgets.ledger_rows.SHOWN`.
         batch: sequences, up to 1 024.
         tokens: of each: a power of two from 16 to 32 768, and at most as
             many as the model has learned positions.
@@ -60,13 +46,6 @@ class Ledger(Widget):
 
     A model with fewer positions takes the tokens along.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-        TypeError: an argument that is none of these, or a shape that is no
-            Transformer.
-        ValueError: a shape that is too large, or has no fused attention.
-
     Example:
         >>> widget = Ledger("Llama 3 8B", batch=1, tokens=2048, recipe="bf16")
         >>> widget.shape.parameters
@@ -74,8 +53,10 @@ class Ledger(Widget):
     """
 
     name = "ledger"
+    positional = ("model",)
+    named = ("batch", "tokens", "recipe", "optimizer", "card")
 
-    model = traitlets.Unicode().tag(sync=True)
+    model = traitlets.Enum(SHOWN, SHOWN[0]).tag(sync=True)
     batch = Checked(partial(whole, least=1, most=1024), 8).tag(sync=True)
     tokens = Whole(1024).tag(sync=True)
     steps = Checked(partial(whole, least=1, most=64), 1).tag(sync=True)
@@ -86,29 +67,9 @@ class Ledger(Widget):
     card = traitlets.Enum([NONE, *CARDS], "T4").tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
-    def __init__(
-        self,
-        shapes: str | Transformer | dict[str, Transformer] = SHOWN[0],
-        **settings: Any,
-    ) -> None:
-        if isinstance(shapes, Transformer):
-            shapes = {"own shape": shapes}
-        if isinstance(shapes, str):
-            settings.setdefault("model", shapes)
-            shapes = {name: PRESETS[name] for name in SHOWN}
-        self._shapes = _checked(shapes)
-        settings.setdefault("model", next(iter(shapes)))
-        self.set_trait("tables", _tables(self._shapes))
-        super().__init__(**settings)
-
-    @traitlets.validate("model")
-    def _check_model(self, proposal: Any) -> str:
-        model = proposal["value"]
-        if model not in self._shapes:
-            raise traitlets.TraitError(
-                f"model is {model!r}: use one of {', '.join(self._shapes)}"
-            )
-        return model
+    def __init__(self, model: str = SHOWN[0], **settings: Any) -> None:
+        self.set_trait("tables", _tables())
+        super().__init__(model=model, **settings)
 
     @traitlets.validate("tokens")
     def _check_tokens(self, proposal: Any) -> int:
@@ -127,12 +88,12 @@ class Ledger(Widget):
 
     @property
     def _stops(self) -> list[int]:
-        return stops(self.shape)
+        return self.tables["models"][self.model]["tokens"]
 
     @property
     def shape(self) -> Transformer:
         """The network."""
-        return self._shapes[self.model]
+        return PRESETS[self.model]
 
     @property
     def at_once(self) -> bool:
@@ -174,33 +135,11 @@ class Ledger(Widget):
             f"{self.card}."
         )
 
-    def __repr__(self) -> str:
-        return (
-            f"Ledger({self.model!r}, batch={self.batch}, "
-            f"tokens={self.tokens}, recipe={self.recipe!r}, "
-            f"optimizer={self.optimizer!r}, card={self.card!r})"
-        )
 
-
-def _checked(shapes: dict[str, Transformer]) -> dict[str, Transformer]:
-    """The models to choose from."""
-    use = "the name of a preset, a Transformer, or a dict of them by name"
-    if not isinstance(shapes, dict) or not shapes:
-        raise refused("shapes", shapes, use)
-    for name, shape in shapes.items():
-        instance(shape, Transformer, f"shapes[{name!r}]", "a Transformer")
-        if shape.parameters > MOST_PARAMETERS:
-            raise ValueError(
-                f"{name} has {shape.parameters} parameters: use a shape of "
-                f"at most {MOST_PARAMETERS}"
-            )
-    return dict(shapes)
-
-
-def _tables(shapes: dict[str, Transformer]) -> dict[str, Any]:
+def _tables() -> dict[str, Any]:
     """What the page has to know."""
     return {
-        "models": {name: known(shape) for name, shape in shapes.items()},
+        "models": known(),
         "token": token_bytes(),
         "recipes": [[name, f"{name}: {RECIPES[name].text}"] for name in MIXES],
         "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},

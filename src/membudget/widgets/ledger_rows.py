@@ -12,7 +12,7 @@ takes half a minute; ``python -m membudget.widgets.ledger_rows`` writes it.
 
 import json
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +60,11 @@ VARYING = ("activations", "temporaries")
 
 
 def stops(shape: Transformer) -> list[int]:
-    """The tokens of a sequence that can be chosen for a model.
-
-    Raises:
-        ValueError: it has fewer positions than the least of them.
-    """
+    """The tokens of a sequence that can be chosen for a model."""
     most = shape.context if shape.family == "gpt" else TOKENS[-1]
-    if most < TOKENS[0]:
-        raise ValueError(
-            f"the model has {most} positions: use one with at least "
-            f"{TOKENS[0]}"
-        )
     return [tokens for tokens in TOKENS if tokens <= most]
 
 
-@lru_cache(maxsize=16)
 def table(shape: Transformer) -> dict[str, Any]:
     """What the page has to know of a model.
 
@@ -85,15 +75,7 @@ def table(shape: Transformer) -> dict[str, Any]:
         bytes of ``parameters`` and ``gradients``, the number of its ``rows``,
         and for each optimizer bytes of its states, and the most that its step
         allocates: one parameter after the other, and all at once.
-
-    Raises:
-        ValueError: as :func:`stops`, or attention that is not fused.
     """
-    if not shape.fused:
-        raise ValueError(
-            "without fused attention a moment grows with the square of the "
-            "tokens: use a shape with fused attention"
-        )
     sizes = [w.elements for w in shape.write(1, 1).parameters]
 
     def optimizer(recipe: str, name: str) -> list[int]:
@@ -211,14 +193,9 @@ def token_bytes() -> int:
 
 
 @cache
-def _file() -> dict[str, dict[str, Any]]:
+def known() -> dict[str, dict[str, Any]]:
+    """The :func:`table` of each model, from the file."""
     return json.loads(FILE.read_text())
-
-
-def known(shape: Transformer) -> dict[str, Any]:
-    """The :func:`table` of a model, from the file where it is there."""
-    names = [name for name in SHOWN if PRESETS[name] == shape]
-    return _file()[names[0]] if names else table(shape)
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ const NOTE =
 const BEST = "Largest scale without overflow";
 const ANY = "No scale here overflows";
 
-function build({ id, get, set, picture }) {
+function build({ id, get, set, bound, picture }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
   const { formats, scales } = get().histogram;
   const scale = slider({
@@ -230,12 +230,7 @@ function build({ id, get, set, picture }) {
     min: scales[0],
     onInput: go,
   });
-  const format = choice({
-    label: "Format",
-    key: "format",
-    options: formats,
-    onChange: (value) => set({ format: value }),
-  });
+  const format = bound(choice, "Format", "format", { options: formats });
   const best = button({
     label: BEST,
     key: "best",
@@ -261,7 +256,6 @@ function build({ id, get, set, picture }) {
       text: e ? powerOfTwo(e) + words : "1",
       spoken: `2 to the power of ${e}`,
     });
-    format.update({ value: state.format });
     const any = largest[state.format] > scales[1];
     best.root.disabled = any;
     best.root.textContent = any ? ANY : BEST;
@@ -270,9 +264,7 @@ function build({ id, get, set, picture }) {
       (merged ? " The first bar holds what is smaller, too." : "") +
       (zeros ? ` ${grouped(zeros)} gradients are zero and not counted.` : "");
     return {
-      title:
-        `Gradients × loss scale in ${state.format}` +
-        (state.label && `: ${state.label}`),
+      title: `Gradients × loss scale in ${state.format}`,
       sentence: sentence(state),
       height: plan.height,
       drawn: [

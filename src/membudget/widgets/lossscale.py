@@ -46,18 +46,13 @@ class LossScale(Widget):
     Attributes:
         histogram: what the widget shows, for every format and scale.
 
-    Raises:
-        traitlets.TraitError: format or scale is not as said above (the
-            widget stays as it was).
-        ValueError: gradients that are all zero, infinite or NaN.
-        TypeError: gradients that are no fp32 tensors.
-
     Example:
         >>> widget = LossScale([p.grad for p in model.parameters()])
         >>> widget.scale = 2**16
     """
 
     name = "lossscale"
+    named = ("format", "scale")
 
     format = traitlets.Enum(FORMATS, "fp16").tag(sync=True)
     scale = Checked(_scale, 1).tag(sync=True)
@@ -80,9 +75,6 @@ class LossScale(Widget):
             f"{below / count:.1%} of {count:,} gradients, and {above:,} are "
             "too large."
         )
-
-    def __repr__(self) -> str:
-        return f"LossScale(format={self.format!r}, scale={self.scale})"
 
 
 def _histogram(gradients: Iterable[torch.Tensor]) -> dict[str, Any]:

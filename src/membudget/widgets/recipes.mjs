@@ -1,12 +1,15 @@
 import {
+  HOLDERS,
   LETTER,
-  byteTicks,
+  bar,
   checkBox,
   choice,
   filled,
   formatBytes,
   html,
+  laid,
   legend,
+  lengths,
   line,
   listed,
   percent,
@@ -21,15 +24,6 @@ import {
 
    describe(state): what Python predicted, for this batch.
    layout(state, width): where everything stands. */
-
-const PARTS = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  activations: "activations",
-  inputs: "inputs",
-  temporaries: "temporaries",
-};
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -94,30 +88,19 @@ export function layout(state, width) {
   const top = usable ? 1.35 * usable : 1.04 * largest;
   const narrow = width < 480;
   const plot = { left: 4, right: width - 14, top: 22 };
-  const per = (plot.right - plot.left) / top;
-  const x = (bytes) => plot.left + Math.min(bytes, top) * per;
+  const { x, ...axis } = lengths(plot, top, width);
   const step = narrow ? 57 : 42;
   const bars = describe(state).map((of, i) => {
-    let alive = 0;
-    const parts = of.parts.map((size, k) => {
-      const left = x(alive);
-      alive += size;
-      return { part: Object.keys(PARTS)[k], x: left, width: x(alive) - left };
-    });
+    const keys = Object.keys(HOLDERS);
+    const sizes = Object.fromEntries(of.parts.map((size, k) => [keys[k], size]));
+    const parts = laid(sizes, x);
     const y = plot.top + 14 + step * i;
-    const bar = y + (narrow ? 21 : 6);
-    return { ...of, y, bar, parts, beyond: of.bytes > top, end: x(of.bytes) };
+    const at = y + (narrow ? 21 : 6);
+    return { ...of, y, at, parts, beyond: of.bytes > top, end: x(of.bytes) };
   });
-  plot.bottom = bars.at(-1).bar + 26;
-  const { unit, marks } = byteTicks(top, Math.floor(width / 90));
+  plot.bottom = bars.at(-1).at + 26;
   return {
-    plot,
-    narrow,
-    bars,
-    unit,
-    ticks: marks
-      .map(({ value, label }) => ({ label, x: x(value) }))
-      .filter((tick) => tick.x < plot.right - 28),
+    ...{ plot, narrow, bars, ...axis },
     limit: usable ? { x: x(usable), usable } : null,
     height: plot.bottom + 22,
   };
@@ -136,8 +119,8 @@ function* drawLimit(id, { plot, limit, narrow, bars }, card) {
   const box = { x, y: top, width: plot.right - x, height: plot.bottom - top };
   const over = bars.filter(({ left }) => left < 0);
   if (over.length) yield* filled(id, "over", "rect", box);
-  for (const { bar, end } of over) {
-    const excess = { x, y: bar - 1, width: end - x, height: TALL + 2 };
+  for (const { at, end } of over) {
+    const excess = { x, y: at - 1, width: end - x, height: TALL + 2 };
     yield svg("rect", { ...excess, class: "mb-excess" });
   }
   yield line(x, top, x, plot.bottom, "mb-limit");
@@ -174,18 +157,15 @@ function* drawBars(id, plan, state, before) {
   }
   yield text(plot.right + 14, plot.bottom + 17, unit, END);
   yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
-  for (const { bar, parts, beyond } of bars) {
-    for (const { part, x, width } of parts) {
-      const box = { x, y: bar, width, height: TALL };
-      if (width) yield* filled(id, part, "rect", box);
-    }
-    const d = `M${plot.right + 2} ${bar + 2}l9 7l-9 7z`;
+  for (const { at, parts, beyond } of bars) {
+    yield* bar(id, parts, at, TALL);
+    const d = `M${plot.right + 2} ${at + 2}l9 7l-9 7z`;
     if (beyond) yield svg("path", { d, class: "mb-beyond" });
   }
   if (limit) yield* drawLimit(id, plan, state.card);
   yield* drawWords(state, plan);
-  for (const { bar, end } of before?.bars ?? []) {
-    const box = { x: plot.left, y: bar - 2, width: end - plot.left };
+  for (const { at, end } of before?.bars ?? []) {
+    const box = { x: plot.left, y: at - 2, width: end - plot.left };
     yield svg("rect", { ...box, height: TALL + 4, class: "mb-ghost" });
   }
 }
@@ -194,7 +174,7 @@ function* drawBars(id, plan, state, before) {
 function visible({ peaks }) {
   const seen = (_, k) =>
     peaks.flat(2).some((parts) => parts[k] > 0.002 * sum(parts));
-  return Object.fromEntries(Object.entries(PARTS).filter(seen));
+  return Object.fromEntries(Object.entries(HOLDERS).filter(seen));
 }
 
 function results(id, state) {
@@ -223,7 +203,7 @@ const NOTE =
   "workspace. Bytes per parameter: parameters + gradients + optimizer " +
   "states. It goes by a GPU’s rules and was not measured on a GPU.";
 
-function build({ id, get, set }) {
+function build({ id, get, set, bound }) {
   const batch = slider({
     label: "Batch",
     key: "batch",
@@ -231,17 +211,10 @@ function build({ id, get, set }) {
     onInput: (place) => set({ batch: get().account.batches[place] }),
   });
   const names = get().account.cards.map(({ name }) => name);
-  const card = choice({
-    label: "Card",
-    key: "card",
+  const card = bound(choice, "Card", "card", {
     options: { "": "none", ...Object.fromEntries(names.map((n) => [n, n])) },
-    onChange: (value) => set({ card: value }),
   });
-  const checkpointed = checkBox({
-    label: "Checkpointed",
-    key: "checkpointed",
-    onChange: (value) => set({ checkpointed: value }),
-  });
+  const checkpointed = bound(checkBox, "Checkpointed", "checkpointed");
   const draw = (state, width, before) => {
     const { account } = state;
     const plan = layout(state, width);
@@ -252,8 +225,6 @@ function build({ id, get, set }) {
       text: state.batch,
       spoken: `batch ${state.batch}`,
     });
-    card.update({ value: state.card });
-    checkpointed.update({ value: state.checkpointed });
     return {
       title: `Predicted peak of a training step: ${account.name}`,
       sentence: sentence(state),

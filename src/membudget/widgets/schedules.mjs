@@ -14,10 +14,7 @@ import {
   line,
   listed,
   numberList,
-  player,
   plural,
-  slider,
-  stairs,
   svg,
   table,
   text,
@@ -26,6 +23,7 @@ import {
 import {
   PARTS,
   TIME,
+  chooser,
   deed,
   drawStep,
   extraTime,
@@ -474,7 +472,9 @@ const nameOf = (level) =>
 
 function build({ id, get, set, picture, again }) {
   let plan;
-  let moment = null; // null: the peak
+  const count = () => plan.n.moments.length;
+  const moment = chooser({ again, count, every: 160 });
+  const { see, play, when } = moment;
   let draft = null; // the stages that are being marked, and `wrong`
   let spot = null; // those that the keyboard marks
   let told = null; // words instead of the score, and `wrong`
@@ -485,17 +485,13 @@ function build({ id, get, set, picture, again }) {
     of.set(level, new Set([...(of.get(level) ?? []), ...more]));
   const fresh = () => {
     play.stop();
-    moment = draft = told = null;
+    moment.at = draft = told = null;
   };
   const go = (traits, keep = true) => {
     const { level, segments } = get();
     fresh();
     if (keep) history.push({ level, segments });
     set(traits);
-    again();
-  };
-  const see = (at) => {
-    moment = at;
     again();
   };
   const mark = (span) => {
@@ -523,16 +519,6 @@ function build({ id, get, set, picture, again }) {
       go({ level, segments: nested(length, []) });
     },
   });
-  const play = player({
-    key: "play",
-    every: 160,
-    step() {
-      const next = moment === null ? 0 : moment + 1;
-      const more = next < plan.n.moments.length;
-      see(more ? next : null); // in the end the peak again
-      return more;
-    },
-  });
   const undo = button({
     label: "Undo",
     key: "undo",
@@ -558,12 +544,6 @@ function build({ id, get, set, picture, again }) {
       go({ segments: read(words, describe(get()).length) }),
   });
   typed.held = () => written(describe(get()).segments);
-  const when = slider({
-    label: "Moment of the step",
-    key: "moment",
-    onInput: (value) => see(value - 1),
-  });
-  when.held = () => (moment === null ? "" : String(moment + 1));
 
   const words = html("p", { class: "mb-about" });
   picture.setAttribute("tabindex", "0");
@@ -627,7 +607,7 @@ function build({ id, get, set, picture, again }) {
     const next = draft && drawn(now.length, now.segments, draft);
     const shown = next ? { ...state, segments: next } : state;
     const ours = before?.level === state.level ? before : null;
-    plan = layout(shown, width, moment, draft ? state : ours);
+    plan = layout(shown, width, moment.at, draft ? state : ours);
     const { n } = plan;
     const point = now.optimal ? [`${now.peak} ${now.extra_time}`] : [];
     collect(won, n.level, now.won);
@@ -646,7 +626,7 @@ function build({ id, get, set, picture, again }) {
     const mark = draft ? { ...draft, wrong: told } : spot;
     words.textContent = about(n);
     return {
-      title: "Place your own checkpoints" + (state.label && `: ${state.label}`),
+      title: "Place your own checkpoints",
       sentence: told?.words ?? sentence(n, had),
       wrong: told?.wrong,
       height: plan.height,

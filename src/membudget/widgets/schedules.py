@@ -151,10 +151,6 @@ class Schedules(Widget):
             takes them along.
         label: what it is about, in a few words; shown as text.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-
     Example:
         >>> game = Schedules(9, [[[0, 1, 2], 3, 4], [5, 6], 7, 8])
         >>> game.run().peak, game.run().extra_runs, game.medals()[-1]
@@ -162,6 +158,7 @@ class Schedules(Widget):
     """
 
     name = "schedules"
+    positional = ("level", "segments")
 
     level = Checked(_level, START).tag(sync=True)
     segments = traitlets.Any().tag(sync=True)
@@ -227,6 +224,3 @@ class Schedules(Widget):
             f"{self.length} stages: the peak is {run.peak} units with "
             f"{run.extra_runs} extra runs, {best}."
         )
-
-    def __repr__(self) -> str:
-        return f"Schedules({self.level!r}, {self.segments})"

@@ -14,7 +14,6 @@ import {
   names,
   numberList,
   percent,
-  player,
   plural,
   slider,
   svg,
@@ -25,6 +24,7 @@ import {
 import {
   OUTPUT,
   PARTS,
+  chooser,
   deed,
   drawStep,
   heldAt,
@@ -65,16 +65,16 @@ function chosen({ chain, layers, checkpoint, segments, cuts, split }) {
   return { stages, sizes, unit: chain ? 1 : UNIT };
 }
 
-/** Sizes of as many checkpointed segments. */
-export function sizesOf(length, count, split) {
+/* Sizes of as many checkpointed segments. */
+function sizesOf(length, count, split) {
   if (!count) return [];
   const small = Math.floor(length / count);
   if (split === "pytorch") return Array(count - 1).fill(small);
   return Array.from({ length: count }, (_, i) => small + (i < length % count));
 }
 
-/** Segments of these sizes; what remains keeps its tapes. */
-export function segmentsOf(length, sizes) {
+/* Segments of these sizes; what remains keeps its tapes. */
+function segmentsOf(length, sizes) {
   const stages = [...Array(length).keys()];
   const segments = sizes.map((size) => stages.splice(0, size));
   return [...segments, ...stages];
@@ -429,7 +429,7 @@ const keys = [
   ...["checkpoint", "split", "measured", "label"],
 ];
 
-function build({ id, get, set, picture, again }) {
+function build({ id, get, set, bound, picture, again }) {
   // What was measured belongs to the setting that it came with.
   let came = {};
   const known = (state) => {
@@ -438,14 +438,12 @@ function build({ id, get, set, picture, again }) {
     if (measured !== came.measured) came = { measured, setting };
     return came.setting === setting ? state : { ...state, measured: {} };
   };
-  let moment = null; // null: the peak
   let plan;
-  const see = (at) => {
-    moment = at;
-    again();
-  };
+  const count = () => plan.cursor.count;
+  const moment = chooser({ again, count, every: 180 });
+  const { see, play, when } = moment;
   const go = (traits) => {
-    moment = null;
+    moment.at = null;
     set(get().cuts.length ? { cuts: [], ...traits } : traits);
   };
 
@@ -467,23 +465,10 @@ function build({ id, get, set, picture, again }) {
     key: "checkpoint",
     onInput: (value) => go({ checkpoint: value / 20 }),
   });
-  const split = choice({
-    label: "Split",
-    key: "split",
+  const split = bound(choice, "Split", "split", {
     options: SPLITS,
     onChange: (value) => go({ split: value }),
   });
-  const play = player({
-    key: "play",
-    every: 180,
-    step: () => {
-      const next = moment === null ? 0 : moment + 1;
-      const more = next < plan.cursor.count;
-      see(more ? next : null); // in the end the peak again
-      return more;
-    },
-  });
-
   const cuts = field({
     label: "Checkpoints before",
     key: "cuts",
@@ -498,14 +483,8 @@ function build({ id, get, set, picture, again }) {
     onChange: (list) =>
       go(list.length ? { cuts: list, segments: list.length + 1 } : {}),
   });
-  const when = slider({
-    label: "Moment of the step",
-    key: "moment",
-    onInput: (value) => see(value - 1),
-  });
   // a link holds what the reader chose, not what follows from it
   cuts.held = () => get().cuts.join("-");
-  when.held = () => (moment === null ? "" : String(moment + 1));
 
   const note = html("p", { class: "mb-note" });
   drag(picture, {
@@ -537,7 +516,7 @@ function build({ id, get, set, picture, again }) {
     const size = (value) => sizeText(state, value);
     const same =
       before?.layers === state.layers && before.chain === state.chain;
-    plan = layout(state, width, moment, same ? before : null);
+    plan = layout(state, width, moment.at, same ? before : null);
     when.update({
       value: plan.cursor.at + 1,
       max: plan.cursor.count,
@@ -557,13 +536,12 @@ function build({ id, get, set, picture, again }) {
       spoken: `${plural(n.segments, "segment")}: peak ${size(n.peak)}`,
     });
     cuts.update({ value: cutsOf(n) });
-    split.update({ value: state.split });
     note.textContent =
       NOTES[state.chain ? "bytes" : "units"] +
       NOTES.all +
       (Object.keys(state.measured).length ? NOTES.points : "");
     return {
-      title: "Memory during one step" + (state.label && `: ${state.label}`),
+      title: "Memory during one step",
       sentence: sentence(state),
       height: plan.height,
       drawn: [
@@ -587,7 +565,7 @@ function build({ id, get, set, picture, again }) {
     draw,
     stop() {
       play.stop();
-      moment = null;
+      moment.at = null;
     },
   };
 }

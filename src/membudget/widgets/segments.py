@@ -92,10 +92,6 @@ class Segments(Widget):
             when those change it becomes empty, unless it is set with them.
         label: what the chain is, in a few words; shown as text.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-
     Example:
         >>> widget = Segments(layers=16, segments=4)
         >>> widget.run().peak / UNIT, widget.run(0).peak / UNIT
@@ -201,11 +197,8 @@ class Segments(Widget):
         """What the tape machine makes of the step.
 
         Args:
-            segments: in how many it is split; by default as the widget says.
-
-        Raises:
-            TypeError: a number that is not whole.
-            ValueError: more segments than layers, or fewer than none.
+            segments: in how many it is split, from 0 to ``layers``; by
+                default as the widget says.
         """
         length = self.layers
         if segments is None and self.cuts:

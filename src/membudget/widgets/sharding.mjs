@@ -501,7 +501,7 @@ const keys = [
   ...["synchronise_last", "card", "tables"],
 ];
 
-function build({ id, get, set, picture, again }) {
+function build({ id, get, set, bound, picture, again }) {
   const { models, stages, recipes, cards } = get().tables;
   const names = stages.map(([, name]) => name);
   const stage = radios({
@@ -538,8 +538,7 @@ function build({ id, get, set, picture, again }) {
   });
   const pick = (label, key, rows, words) => {
     const options = Object.fromEntries(rows.map((one) => [one[0], words(one)]));
-    const onChange = (name) => set({ [key]: name });
-    return choice({ label, key, options, onChange });
+    return bound(choice, label, key, { options });
   };
   const card = pick("Card, usable memory", "card", cards, ([name, size]) =>
     size ? `${name}: ${formatBytes(size)}` : name,
@@ -602,8 +601,6 @@ function build({ id, get, set, picture, again }) {
     model.update({ value: typed ? OWN : state.model });
     count.root.hidden = !typed;
     count.update({ value: countOf(state) });
-    card.update({ value: state.card });
-    recipe.update({ value: state.recipe });
     steps.update(state[micro]);
     last.update({ value: state.synchronise_last, disabled: alone });
     const [kept] = row(recipes, state.recipe);

@@ -94,10 +94,6 @@ class Sharding(Widget):
             micro-batch only. With one micro-batch it changes nothing.
         card: one of :data:`CARDS`, whose bytes are the budget of a rank.
 
-    Raises:
-        traitlets.TraitError: one of them is not as said above (the widget
-            stays as it was).
-
     Example:
         >>> widget = Sharding("7.5 B", ranks=64, card="RTX 4090")
         >>> widget.states().total
@@ -105,6 +101,8 @@ class Sharding(Widget):
     """
 
     name = "sharding"
+    positional = ("model",)
+    named = ("ranks", "stage", "recipe", "accumulation_steps")
 
     model = Checked(_model, "7.5 B").tag(sync=True)
     ranks = Checked(_power, 64).tag(sync=True)
@@ -175,13 +173,6 @@ class Sharding(Widget):
             f"rank{'' if self.ranks == 1 else 's'}: each holds "
             f"{format_bytes(self.states().total)} of model states and sends "
             f"{format_bytes(self.sent())} per step."
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Sharding({self.model!r}, ranks={self.ranks}, "
-            f"stage={self.stage!r}, recipe={self.recipe!r}, "
-            f"accumulation_steps={self.accumulation_steps})"
         )
 
 

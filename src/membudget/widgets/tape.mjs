@@ -6,6 +6,8 @@ import {
   line,
   phaseRuns,
   phaseStrip,
+  player,
+  slider,
   stacked,
   stairs,
   svg,
@@ -209,6 +211,33 @@ export const shownOf = (moments) =>
       ...{ inputs, gradients, temporaries },
     };
   });
+
+/** The moment of a step that is shown, with what plays and chooses it: null
+    is the peak. `count` gives how many there are, `every` is in ms. */
+export function chooser({ again, count, every }) {
+  const see = (at) => {
+    chosen.at = at;
+    again();
+  };
+  const play = player({
+    key: "play",
+    every,
+    step() {
+      const next = chosen.at === null ? 0 : chosen.at + 1;
+      const more = next < count();
+      see(more ? next : null); // in the end the peak again
+      return more;
+    },
+  });
+  const when = slider({
+    label: "Moment of the step",
+    key: "moment",
+    onInput: (value) => see(value - 1),
+  });
+  when.held = () => (chosen.at === null ? "" : String(chosen.at + 1));
+  const chosen = { at: null, see, play, when };
+  return chosen;
+}
 
 /** Geometry of the memory at every moment; `y` is the height of a size. */
 export function stepLayout(moments, plot, y) {

@@ -57,7 +57,6 @@ const NOTE =
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
 const OUTSIDE = ["loss", "step"]; // boxes of no module
-const MOST_BOXES = 24;
 const TICKS = 160; // of a step that is played
 const REST = 2; // ticks more at a stop, until the sentence is said
 const ROWS = 7; // of the largest things alive
@@ -136,17 +135,12 @@ function shownOperators(operators) {
 const alive = ({ birth, death }, moment) => birth <= moment && moment < death;
 const sum = (all) => all.reduce((bytes, one) => bytes + one.bytes, 0);
 
-/* The modules as boxes, in the order in which they first run; long paths are
-   cut until there are few. Last, what runs outside of the model. */
+/* The modules as boxes, in the order in which they first run. Last, what runs
+   outside of the model. */
 function boxesOf(operators) {
   const inside = operators.filter(({ module }) => module);
-  const paths = inside.map(({ module }) => module.split("."));
-  const cut = (path, deep) => path.slice(0, deep).join(".");
-  const many = (deep) => new Set(paths.map((path) => cut(path, deep))).size;
-  let deep = Math.max(1, ...paths.map((path) => path.length));
-  while (deep > 1 && many(deep) > MOST_BOXES) deep -= 1;
   const name = ({ module, phase }) =>
-    module ? cut(module.split("."), deep) : OUTSIDE[+(phase === "optimizer")];
+    module || OUTSIDE[+(phase === "optimizer")];
   const last = operators.filter(({ module }) => !module);
   const labels = [...new Set([...inside, ...last].map(name))];
   return { labels, of: (one) => labels.indexOf(name(one)) };
@@ -208,9 +202,6 @@ export function sentence(state, reached = state.moment) {
   );
   const alive = `${place(n)}: ${now} alive`;
   if (reached < n.peak_moment) return `${alive}.`;
-  if (n.peak_moment <= n.forward_end_moment) {
-    return `${alive}. The peak, ${peak}, is in the forward pass.`;
-  }
   const more = formatBytes(n.peak.total - n.forward_end.total);
   return (
     `${alive}. The forward pass before the peak ends with ${end}, the peak ` +
@@ -401,8 +392,7 @@ function* drawNetwork(id, { boxes, floor, always, width }, n) {
       if (freed) yield svg("rect", { ...box, class: "mb-ghost mb-named" });
       else if (born) yield svg("rect", { ...box, class: "mb-born" });
     }
-    const names = [label, label.split(".").at(-1)];
-    yield* fitting(x + width / 2, BOX.bottom + 14, names, width - 2, MIDDLE);
+    yield* fitting(x + width / 2, BOX.bottom + 14, [label], width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
   for (const { key, lower: [x], upper: [right] } of floor) {
@@ -433,10 +423,9 @@ function* drawCurve(id, plan, n, reached) {
     const middle = (plot.left + plot.right) / 2;
     yield text(middle, plot.top + 40, "Play draws the curve", MIDDLE);
   }
-  const later = peak.x > forwardEnd.x;
   const top = reached >= n.peak_moment;
-  const low = later && reached >= n.forward_end_moment;
-  if (top && later) yield* drawRise(plan, n);
+  const low = reached >= n.forward_end_moment;
+  if (top) yield* drawRise(plan, n);
   const end = width < 480 ? "forward" : "end of forward";
   yield* names(plot, [
     ...(top ? [[peak, "peak", formatBytes(n.peak.total)]] : []),
@@ -569,9 +558,8 @@ function build({ id, get, set, picture }) {
       text: `${n.moment + 1} of ${n.operators}`,
       spoken: `${place(n)}: ${formatBytes(n.now.total)}`,
     });
-    const of = state.label && `: ${state.label}`;
     return {
-      title: `Memory during one training step${of}`,
+      title: "Memory during one training step",
       sentence: sentence(state, far),
       numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
       height: plan.height,

@@ -10,12 +10,11 @@ import traitlets
 from torch.utils.checkpoint import checkpoint
 
 from membudget import data, models
-from membudget.checks import one_of, whole
+from membudget.checks import whole
 from membudget.measuring import (
     OUTSIDE,
     PHASES,
     Allocation,
-    Operator,
     PeakTracker,
     trace_step,
 )
@@ -32,8 +31,8 @@ SHOWN = (
 )
 """Who holds the bytes, from the bottom of the picture to its top."""
 
-MOST_STEPS = 6
-"""How many steps one timeline compares."""
+STEPS = ("plain", "accumulated", "checkpointed")
+"""The names of :func:`example_steps`."""
 
 
 @cache
@@ -83,15 +82,13 @@ class Step:
         tracker: has tracked the step.
 
     Attributes:
-        allocations: the tracker's, without those that have no bytes, or
-            whose operator did not end (it raised).
+        allocations: the tracker's, without those that have no bytes.
         operators: the tracker's, with two corrections of the phase. What
             runs after the mark ``"backward"`` before autograd takes over
             (the gradient of the loss, 1) belongs to the backward pass;
             operators that only look on (the profiler's, or a recomputed
             tensor's ``detach``) belong to what runs around them.
-        forward_end: the last moment of the forward pass that comes before
-            the peak; of the first, where the peak is no later.
+        forward_end: the last moment of the forward pass before the peak.
     """
 
     def __init__(self, tracker: PeakTracker) -> None:
@@ -102,32 +99,21 @@ class Step:
                 tracker.operators, _phases(tracker), strict=True
             )
         ]
-        self.allocations = [
-            a
-            for a in tracker.allocations
-            if a.bytes and a.birth < len(self.operators)
-        ]
-        phases = ["forward", *(o.phase for o in self.operators)]
-        ends = [
+        self.allocations = [a for a in tracker.allocations if a.bytes]
+        self.forward_end = max(
             moment
-            for moment, (here, then) in enumerate(pairwise(phases), start=-1)
-            if here == "forward" != then
-        ] or [len(self.operators) - 1]
-        before = [end for end in ends if end <= tracker.peak_moment]
-        self.forward_end = before[-1] if before else ends[0]
-
-    def operator(self, moment: int) -> Operator:
-        """The operator of a moment; an empty one before the first."""
-        if moment < 0:
-            return Operator("", OUTSIDE, "")
-        return self.operators[moment]
+            for moment, (one, then) in enumerate(pairwise(self.operators))
+            if one.phase == "forward" != then.phase
+            and moment < tracker.peak_moment
+        )
 
     def category(self, allocation: Allocation) -> str:
         """One of :data:`SHOWN`."""
-        made = self.operator(allocation.birth).phase
-        if allocation.category == "activations" and made == "recomputation":
-            return "recomputation"
-        return allocation.category
+        kind, birth = allocation.category, allocation.birth
+        if kind != "activations" or birth < 0:
+            return kind
+        again = self.operators[birth].phase == "recomputation"
+        return "recomputation" if again else kind
 
 
 def _phases(tracker: PeakTracker) -> list[str]:
@@ -210,20 +196,11 @@ class Timeline(Widget):
     """What is alive in a training step, after each of its operators.
 
     Args:
-        steps: what :func:`membudget.measuring.trace_step` gives, by the
-            names to show, in this order; by default :func:`example_steps`.
-        step: the name of the step to begin with; by default the first.
+        step: one of :func:`example_steps`.
         moment: index of the operator to begin with; by default -1, before
             the first.
-        label: what the steps are of, in a few words; shown as text.
 
     Another step that has no such ``moment`` is shown at its last.
-
-    Raises:
-        traitlets.TraitError: ``steps`` is not a dictionary of trackers by
-            name, is empty, or has more than :data:`MOST_STEPS`; no step has
-            this name; no operator has this index (the widget stays as it
-            was).
 
     Example:
         >>> Timeline(step="checkpointed", moment=25)
@@ -231,65 +208,36 @@ class Timeline(Widget):
     """
 
     name = "timeline"
+    named = ("step", "moment")
 
-    steps = traitlets.Dict(
-        traitlets.Instance(PeakTracker), key_trait=traitlets.Unicode()
-    ).tag(sync=True, to_json=_steps_json)
-    step = traitlets.Unicode().tag(sync=True)
+    steps = traitlets.Dict(read_only=True).tag(sync=True, to_json=_steps_json)
+    step = traitlets.Enum(STEPS, STEPS[0]).tag(sync=True)
     moment = traitlets.Any(-1).tag(sync=True)
-    label = traitlets.Unicode().tag(sync=True)
+    label = traitlets.Unicode(
+        "an MLP on handwritten digits, with Adam", read_only=True
+    ).tag(sync=True)
 
-    def __init__(
-        self, steps: dict[str, PeakTracker] | None = None, **traits: Any
-    ) -> None:
-        if steps is None:
-            steps = example_steps()
-            label = "an MLP on handwritten digits, with Adam"
-            traits = {"label": label} | traits
-        super().__init__(steps=steps, **traits)
-
-    @traitlets.default("step")
-    def _first_step(self) -> str:
-        return next(iter(self.steps), "")
-
-    @traitlets.validate("steps")
-    def _check_steps(self, proposal: Any) -> dict[str, PeakTracker]:
-        steps = proposal["value"]
-        if not 1 <= len(steps) <= MOST_STEPS:
-            raise traitlets.TraitError(
-                f"steps has {len(steps)} steps: use 1 to {MOST_STEPS}, as "
-                '{"plain": trace_step(…)}'
-            )
-        return steps
-
-    @traitlets.validate("step")
-    def _check_step(self, proposal: Any) -> str:
-        return checked(one_of, proposal["value"], self.steps, "step")
+    @traitlets.default("steps")
+    def _examples(self) -> dict[str, PeakTracker]:
+        return example_steps()
 
     @traitlets.validate("moment")
     def _check_moment(self, proposal: Any) -> int:
         return checked(whole, proposal["value"], "moment", -1, self._last())
 
-    @traitlets.observe("steps", "step")
+    @traitlets.observe("step")
     def _follow(self, change: Any) -> None:
-        """Keep to a step, and to one of its moments."""
-        if self.step not in self.steps:
-            self.step = self._first_step()
+        """Keep to a moment of the step."""
         self.moment = min(self.moment, self._last())
 
     def _last(self) -> int:
-        step = checked(one_of, self.step, self.steps, "step")
-        return len(self.steps[step].operators) - 1
+        return len(self.steps[self.step].operators) - 1
 
     def sentence(self) -> str:
         """The end of the forward pass, and the peak."""
         tracker = self.steps[self.step]
-        end = Step(tracker).forward_end
-        alive = tracker.start if end < 0 else tracker.timeline[end]
+        alive = tracker.timeline[Step(tracker).forward_end]
         return (
             f"Step {self.step}: {format_bytes(alive)} are alive at the end "
             f"of the forward pass, {format_bytes(tracker.peak)} at the peak."
         )
-
-    def __repr__(self) -> str:
-        return f"Timeline(step={self.step!r}, moment={self.moment})"

@@ -2,7 +2,6 @@
 
 from math import ceil
 
-from membudget import records
 from membudget.accumulation import Footprint, PeakLine, Plan
 from membudget.widgets import Accumulation
 from membudget.widgets.accumulation import digits_footprint, digits_record
@@ -79,4 +78,3 @@ def test_what_goes_with_the_default_footprint():
     assert (sent["unit"], sent["gpu"], len(sent["times"])) == ("µs", False, 7)
     own = Accumulation(SMALL, label="a toy")
     assert (own.record, own.label) == (None, "a toy")
-    own.record = records.best("micro_batch")

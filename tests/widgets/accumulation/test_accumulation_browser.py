@@ -3,7 +3,7 @@
 import kind
 import kind_accumulation
 import pytest
-from widget_pages import control, unfold
+from widget_pages import control, drag, texts, unfold
 
 from membudget.accumulation import Footprint, PeakLine
 from membudget.widgets import Accumulation
@@ -19,10 +19,6 @@ def page(show):
 
 def agree(page, **state):
     kind.agree(kind_accumulation.KIND, page, Accumulation(**state))
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def budget(page):
@@ -61,12 +57,6 @@ def test_steps_under_a_budget_that_stands_still(page):
     assert texts(page)[0] == "✗ 2.99 MiB too much"
 
 
-def test_a_weight_that_is_almost_right(page):
-    control(page, "steps").press("ArrowRight")
-    control(page, "steps").press("ArrowRight")
-    assert {"0.999 × 1/N", "1.004 × 1/N"} <= set(texts(page))
-
-
 def test_steps_that_cannot_be_reached(show):
     """10 samples cannot be cut in 6 equal parts; the thumb stays."""
     page = show(Accumulation(micro_batch=10, global_batch=10))
@@ -87,11 +77,7 @@ def places(page, index):
 
 def test_a_cut_is_dragged_with_the_mouse(page):
     x, y, sample = places(page, 1)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x - 200 * sample, y + 5)
-    page.mouse.move(x - 300 * sample, y + 5)
-    page.mouse.up()
+    drag(page, *((x - by * sample, y + 5) for by in (0, 200, 300)))
     size = int(control(page, "micro_batch").input_value())
     assert 298 <= size <= 302  # the second cut is at twice as much
     agree(page, micro_batch=size, global_batch=1024, **MEANS)
@@ -106,20 +92,6 @@ def test_a_size_is_chosen_where_its_time_is(page):
     x = first["x"] + share * (last["x"] - first["x"]) + 3
     page.mouse.click(x, first["y"] + 40)
     agree(page, micro_batch=256, global_batch=1024, **MEANS)
-
-
-@pytest.mark.few(0)
-def test_a_cut_is_dragged_with_a_finger(show):
-    page = show(Accumulation(), width=390, has_touch=True)
-    x, y, _ = places(page, 0)
-    touch = page.context.new_cdp_session(page)
-    for kind_, dx in (("Start", 0), ("Move", 12), ("Move", 24), ("End", 24)):
-        points = [] if kind_ == "End" else [{"x": x + dx, "y": y}]
-        event = {"type": f"touch{kind_}", "touchPoints": points}
-        touch.send("Input.dispatchTouchEvent", event)
-    size = int(control(page, "micro_batch").input_value())
-    assert size > 150
-    agree(page, micro_batch=size, global_batch=512)
 
 
 @pytest.mark.few(1)

@@ -8,7 +8,7 @@ import kind
 import kind_bits
 import pytest
 import widget_pages as pages
-from widget_pages import control
+from widget_pages import control, drag
 
 from membudget.precision import FORMATS
 from membudget.widgets import Bits
@@ -82,10 +82,8 @@ def test_a_bit_that_would_make_nan_cannot_be_flipped(show):
     assert last.is_disabled()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
-def test_the_number_is_dragged(show, touch):
-    page = show(Bits(1.0), width=760, has_touch=touch)
+def test_the_number_is_dragged(show):
+    page = show(Bits(1.0), width=760)
     picture = page.get_by_role("img")
     places = "e => [e.getBoundingClientRect().left + 12 + (e.clientWidth - 24)"
     axis = picture.evaluate(
@@ -93,14 +91,8 @@ def test_the_number_is_dragged(show, touch):
             e.getBoundingClientRect().top + 100]"""
     )
     start, binade, y = axis
-    if touch:
-        page.touchscreen.tap(start - 20 * binade, y)
-    else:
-        page.mouse.move(start, y)
-        page.mouse.down()
-        page.mouse.move(start - 20 * binade, y, steps=3)
-        assert page.locator(".mb-ghost").count() == 1
-        page.mouse.up()
+    drag(page, (start, y), (start - 20 * binade, y))
+    assert page.locator(".mb-ghost").count() == 1
     agree(page, 9.54e-7)  # 2 ** -20, in three digits
 
 

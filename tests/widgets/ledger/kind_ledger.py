@@ -72,11 +72,11 @@ KIND = Kind(
     + [{"model": "Llama 3.2 1B"}, {"tokens": 2048}, {"card": "RTX 4090"}],
     given=[
         {
-            **{"shapes": "Llama 3.2 1B", "batch": 5, "tokens": 4096},
+            **{"model": "Llama 3.2 1B", "batch": 5, "tokens": 4096},
             **{"checkpointed": True, "recipe": "master", "steps": 2},
             "card": "H100 80 GB",
         },
-        {"shapes": "GPT-2 XL 1.5B", "batch": 1, "tokens": 256},
+        {"model": "GPT-2 XL 1.5B", "batch": 1, "tokens": 256},
         {"batch": 300, "card": "none", "foreach": True},
     ],
     tabs=("model", "batch", "card"),
@@ -86,7 +86,7 @@ KIND = Kind(
     parts=6,
     moves=[
         (
-            {"shapes": "Llama 3 70B"},
+            {"model": "Llama 3 70B"},
             [
                 {"batch": batch, "steps": steps, "checkpointed": on}
                 for batch, steps, on in product(

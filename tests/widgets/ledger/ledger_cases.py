@@ -4,7 +4,7 @@ import random
 from functools import lru_cache
 from itertools import product
 
-from membudget.ledger import OPTIMIZERS, RECIPES, Transformer, predict, rules
+from membudget.ledger import OPTIMIZERS, RECIPES, predict, rules
 from membudget.widgets import Ledger
 from membudget.widgets.ledger_rows import BARS as PASSES
 from membudget.widgets.ledger_rows import MIXES
@@ -73,27 +73,6 @@ def numbers(widget):
     }
 
 
-def random_shape(rng, family):
-    """A small shape, every fifth of up to 12 blocks."""
-    heads = rng.choice((1, 2, 4, 6))
-    deep = rng.random() < 0.2
-    few = rng.random() < 0.5
-    shape = {
-        "vocabulary": rng.randrange(1, 400 if few else 9000),
-        "width": heads * 2 * rng.randrange(1, 30),
-        "depth": rng.randrange(6, 13) if deep else rng.randrange(1, 7),
-        "heads": heads,
-        "tied": rng.random() < 0.5,
-    }
-    if family == "gpt":
-        return Transformer(**shape, context=rng.randrange(16, 3000))
-    kv_heads = rng.choice([n for n in (1, 2, 3, 6) if not heads % n])
-    hidden = rng.randrange(1, 400)
-    return Transformer(
-        **shape, family=family, kv_heads=kv_heads, hidden=hidden
-    )
-
-
 def settings(rng, widget, count):
     """Puts the widget into random settings."""
     for index in range(count):
@@ -115,7 +94,7 @@ def case(widget):
 
 
 def presets():
-    """The presets, in their tables of the file."""
+    """Each preset in random settings, and GPT-2 on cards."""
     rng, widget = random.Random(1), Ledger(card="none")
     counts = {"GPT-2 124M": 20, "Llama 3.2 1B": 6, "GPT-2 XL 1.5B": 3}
     for widget.model, count in (counts | {"Llama 3 8B": 2}).items():
@@ -130,18 +109,6 @@ def presets():
         yield case(widget)
 
 
-def own(count=40 if SOAK else 6):
-    """Random shapes, whose rows are computed now."""
-    rng = random.Random(0)
-    for index in range(count):
-        shape = random_shape(rng, ("gpt", "llama")[index % 2])
-        widget = Ledger(shape, card="none", tokens=16)
-        yield {
-            "tables": widget.tables,
-            "cases": [case(one) for one in settings(rng, widget, 16)],
-        }
-
-
 def cases():
-    """The tables of each group, its states, and Python's numbers."""
-    return [{"tables": Ledger().tables, "cases": list(presets())}, *own()]
+    """The tables, and states with Python's numbers."""
+    return {"tables": Ledger().tables, "cases": list(presets())}

@@ -4,11 +4,9 @@ import pytest
 from traitlets import TraitError
 
 from membudget.cards import CARDS
-from membudget.ledger import GPT2, PRESETS, Transformer
+from membudget.ledger import GPT2, PRESETS
 from membudget.widgets import Ledger, ledger_rows
 from tests.soak import SOAK
-
-SMALL = Transformer(context=100)
 
 
 def test_defaults():
@@ -65,33 +63,6 @@ def test_fewer_positions_take_the_tokens_along():
     assert widget.tokens == 512
 
 
-def test_own_shapes():
-    widget = Ledger({"mine": SMALL, "GPT-2": GPT2}, tokens=64)
-    assert (widget.model, widget.shape) == ("mine", SMALL)
-    assert list(widget.tables["models"]) == ["mine", "GPT-2"]
-    assert widget.tables["models"]["mine"]["tokens"] == [16, 32, 64]
-    widget.model = "GPT-2"
-    assert widget.tokens == 64
-    assert Ledger(SMALL, tokens=16).model == "own shape"
-
-
-@pytest.mark.parametrize(
-    "shapes, error, why",
-    [
-        (3, TypeError, "shapes is 3: use the name of a preset"),
-        ({}, TypeError, "shapes is {}"),
-        ({"a": 3}, TypeError, r"shapes\['a'\] is 3: use a Transformer"),
-        (Transformer(context=8), ValueError, "8 positions: use one with at"),
-        (Transformer(fused=False), ValueError, "with fused attention"),
-        (Transformer(vocabulary=2**40), ValueError, "use a shape of at most"),
-        ("GPT-5", TraitError, "model is 'GPT-5': use one of GPT-2 124M, "),
-    ],
-)
-def test_what_is_no_shape(shapes, error, why):
-    with pytest.raises(error, match=why):
-        Ledger(shapes)
-
-
 def test_the_highest_lines():
     """Constant and slope; the second is never the highest alone."""
     lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]
@@ -102,4 +73,4 @@ def test_the_highest_lines():
 @pytest.mark.parametrize("name", ledger_rows.SHOWN[: 5 if SOAK else 1])
 def test_the_file_is_what_the_rows_say(name):
     """``python -m membudget.widgets.ledger_rows`` writes it."""
-    assert ledger_rows.table(PRESETS[name]) == ledger_rows.known(PRESETS[name])
+    assert ledger_rows.table(PRESETS[name]) == ledger_rows.known()[name]

@@ -3,9 +3,8 @@
 import kind
 import kind_ledger
 import pytest
-from widget_pages import control, unfold
+from widget_pages import control, drag, texts, unfold
 
-from membudget.ledger import Transformer
 from membudget.widgets import Ledger
 
 
@@ -16,10 +15,6 @@ def page(show):
 
 def agree(page, **state):
     kind.agree(kind_ledger.KIND, page, Ledger(**state))
-
-
-def words(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def at(page, selector, share=1.0):
@@ -33,18 +28,18 @@ def at(page, selector, share=1.0):
 
 def test_what_is_too_much_stands_out(page):
     shown = {"fits: 3.52 GiB free", "T4: 14.1 GiB usable"}
-    assert shown <= set(words(page))
+    assert shown <= set(texts(page))
     assert page.locator(".mb-picture .mb-fill-over").count() == 0
     edge, _ = at(page, ".mb-card")
     for _ in range(4):
         control(page, "batch").press("ArrowRight")
-    assert "1.06 GiB too much" in words(page)
+    assert "1.06 GiB too much" in texts(page)
     left, _ = at(page, ".mb-fill-over", 0)
     assert left == pytest.approx(edge, abs=2)
     control(page, "model").select_option("Llama 3 70B")
-    assert "1.37 TiB too much" in words(page)
-    assert "1.38 TiB →" in words(page)
-    assert "worst moments, to a scale of 1.38 TiB" in words(page)
+    assert "1.37 TiB too much" in texts(page)
+    assert "1.38 TiB →" in texts(page)
+    assert "worst moments, to a scale of 1.38 TiB" in texts(page)
     assert page.locator(".mb-picture .mb-grip").count() == 0
     assert at(page, ".mb-card")[0] == edge  # the axis stays
 
@@ -53,15 +48,15 @@ def test_what_is_too_much_stands_out(page):
 def test_a_card_that_only_emulates_bf16(page):
     unfold(page)
     control(page, "recipe").select_option("bf16")
-    assert "T4: 14.1 GiB, bf16 emulated" in words(page)
+    assert "T4: 14.1 GiB, bf16 emulated" in texts(page)
     control(page, "card").select_option("RTX 4090")
-    assert "RTX 4090: 23.1 GiB usable" in words(page)
+    assert "RTX 4090: 23.1 GiB usable" in texts(page)
 
 
 def test_no_card(page):
     control(page, "card").select_option("none")
     agree(page, card="none")
-    assert "needs 10.5 GiB" in words(page)
+    assert "needs 10.5 GiB" in texts(page)
     assert page.locator(".mb-picture .mb-card").count() == 0
 
 
@@ -103,37 +98,11 @@ def test_gpt2_xl_does_not_fit_an_rtx_4090(show):
 
 def test_the_filling_can_be_dragged_by_mouse(page):
     edge, y = at(page, ".mb-card")
-    page.mouse.move(*at(page, ".mb-grip", 0.5))
-    page.mouse.down()
-    page.mouse.move(edge - 100, y, steps=3)
-    page.mouse.move(edge + 2, y, steps=3)
-    page.mouse.up()
+    drag(page, at(page, ".mb-grip", 0.5), (edge - 100, y), (edge + 2, y))
     agree(page, batch=11)  # as many as fit
     page.keyboard.press("ArrowRight")  # the keys go on from there
     agree(page, batch=12)
     assert page.locator(".mb-ghost").count() == 1
-
-
-@pytest.mark.few(0)
-def test_the_filling_can_be_dragged_by_touch(show):
-    page = show(Ledger(), has_touch=True, width=390)
-    page.set_viewport_size({"width": 390, "height": 500})  # it scrolls
-    send = page.context.new_cdp_session(page).send
-    edge, y = at(page, ".mb-card")
-
-    def swipe(*places):
-        for i, (x, y) in enumerate(places):
-            event = {"type": "touchMove" if i else "touchStart"}
-            event["touchPoints"] = [{"x": x, "y": y}]
-            send("Input.dispatchTouchEvent", event)
-        event = {"type": "touchEnd", "touchPoints": []}
-        send("Input.dispatchTouchEvent", event)
-
-    swipe((edge - 90, y), (edge - 40, y), (edge + 2, y))
-    agree(page, batch=11)
-    swipe((edge - 90, y), (edge - 90, y - 60), (edge - 90, y - 120))
-    page.wait_for_function("scrollY > 0")
-    agree(page, batch=11)  # to swipe up scrolls
 
 
 def test_there_are_no_more_steps_than_sequences(page):
@@ -169,16 +138,8 @@ def test_every_stop_of_the_tokens(page):
     agree(page, tokens=1024)
     control(page, "model").select_option("Llama 3.2 1B")
     slider.press("End")
-    agree(page, shapes="Llama 3.2 1B", tokens=32768)
+    agree(page, model="Llama 3.2 1B", tokens=32768)
     control(page, "model").select_option("GPT-2 124M")
     agree(page, tokens=1024)
     slider.press("Home")
     agree(page, tokens=16)
-
-
-def test_own_shapes(show):
-    shapes = {"mine": Transformer(context=128), "b": Transformer(depth=3)}
-    page = show(Ledger(shapes, tokens=128))
-    agree(page, shapes=shapes, tokens=128)
-    control(page, "model").select_option("b")
-    agree(page, shapes=shapes, tokens=128, model="b")

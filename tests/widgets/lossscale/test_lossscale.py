@@ -9,7 +9,7 @@ import kind_lossscale
 import precision_cases as cases
 import pytest
 import torch
-from widget_pages import control
+from widget_pages import control, drag, texts
 
 from membudget.precision import FORMATS, best_scale, binades, lost
 from membudget.widgets import LossScale
@@ -112,50 +112,16 @@ def test_the_bars_are_dragged_into_a_wall(page):
     box = page.get_by_role("img").bounding_box()
     each = (box["width"] - 42) / 64  # binades from 2^-40 to 2^24
     x, y = box["x"] + 300, box["y"] + 150
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 9 * each, y, steps=3)
-    page.mouse.move(x + 22 * each, y, steps=3)
-    page.mouse.up()
+    drag(page, *((x + by * each, y) for by in (0, 9, 22)))
     agree(page, scale=2**22)
     assert zones(page) == before
     assert page.locator(".mb-ghost").count() == 1
-    texts = page.locator(".mb-picture text").all_text_contents()
-    assert "overflow: step skipped" in texts
+    assert "overflow: step skipped" in texts(page)
     page.keyboard.press("ArrowLeft")  # the keys go on from there
     agree(page, scale=2**21)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 20 * each, y)  # the slider's end
-    page.mouse.move(x - 20 * each, y)
-    page.mouse.up()
+    # to the slider's end, and back
+    drag(page, *((x + by * each, y) for by in (0, 20, -20)))
     agree(page, scale=2)
-
-
-FINGER = """([dx, dy]) => {
-  const svg = document.querySelector(".mb-picture");
-  const box = svg.getBoundingClientRect();
-  svg.setPointerCapture = () => {};
-  const send = (type, x, y) => svg.dispatchEvent(new PointerEvent(type, {
-    pointerType: "touch", buttons: 1, bubbles: true,
-    clientX: box.x + x, clientY: box.y + y,
-  }));
-  send("pointerdown", 100, 150);
-  send("pointermove", 100 + dx, 150 + dy);
-  send(dy ? "pointercancel" : "pointerup", 100 + dx, 150 + dy);
-}"""
-"""A finger goes sideways; or down, and the browser scrolls."""
-
-
-@pytest.mark.few(0)
-def test_a_finger_drags_sideways(page):
-    each = (page.get_by_role("img").bounding_box()["width"] - 42) / 64
-    page.evaluate(FINGER, [5 * each, 0])
-    agree(page, scale=2**5)
-    page.evaluate(FINGER, [0, 80])
-    agree(page, scale=2**5)
-    action = "e => getComputedStyle(e).touchAction"
-    assert page.get_by_role("img").evaluate(action) == "pan-y"
 
 
 @pytest.mark.few(1)

@@ -3,39 +3,35 @@
 from functools import cache
 from itertools import product
 
-import precision_cases as cases
 from kind import Kind
 
 from membudget import ledger
 from membudget.cards import CARDS
 from membudget.ledger import GPT2, RECIPES, predict
-from membudget.widgets import format_bytes
+from membudget.widgets import Recipes, format_bytes
+from membudget.widgets.recipes import BATCHES, TOKENS
 
 
 def controls(widget):
     return {
-        "batch": widget.account["batches"].index(widget.batch),
+        "batch": BATCHES.index(widget.batch),
         "card": widget.card,
         "checkpointed": widget.checkpointed,
     }
 
 
 @cache
-def step(name, recipe, batch, checkpointed):
-    network, tokens = (
-        (GPT2, 1024) if name.startswith("GPT-2") else (cases.SMALL, 64)
-    )
+def step(recipe, batch, checkpointed):
     return predict(
-        *(network, batch, tokens),
+        *(GPT2, batch, TOKENS),
         recipe=recipe,
         checkpointed=checkpointed,
-        **ledger.rules(network, "cuda"),
+        **ledger.rules(GPT2, "cuda"),
     )
 
 
 def peaks(widget):
-    of = widget.batch, widget.checkpointed
-    return {r: step(widget.account["name"], r, *of) for r in RECIPES}
+    return {r: step(r, widget.batch, widget.checkpointed) for r in RECIPES}
 
 
 def printed(widget):
@@ -62,8 +58,8 @@ def said(widget):
 
 KIND = Kind(
     "recipes",
-    cases.recipes,
-    "Predicted peak of a training step: A transformer of ",
+    Recipes,
+    "Predicted peak of a training step: GPT-2 124M, 1024 tokens",
     controls,
     printed,
     said,
@@ -72,9 +68,8 @@ KIND = Kind(
         for card, batch, on in product(["", *CARDS], (1, 8, 32), (False, True))
     ],
     given=[
-        {"batch": 20, "checkpointed": True, "card": "T4"},
+        {"batch": 16, "checkpointed": True, "card": "T4"},
         {"card": "RTX 4090"},
-        {"network": GPT2, "tokens": 1024, "batches": (8, 32), "card": "T4"},
     ],
     tabs=("batch", "card", "checkpointed"),
     rest=("batch", {"batch": 32}),
@@ -83,7 +78,7 @@ KIND = Kind(
     parts=5,
     moves=[
         (
-            {"network": GPT2, "tokens": 1024, "batches": (1, 8, 32)},
+            {},
             [
                 {"batch": batch, "card": card, "checkpointed": on}
                 for batch, card, on in product(

@@ -1,10 +1,8 @@
 """The recipes widget: what it adds up, and its budget."""
 
-import precision_cases as cases
-import pytest
-from widget_pages import control
+from widget_pages import control, texts
 
-from membudget import ledger, models
+from membudget import ledger
 from membudget.cards import CARDS
 from membudget.widgets import Recipes, format_bytes
 
@@ -16,40 +14,6 @@ def test_defaults():
     assert made.account["name"] == "GPT-2 124M, 1024 tokens"
     step = ledger.predict(ledger.GPT2, 8, 1024, lists="cuda", foreach=True)
     assert f"{format_bytes(step.peak)} in fp32" in made.sentence()
-
-
-@pytest.mark.parametrize(
-    "bad, kind, why",
-    [
-        ({"network": "GPT-2"}, TypeError, "Transformer or a Chain"),
-        ({"tokens": 65}, ValueError, "65 tokens"),
-        ({"batches": ()}, ValueError, "batches is empty"),
-        ({"batches": (1, 1)}, ValueError, "ascending"),
-        ({"batches": (0, 1)}, ValueError, "at least 1"),
-        ({"batches": (1.5,)}, TypeError, "whole number"),
-        ({"batches": range(1, 14)}, ValueError, "from 1 to 12"),
-        ({"bach": 3}, TypeError, "bach"),
-    ],
-)
-def test_bad_arguments(bad, kind, why):
-    with pytest.raises(kind, match=why):
-        cases.recipes(**bad)
-
-
-def test_a_chain():
-    model = models.mlp_blocks(16, 3, 10)
-    chain = ledger.Chain(model, (16,), ((0,), (1,)))
-    shown = Recipes(chain, batches=[4, 64])
-    assert shown.batch == 4
-    assert shown.account["name"].startswith("A chain of ")
-    for on in (False, True):
-        rules = {"lists": "cuda", "foreach": True}
-        peak = ledger.predict(chain, 4, checkpointed=on, **rules).peak
-        assert sum(shown.account["peaks"][on][0][0]) == peak
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def test_a_card_that_is_too_small(show):

@@ -5,9 +5,10 @@ import random
 import kind
 import kind_schedules
 import pytest
+import widget_pages as pages
 from kind_schedules import platinum, spans, written
 from schedules_cases import random_segments
-from widget_pages import control, unfold, walk
+from widget_pages import control, texts, unfold, walk
 
 from membudget.widgets import Schedules
 from membudget.widgets.schedules import BOSS, LEVELS, ONE_LEVEL, level_of
@@ -38,12 +39,7 @@ def cells(page, stages, length=9):
 
 def draw(page, *stages, length=9, drop=True):
     """Press the mouse on a cell, move over others, release."""
-    for i, place in enumerate(cells(page, stages, length)):
-        page.mouse.move(*place)
-        if i == 0:
-            page.mouse.down()
-    if drop:
-        page.mouse.up()
+    pages.drag(page, *cells(page, stages, length), drop=drop)
 
 
 def click_bar(page, span):
@@ -54,10 +50,6 @@ def click_bar(page, span):
 
 def said(page):
     return page.locator(".mb-live").inner_text()
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def play_through(page, level, segments):
@@ -128,29 +120,6 @@ def test_it_is_shown_while_it_is_dragged(page):
     assert control(page, "undo").is_disabled()
     page.mouse.up()
     assert not control(page, "undo").is_disabled()
-
-
-@pytest.mark.few(0)
-def test_a_finger_draws_and_taps(show):
-    page = show(Schedules(9), has_touch=True, width=390)
-    touch = page.context.new_cdp_session(page)
-
-    def swipe(*stages):
-        for i, (x, y) in enumerate(cells(page, stages)):
-            points = [{"x": x, "y": y}]
-            event = "touchMove" if i else "touchStart"
-            told = {"type": event, "touchPoints": points}
-            touch.send("Input.dispatchTouchEvent", told)
-        told = {"type": "touchEnd", "touchPoints": []}
-        touch.send("Input.dispatchTouchEvent", told)
-
-    swipe(0, 2, 4)
-    swipe(5, 6)
-    swipe(1)
-    agree(page, segments=[[0, [1], 2, 3, 4], [5, 6], 7, 8])
-    box = page.locator('[data-span="5-6"]').bounding_box()
-    page.touchscreen.tap(box["x"] + 20, box["y"] + box["height"] / 2)
-    agree(page, segments=[[0, [1], 2, 3, 4], 5, 6, 7, 8])
 
 
 def test_all_by_keyboard(page):

@@ -68,25 +68,10 @@ def widgets():
         widget.close()
 
 
-def moments(widget):
-    """What the tape machine says, in the module's form."""
-    return [
-        {
-            "kind": moment.action.kind,
-            "stage": moment.action.stage,
-            "parts": list(moment.parts),
-            "extra": moment.extra,
-            "recomputed": moment.recomputed,
-        }
-        for moment in widget.run().moments
-    ]
-
-
 def cases():
-    """Each fifth with its moments and the numbers of the package."""
+    """Each fifth with the numbers of the package."""
     for widget in islice(widgets(), 0, None, 1 if SOAK else 5):
         yield {
             "state": widget.state(),
-            "moments": moments(widget),
             "numbers": kind_segments.printed(widget),
         }

@@ -3,8 +3,9 @@
 import kind
 import kind_segments
 import pytest
+import widget_pages as pages
 from kind_segments import CHAIN
-from widget_pages import control, unfold
+from widget_pages import control, texts, unfold
 
 from membudget.widgets import Segments
 
@@ -32,18 +33,10 @@ def place(page, share, y):
 def drag(page, y, *shares):
     """Press the mouse at a share of the axis, move, release."""
     picture(page).scroll_into_view_if_needed()
-    for i, share in enumerate(shares):
-        page.mouse.move(*place(page, share, y))
-        if i == 0:
-            page.mouse.down()
-    page.mouse.up()
+    pages.drag(page, *(place(page, share, y) for share in shares))
 
 
 LAYERS, STEP, CURVE = 34, 160, 335
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 # What it shows -------------------------------------------------------------
@@ -117,7 +110,9 @@ def test_checkpoints_can_be_dragged(page):
 
 
 def test_a_finger_drags_sideways_and_scrolls_up_and_down(show):
+    """In every widget: what looks at fingers is in the kit."""
     page = show(Segments(), has_touch=True, width=390)
+    page.evaluate("document.body.style.height = '3000px'")
     touch = page.context.new_cdp_session(page)
 
     def swipe(kind, x=0, y=0):
@@ -133,6 +128,15 @@ def test_a_finger_drags_sideways_and_scrolls_up_and_down(show):
     swipe("touchMove", place(page, 10 / 16, CURVE)[0], y)
     swipe("touchEnd")
     agree(page, segments=10)
+    swipe("touchStart", x, y)
+    for up in range(10, 120, 10):
+        swipe("touchMove", x, y - up)
+    swipe("touchEnd")
+    page.wait_for_function("scrollY > 50")
+    agree(page, segments=10)
+    x, y = place(page, 8 / 16, CURVE)
+    page.touchscreen.tap(x, y)
+    agree(page, segments=8)
     action = picture(page).evaluate("e => getComputedStyle(e).touchAction")
     assert action == "pan-y"
 
@@ -168,15 +172,6 @@ def test_the_same_by_keyboard(page):
     agree(page, segments=5)
     control(page, "moment").press("Home")
     assert "1 of 56: layer 1 runs, its tape is not kept" in texts(page)
-
-
-@pytest.mark.few(0)
-def test_it_plays_until_the_end(page):
-    drag(page, STEP, 0.95)
-    control(page, "play").click()
-    page.get_by_role("button", name="Pause").wait_for()
-    page.get_by_role("button", name="Play").wait_for()
-    assert "24 of 54: layer 16 goes backward" in texts(page)
 
 
 # What was measured ---------------------------------------------------------

@@ -4,7 +4,7 @@ import kind
 import kind_sharding
 import pytest
 import widget_pages as pages
-from widget_pages import control, unfold
+from widget_pages import control, drag, texts, unfold
 
 from membudget.widgets import Sharding
 from membudget.widgets.sharding import STAGE_NAMES
@@ -23,10 +23,6 @@ def agree(page, **state):
 
 def choose(page, stage):
     page.get_by_role("radio", name=STAGE_NAMES[stage]).check()
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def verdict(page):
@@ -136,49 +132,19 @@ def test_a_step_is_played_by_keyboard(page):
         assert head(page) == moment.get_attribute("aria-valuetext") == where
 
 
-@pytest.mark.few(0)
-def test_it_plays(page):
-    control(page, "play").click()
-    page.wait_for_function(
-        """() => /^3 of 11, reduce/.test(
-            document.querySelector(".mb-moment").textContent)"""
-    )
-    assert page.locator(".mb-way").count() == 5
-    control(page, "play").click()
-    assert control(page, "play").inner_text() == "Play"
-
-
 def test_the_step_can_be_dragged(page):
     left, wide, y = track(page)
-    page.mouse.move(left + 0.1 * wide, y)
-    page.mouse.down()
+    ways = (0.1, 0), (0.92, 40), (0.99, 40)
+    places = [(left + share * wide, y + down) for share, down in ways]
+    drag(page, places[0], drop=False)
     assert head(page) == "1 of 11, forward pass"
-    page.mouse.move(left + 0.92 * wide, y + 40)
-    assert head(page) == "11 of 11, gather"
-    page.mouse.move(left + 0.99 * wide, y + 40)
     page.mouse.up()
+    drag(page, *places[:2])
+    assert head(page) == "11 of 11, gather"
+    drag(page, *places)
     assert head(page) == "Between two steps"
     choose(page, "zero-3")  # another step: it begins anew
     assert head(page) == "Between two steps"
-
-
-@pytest.mark.few(0)
-def test_a_finger_drags_sideways(show):
-    page = show(Sharding(**FITS), has_touch=True, width=390)
-    left, wide, y = track(page)
-    touch = page.context.new_cdp_session(page)
-
-    def swipe(kind, *points):
-        points = [{"x": x, "y": y} for x, y in points]
-        touch.send(
-            "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
-        )
-
-    swipe("touchStart", (left + 0.1 * wide, y))
-    swipe("touchMove", (left + 0.5 * wide, y))
-    swipe("touchMove", (left + 0.76 * wide, y))
-    swipe("touchEnd")
-    assert head(page) == "8 of 11, gather"
 
 
 def test_an_own_number(page):

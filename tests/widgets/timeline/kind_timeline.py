@@ -1,6 +1,5 @@
 """What the tests have to know of the timeline widget."""
 
-import timeline_cases
 from kind import Kind
 from timeline_cases import said, three
 
@@ -34,10 +33,8 @@ KIND = Kind(
     said,
     states=list(states()),
     given=[
-        {"step": "accumulated", "moment": 500, "label": "mine <&>"},
+        {"step": "accumulated", "moment": 500},
         {"step": "checkpointed"},
-        {"steps": timeline_cases.odd_steps(), "step": "two steps"},
-        {"steps": timeline_cases.odd_steps(), "step": "a GPT with SGD"},
     ],
     tabs=("step", "play", "forward_end", "peak", "moment"),
     rest=("moment", {"moment": 4}),

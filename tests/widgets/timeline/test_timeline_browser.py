@@ -9,7 +9,7 @@ import pytest
 import timeline_cases as cases
 import widget_pages as pages
 from playwright.sync_api import expect
-from widget_pages import control
+from widget_pages import control, drag, texts
 
 from membudget.widgets import Timeline, format_bytes
 from membudget.widgets.timeline import Step, example_steps
@@ -29,10 +29,6 @@ def agree(page, **state):
 
 def radio(page, name):
     return page.get_by_role("radio", name=name, exact=True)
-
-
-def texts(page):
-    return page.locator(".mb-picture text").all_text_contents()
 
 
 def spot(page, share, y=280):
@@ -111,21 +107,6 @@ def test_the_ghost_is_the_step_chosen_before(page):
     assert "Play draws the curve" in texts(page)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", list(cases.odd_steps()))
-def test_odd_steps(show, name):
-    page = show(Timeline(cases.odd_steps(), step=name), width=390)
-    control(page, "moment").press("End")
-    control(page, "moment").press("ArrowLeft")
-    for key in ("forward_end", "peak"):
-        control(page, key).click()
-    moment = cases.odd_steps()[name].peak_moment
-    assert control(page, "moment").input_value() == str(moment + 1)
-    control(page, "play").click()
-    assert page.evaluate(pages.OUTSIDE) == []
-    assert page.evaluate(pages.OVERLAPPING) == []
-
-
 # How it is moved -----------------------------------------------------------
 
 
@@ -142,48 +123,16 @@ def test_another_step_goes_to_its_start(page):
 
 
 def test_the_picture_can_be_dragged(page):
-    page.mouse.move(*spot(page, 0.5))
-    page.mouse.down()
+    drag(page, spot(page, 0.5))
     moment = int(control(page, "moment").input_value()) - 1
     assert 60 < moment < 100
-    page.mouse.up()
     page.keyboard.press("ArrowRight")  # the keys go on from there
     agree(page, moment=moment + 1)
-    page.mouse.move(*spot(page, 0.5))
-    page.mouse.down()
-    page.mouse.move(*spot(page, -0.03))
-    page.mouse.up()
+    drag(page, spot(page, 0.5), spot(page, -0.03))
     agree(page, moment=-1)
     page.mouse.move(300, 300)  # without a button nothing moves
     page.mouse.click(*spot(page, 0.5, y=60))  # nor does the network
     agree(page, moment=-1)
-
-
-@pytest.mark.few(0)
-def test_a_finger_moves_it_sideways_alone(show):
-    """A swipe up or down scrolls the page."""
-    page = show(Timeline(), width=390, has_touch=True)
-    page.evaluate("document.body.style.height = '3000px'")
-    touch = page.context.new_cdp_session(page)
-
-    def send(what, *points):
-        points = [{"x": x, "y": y} for x, y in points]
-        event = {"type": what, "touchPoints": points}
-        touch.send("Input.dispatchTouchEvent", event)
-
-    def swipe(start, to):
-        send("touchStart", start)
-        for i in range(1, 11):
-            pairs = zip(start, to, strict=True)
-            send("touchMove", [a + (b - a) * i / 10 for a, b in pairs])
-        send("touchEnd")
-
-    swipe(spot(page, 0.3), spot(page, 0.9))
-    moved = control(page, "moment").input_value()
-    assert int(moved) > 180
-    swipe(spot(page, 0.5, 300), spot(page, 0.5, 190))
-    page.wait_for_function("scrollY > 50")
-    assert control(page, "moment").input_value() == moved
 
 
 def test_play_goes_through_the_step(show):
