@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import chain, pairwise
 from math import ceil, inf, isfinite, log2
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -416,6 +416,6 @@ class Window:
 
 def _with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
     """Yield each item with whether it is the last one."""
-    end = object()
+    end: Any = object()
     for item, following in pairwise(chain(items, [end])):
         yield item, following is end
