@@ -389,6 +389,25 @@ def test_gradients_that_are_not_there_are_left_behind():
     assert [s.gradients for s in profile(net, x=x)] == [0, 0, 0]
 
 
+def test_a_frozen_beginning_has_no_gradient():
+    net, x = chain(8, 3), torch.rand(5, 8)
+    net[0].requires_grad_(False)
+    stages = profile(net, x=x)
+    assert [s.gradient for s in stages] == [0, x.nbytes, x.nbytes]
+    assert stages[0].backward_time == 0
+    assert not stages[0].holds_output
+    assert stages[1].backward_time == stages[1].time  # of the weight only
+
+
+def test_a_view_holds_no_output():
+    """Its output has no bytes of its own."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.Flatten(), nn.Linear(6, 6))
+    stage = profile(net, x=torch.rand(5, 6))[1]
+    assert (stage.output, stage.inner, stage.time) == (0, 0, 0)
+    assert not stage.holds_input
+    assert not stage.holds_output
+
+
 # Refused -----------------------------------------------------------------
 
 
