@@ -260,11 +260,6 @@ def test_a_ring():
         assert sent(kind, 12, 1) == sent(kind, 0, 4) == 0
 
 
-def test_a_size_that_cannot_be():
-    with pytest.raises(ValueError, match="size is -1: use a whole number"):
-        sent("all-gather", -1, 2)
-
-
 def test_a_first_block_that_is_frozen():
     units = [Unit("0", ((2,),), (4,), frozenset({0}))]
     said = "0, the first block, is frozen: .* simulate_rank"
