@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from membudget.checks import (
-    flag,
     function,
     listed,
     module,
@@ -66,7 +65,6 @@ def simulate_rank(
     rank: int = 0,
     optimizer: Optimizer | None = None,
     micro_batches: int = 1,
-    synchronise_last: bool = False,
     mesh: Sequence[int] | None = None,
 ) -> Simulation:
     """What one rank of a sharded step needs; nothing is allocated.
@@ -91,8 +89,8 @@ def simulate_rank(
         rank: of the group.
         optimizer: called with the sharded parameters; by default Adam,
             tensor by tensor.
-        micro_batches: in the step, a thousand at most.
-        synchronise_last: whether only the last one reduces the gradients.
+        micro_batches: in the step, a thousand at most; each reduces its
+            gradients.
         mesh: shape of the mesh, as ``(2, 4)`` for two replicas of four
             shards; by default all ranks in a row.
 
@@ -105,7 +103,6 @@ def simulate_rank(
     ranks = whole(ranks, "ranks", 1, MOST_RANKS)
     rank = whole(rank, "rank", 0, ranks - 1)
     micro_batches = whole(micro_batches, "micro_batches", 1, MOST_STEPS)
-    flag(synchronise_last, "synchronise_last")
     function(build, "build"), function(shard, "shard"), function(loss, "loss")
     if optimizer is not None:
         function(optimizer, "optimizer")
@@ -153,10 +150,7 @@ def simulate_rank(
             ]
 
             def step(mark: Callable[[str], None]) -> None:
-                for i in range(micro_batches):
-                    last = i == micro_batches - 1
-                    if synchronise_last:
-                        model.set_requires_gradient_sync(last)
+                for _ in range(micro_batches):
                     value = scalar_loss(loss(model, *parts))
                     mark("forward")
                     value.backward()
