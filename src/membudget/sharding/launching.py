@@ -4,7 +4,6 @@ import atexit
 import gc
 import os
 import pickle
-import queue
 import re
 import signal
 import socket
@@ -142,9 +141,8 @@ def checked_backend(name: str | None, ranks: int) -> str:
     if name is not None:
         instance(name, str, "backend", "its name, or None")
     there = {
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": dist.is_available()
-        and dist.is_nccl_available()
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available()
         and torch.cuda.device_count() >= ranks,
     }
     if name is None:
@@ -529,18 +527,19 @@ def torchrun(
             f"there is no script {script}: give the path of a Python file"
         )
     mark = f"MEMBUDGET_TORCHRUN_{uuid4().hex}"
-    news: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
     said: list[tuple[bool, str]] = []  # whether an error, and a line
+    seen = 0
 
     def read(stream: IO[str], error: bool) -> None:
         with stream:
             for line in stream:
-                news.put((error, line.rstrip("\n")))
+                said.append((error, line.rstrip("\n")))
 
-    def look(wait: float) -> None:
-        with suppress(queue.Empty):
-            said.append(news.get(timeout=wait))
-            error, line = said[-1]
+    def show_more() -> None:
+        nonlocal seen
+        while seen < len(said):
+            error, line = said[seen]
+            seen += 1
             if show and not error:
                 show(line)
 
@@ -571,7 +570,8 @@ def torchrun(
             thread.start()
         end = time.monotonic() + seconds
         while agent.poll() is None and time.monotonic() < end:
-            look(wait=0.05)
+            time.sleep(0.05)
+            show_more()
         code = agent.poll()
     finally:
         _kill_marked(mark)
@@ -579,8 +579,7 @@ def torchrun(
         agent.wait()
         for thread in threads:
             thread.join()
-    while not news.empty():
-        look(wait=0)
+    show_more()
     message = "\n".join(line for _, line in said[-100:])
     if code is None:
         raise TimeoutError(
