@@ -108,7 +108,6 @@ ERRORS = {
     "measuring.trace_events": FileNotFoundError,
     "measuring.trace_step": torch.OutOfMemoryError,
     "precision.tf32": ValueError,
-    "sharding.joined": RuntimeError,
     "sharding.load_checkpoint": RuntimeError,
 }
 NAN_IS_FINE = {"round", "encode", "text"}

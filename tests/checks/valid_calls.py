@@ -169,7 +169,6 @@ STAND_INS = {
     "accumulation.Window.over": over,
     "precision.tf32": lambda device: entered(precision.tf32(device)),
     "sharding.Ranks.run": run_ranks,
-    "sharding.joined": lambda backend: entered(sharding.joined(backend)),
 }
 """What is called instead: it enters the context, or starts no process."""
 

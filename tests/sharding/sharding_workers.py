@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -44,18 +43,6 @@ def apply(function, *args):
     return function(*args)
 
 
-def twice(x):
-    return 2 * x
-
-
-def environment():
-    return {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-
-
-def threads():
-    return torch.get_num_threads()
-
-
 def kept(value):
     """What this process was given before."""
     before = getattr(kept, "value", None)
@@ -79,10 +66,6 @@ def talk_after(sign):
 def talk_much(lines, width):
     for i in range(lines):
         print(f"{i} {'.' * width}")
-
-
-def unpicklable():
-    return (i for i in range(3))
 
 
 def boom():
@@ -162,17 +145,6 @@ def with_a_thread(daemon):
     thread = threading.Thread(target=run, daemon=daemon)
     thread.start()
     return thread.name
-
-
-def child():
-    """A process of the worker's own."""
-    said = subprocess.run(
-        [sys.executable, "-c", "print('child')"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return said.stdout
 
 
 # Checkpoints ---------------------------------------------------------------

@@ -88,7 +88,7 @@ SIMULATED = (
     "tied in a block",
     "GPT",
     "convnet with batch norm",
-    "uneven, zero-3, 3 micro-batches, the last reduced",
+    "uneven, zero-3, 3 micro-batches, each reduced",
 )
 
 
@@ -105,7 +105,6 @@ def test_the_simulation_is_the_real_run(name, ranks):
         rank=last,
         optimizer=OPTIMIZERS[case.optimizer],
         micro_batches=case.steps,
-        synchronise_last=case.last,
     )
     real = run(ranks)[last][name]
     assert simulation.states == States(*real.states)

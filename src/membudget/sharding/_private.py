@@ -20,7 +20,7 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
     Raises:
         RuntimeError: this PyTorch has none, or there is a group already.
     """
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         raise RuntimeError(
             "this process is in a process group already: simulate in a "
             "process of its own, or after destroy_process_group()"

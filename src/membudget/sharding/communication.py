@@ -43,10 +43,6 @@ def sent(collective: str, size: int, ranks: int) -> int:
         collective: one of :data:`COLLECTIVES`.
         size: bytes of the whole, which all ranks have before or after it.
         ranks: N; it divides ``size``.
-
-    Raises:
-        TypeError: a name that is no string, or numbers that are not whole.
-        ValueError: another name, a size below 0, or no rank.
     """
     one_of(collective, COLLECTIVES, "collective")
     size, ranks = whole(size, "size", 0), whole(ranks, "ranks")
@@ -99,9 +95,6 @@ class CommunicationCounter(TorchDispatchMode):
         """Bytes that this rank sent, if rings of all ranks did it all.
 
         Not for a mesh of replicas and shards, whose rings are smaller.
-
-        Raises:
-            TypeError, ValueError: as :func:`sent`.
         """
         return sum(sent(name, self.bytes[name], ranks) for name in COLLECTIVES)
 
@@ -162,9 +155,7 @@ def fsdp_traffic(
             (``set_requires_gradient_sync``).
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: another stage, or a number below 1. A first block that is
-            frozen, under ZeRO-3.
+        ValueError: a first block that is frozen, under ZeRO-3.
     """
     again = frees(stage)
     units, ranks = checked_units(units), whole(ranks, "ranks")

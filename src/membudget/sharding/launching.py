@@ -4,7 +4,6 @@ import atexit
 import gc
 import os
 import pickle
-import queue
 import re
 import signal
 import socket
@@ -70,12 +69,8 @@ class RankError(RuntimeError):
     """
 
     def __init__(self, rank: int, message: str, traceback: str) -> None:
-        super().__init__(rank, message, traceback)
+        super().__init__(f"{message}\n\n{traceback}".rstrip())
         self.rank, self.traceback = rank, traceback
-
-    def __str__(self) -> str:
-        _, message, traceback = self.args
-        return f"{message}\n\n{traceback}".rstrip()
 
 
 class DeadlineError(RankError, TimeoutError):
@@ -91,19 +86,15 @@ def first_rank(rank: int, line: str) -> None:
 
 
 @contextmanager
-def joined(backend: str | None = None) -> Iterator[None]:
+def joined() -> Iterator[None]:
     """The process group of ``torchrun``, joined and left cleanly.
 
-    After an error the group is left without waiting for the other ranks,
-    which ``torchrun`` then ends.
-
-    Args:
-        backend: by default NCCL on a GPU of one's own, gloo otherwise.
+    NCCL connects the ranks where each has a GPU, gloo otherwise. After an
+    error the group is left without waiting for the other ranks, which
+    ``torchrun`` then ends.
 
     Raises:
         RuntimeError: this process is no rank of ``torchrun``.
-        TypeError: a backend that is no string.
-        ValueError: one that this PyTorch lacks.
     """
     if "LOCAL_RANK" not in os.environ:
         raise RuntimeError(
@@ -111,9 +102,7 @@ def joined(backend: str | None = None) -> Iterator[None]:
             "or use Ranks"
         )
     local = int(os.environ["LOCAL_RANK"])
-    backend = checked_backend(
-        backend, int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    )
+    backend = checked_backend(None, int(os.environ["LOCAL_WORLD_SIZE"]))
     if "nccl" in backend:
         torch.cuda.set_device(local)
     store, rank, ranks = _meeting()
@@ -148,16 +137,12 @@ def checked_backend(name: str | None, ranks: int) -> str:
     Args:
         name: as for ``init_process_group``; None stands for NCCL where each
             of the ``ranks`` has a GPU of its own, and gloo otherwise.
-
-    Raises:
-        ValueError: one that this PyTorch or this machine lacks.
     """
     if name is not None:
         instance(name, str, "backend", "its name, or None")
     there = {
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": dist.is_available()
-        and dist.is_nccl_available()
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available()
         and torch.cuda.device_count() >= ranks,
     }
     if name is None:
@@ -195,18 +180,13 @@ class Ranks:
     that do not reach them.
 
     Args:
-        ranks: how many.
+        ranks: how many, 1 024 at most.
         backend: by default NCCL where each rank has a GPU, gloo otherwise.
         deadline: seconds for a call of :meth:`run`, unless it says otherwise.
             They count from when the ranks are there.
         show: called as ``show(rank, line)`` with each line that a worker
             prints, as it comes; None drops them. By default those of rank 0
             are printed.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: no ranks or more than 1 024, a missing backend, or a
-            deadline that is no positive number.
     """
 
     def __init__(
@@ -224,9 +204,6 @@ class Ranks:
         self._store: dist.TCPStore | None = None
         self._processes: list[_Process] = []
         self._end: weakref.finalize | None = None
-
-    def __repr__(self) -> str:
-        return f"Ranks({self.ranks}, backend={self.backend!r})"
 
     def __reduce__(self) -> str:
         raise TypeError("Ranks belong to the process that made them")
@@ -525,7 +502,7 @@ def torchrun(
     Args:
         script: a Python file.
         *options: for the script.
-        ranks: processes.
+        ranks: processes, 1 024 at most.
         restarts: how often all ranks are started again after one failed.
         deadline: seconds for everything.
         show: called with each line of output, as it comes. ``torchrun`` runs
@@ -534,8 +511,6 @@ def torchrun(
             ``sys.stdout.write``.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: no ranks or seconds, or more than 1 024 ranks.
         FileNotFoundError: no such script.
         RuntimeError: a script that failed; the message has the end of what
             it wrote.
@@ -552,18 +527,19 @@ def torchrun(
             f"there is no script {script}: give the path of a Python file"
         )
     mark = f"MEMBUDGET_TORCHRUN_{uuid4().hex}"
-    news: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
     said: list[tuple[bool, str]] = []  # whether an error, and a line
+    seen = 0
 
     def read(stream: IO[str], error: bool) -> None:
         with stream:
             for line in stream:
-                news.put((error, line.rstrip("\n")))
+                said.append((error, line.rstrip("\n")))
 
-    def look(wait: float) -> None:
-        with suppress(queue.Empty):
-            said.append(news.get(timeout=wait))
-            error, line = said[-1]
+    def show_more() -> None:
+        nonlocal seen
+        while seen < len(said):
+            error, line = said[seen]
+            seen += 1
             if show and not error:
                 show(line)
 
@@ -594,7 +570,8 @@ def torchrun(
             thread.start()
         end = time.monotonic() + seconds
         while agent.poll() is None and time.monotonic() < end:
-            look(wait=0.05)
+            time.sleep(0.05)
+            show_more()
         code = agent.poll()
     finally:
         _kill_marked(mark)
@@ -602,8 +579,7 @@ def torchrun(
         agent.wait()
         for thread in threads:
             thread.join()
-    while not news.empty():
-        look(wait=0)
+    show_more()
     message = "\n".join(line for _, line in said[-100:])
     if code is None:
         raise TimeoutError(

@@ -1,15 +1,14 @@
 """Checkpoints of a sharded model that survive a crash, whole or not at all."""
 
-import inspect
 import json
 import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,18 +16,18 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
 
-from membudget.checks import instance, module, stepper, whole
+from membudget.checks import instance, module, plain_step, whole
 from membudget.stepping import parameters_of
 
 T = TypeVar("T")
 
 MANIFEST = "complete.json"
-"""The file that is written last: size and CRC-32 of every other one."""
+"""The file that is written last: size and CRC-32 of every other one, and
+what the checkpoint is of."""
 
 
 class CheckpointError(RuntimeError):
@@ -73,10 +72,8 @@ def save_checkpoint(
         The checkpoint's own folder.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: a step or a number to keep that cannot be. An optimizer
-            that cannot be loaded again (``LBFGS``, ``SparseAdam``), or is
-            another model's.
+        ValueError: an optimizer that cannot be loaded again (``LBFGS``,
+            ``SparseAdam``), or is another model's.
     """
     step, keep = whole(step, "step", 0), whole(keep, "keep")
     _check(folder, model, optimizer)
@@ -93,12 +90,13 @@ def save_checkpoint(
     if fresh:  # what PyTorch made is of no step
         optimizer.state.clear()
         state["optimizer"]["state"] = {}
+    of = _described(optimizer, state)
     with _quiet():
         dcp.save(state, checkpoint_id=partial)
     if first:
         files = {f.name: _size_and_sum(f) for f in partial.iterdir()}
         with open(partial / MANIFEST, "w") as file:
-            json.dump(files, file)
+            json.dump({"files": files, **of}, file)
             file.flush()
             os.fsync(file.fileno())
         earlier = Path(folder, f"saving-{step:08d}-earlier")
@@ -129,7 +127,6 @@ def load_checkpoint(
             other options among them; sharded or not.
 
     Raises:
-        TypeError: an argument of a wrong kind.
         CheckpointError: the checkpoint is another model's, by name, shape or
             dtype of a tensor, or another optimizer's, by class, states or
             groups of parameters; model and optimizer keep their values. Or
@@ -145,11 +142,12 @@ def load_checkpoint(
             skipped.append(f"{path.name}: {problem}")
             continue
         try:
-            saved = dcp.FileSystemReader(path).read_metadata()
-            saved = saved.state_dict_metadata
-            _compare(path, saved, get_model_state_dict(model))
-            state = _state(model, optimizer)
-            _compare_optimizer(path, saved, state)
+            state, manifest = _state(model, optimizer), _manifest(path)
+            of = _described(optimizer, state)
+            _compare_models(path, manifest["model"], of["model"])
+            _compare_optimizers(path, manifest, of)
+            for name in of["states"].keys() - manifest["states"].keys():
+                del state["optimizer"]["state"][name]  # it had no gradient
             with _quiet():
                 dcp.load(state, checkpoint_id=path)
         except CheckpointError:
@@ -178,11 +176,9 @@ def load_checkpoint(
 def missing(path: Path) -> str:
     """What a checkpoint lacks, in words; empty if it is whole."""
     try:
-        files = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError, RecursionError):
+        files = _manifest(path)["files"]
+    except (OSError, ValueError, LookupError):
         return f"{MANIFEST} is missing or cut short"
-    if not _lists_files(files, path):
-        return f"{MANIFEST} does not list the checkpoint's files"
     for name, (size, checksum) in files.items():
         file = path / name
         try:
@@ -198,14 +194,8 @@ def missing(path: Path) -> str:
     return ""
 
 
-def _lists_files(found: object, path: Path) -> bool:
-    """Whether it is a manifest, with PyTorch's files."""
-    return (
-        isinstance(found, dict)
-        and all(isinstance(v, list) and len(v) == 2 for v in found.values())
-        and ".metadata" in found
-        and all(file.name in found for file in path.glob("*.distcp"))
-    )
+def _manifest(path: Path) -> dict[str, dict]:
+    return json.loads((path / MANIFEST).read_text())
 
 
 def _size_and_sum(file: Path) -> tuple[int, int]:
@@ -245,8 +235,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     if fresh:
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
-    parts = *states, type(optimizer).__name__
-    return dict(zip(("model", "optimizer", "class"), parts, strict=True))
+    return dict(zip(("model", "optimizer"), states, strict=True))
 
 
 def _check(
@@ -256,15 +245,12 @@ def _check(
 ) -> None:
     """Refuse an optimizer before its steps are in vain."""
     instance(folder, str | os.PathLike, "folder", "a path")
-    module(model), stepper(optimizer)
+    module(model), plain_step(optimizer)
     name = type(optimizer).__name__
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if isinstance(optimizer, torch.optim.SparseAdam) or (
-        closure and closure.default is closure.empty
-    ):
+    if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
             "to load an optimizer's states PyTorch makes a step with dense "
-            f"gradients and no closure, which {name} cannot: use another one"
+            f"gradients, which {name} cannot: use another one"
         )
     own = set(model.parameters())
     if strangers := sum(p not in own for p in parameters_of(optimizer)):
@@ -274,18 +260,23 @@ def _check(
         )
 
 
-def _compare(path: Path, saved: dict, state: dict) -> None:
+def _described(optimizer: torch.optim.Optimizer, state: dict) -> dict:
+    """What a checkpoint is of: tensors, and the optimizer's kind."""
+    of = state["optimizer"]
+    return {
+        "model": {
+            name: f"{tuple(value.shape)} {str(value.dtype)[6:]}"
+            for name, value in state["model"].items()
+            if isinstance(value, torch.Tensor)
+        },
+        "class": type(optimizer).__name__,
+        "groups": [sorted(group["params"]) for group in of["param_groups"]],
+        "states": {name: sorted(held) for name, held in of["state"].items()},
+    }
+
+
+def _compare_models(path: Path, there: dict, here: dict) -> None:
     """Refuse the checkpoint of a model with other parameters or dtypes."""
-    there = {
-        name.removeprefix("model."): _kind(value.size, value.properties.dtype)
-        for name, value in saved.items()
-        if name.startswith("model.") and hasattr(value, "size")
-    }
-    here = {
-        name: _kind(value.shape, value.dtype)
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
     differences = [
         f"{name} is {there.get(name, 'missing')} in the checkpoint and "
         f"{here.get(name, 'missing')} in the model"
@@ -301,32 +292,18 @@ def _compare(path: Path, saved: dict, state: dict) -> None:
         )
 
 
-def _compare_optimizer(path: Path, saved: dict, state: dict) -> None:
-    """Refuse another optimizer's; leave out of ``state`` what has no states.
-
-    A parameter has none if it had no gradient.
-    """
-    start = "optimizer.param_groups."
-    groups = {k.split(".")[2] for k in saved if k.startswith(start)}
-    there: dict[str, Any] = {
-        "optimizer": {"param_groups": [{"params": []} for _ in groups]}
-    }
-    if "class" in saved:
-        there["class"] = ""
-    else:  # of an earlier version
-        del state["class"]
-    with _quiet():
-        dcp.load(there, checkpoint_id=path)
-    was, now = _groups(there), _groups(state)
+def _compare_optimizers(path: Path, there: dict, here: dict) -> None:
+    """Refuse the checkpoint of an optimizer with other groups or states."""
+    was, now = (
+        {name: group for group in of["groups"] for name in group}
+        for of in (there, here)
+    )
     names = sorted(was.keys() | now.keys())
     others = [n for n in names if was.get(n) != now.get(n)]
-    states = state["optimizer"]["state"]
-    kept = _kept(saved, was)
-    for name in states.keys() - kept.keys():
-        del states[name]
-    changed = [n for n in kept if kept[n] != states.get(n, {}).keys()]
-    if there.get("class") != state.get("class"):
-        problem = f"{there['class']}, not of {state['class']}"
+    kept, made = there["states"], here["states"]
+    changed = [n for n in kept if kept[n] != made.get(n)]
+    if there["class"] != here["class"]:
+        problem = f"{there['class']}, not of {here['class']}"
     elif others:
         problem = (
             f"an optimizer with other groups of parameters, {len(others)} "
@@ -336,8 +313,8 @@ def _compare_optimizer(path: Path, saved: dict, state: dict) -> None:
         name = changed[0]
         problem = (
             f"an optimizer with other states: those of {name} are "
-            f"{', '.join(sorted(kept[name]))} in the checkpoint and "
-            f"{', '.join(sorted(states.get(name, ()))) or 'none'} here"
+            f"{', '.join(kept[name])} in the checkpoint and "
+            f"{', '.join(made.get(name, ())) or 'none'} here"
         )
     else:
         return
@@ -345,28 +322,6 @@ def _compare_optimizer(path: Path, saved: dict, state: dict) -> None:
         f"{path} is the checkpoint of {problem}. Make the optimizer as it was "
         "when it was saved, or use another folder"
     )
-
-
-def _groups(state: dict) -> dict[str, set[str]]:
-    """For each trained parameter those of its group."""
-    groups = [set(g["params"]) for g in state["optimizer"]["param_groups"]]
-    return {name: group for group in groups for name in group}
-
-
-def _kept(saved: dict, names: Container[str]) -> dict[str, set[str]]:
-    """The names of the states that each parameter has."""
-    found: dict[str, set[str]] = {}
-    for key in saved:
-        parts = key.removeprefix("optimizer.state.").split(".")
-        for i in range(1, len(parts)):
-            name = ".".join(parts[:i])
-            if key.startswith("optimizer.state.") and name in names:
-                found.setdefault(name, set()).add(parts[i])
-    return found
-
-
-def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def _reason(error: BaseException) -> str:

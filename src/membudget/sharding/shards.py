@@ -38,11 +38,6 @@ class Unit:
         itemsizes: bytes of a number of each of them; 4 if left out.
         frozen: which of them are not trained, as positions in ``shapes``.
         tied: whether several modules share one of them.
-
-    Raises:
-        TypeError: a name that is no string, or numbers that are not whole.
-        ValueError: a size below 0, a shape without sizes, not one itemsize
-            for each shape, or no such position.
     """
 
     name: str
@@ -98,10 +93,6 @@ class Unit:
         A parameter is cut along its first dimension. Each rank stores as
         many rows as the first one has, ⌈rows / ranks⌉, because the
         collectives move equal parts.
-
-        Raises:
-            TypeError: a number of ranks that is not whole.
-            ValueError: no ranks.
         """
         ranks = whole(ranks, "ranks")
         return sum(_padded(shape, ranks) for shape in self.shapes)
@@ -112,10 +103,6 @@ class Unit:
         Args:
             ranks: N.
             itemsize: bytes of a number, instead of ``itemsizes``.
-
-        Raises:
-            TypeError: a number that is not whole.
-            ValueError: a number below 1.
         """
         ranks = whole(ranks, "ranks")
         if itemsize is not None:
@@ -142,11 +129,10 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
         of the blocks. Modules without parameters of their own make none.
 
     Raises:
-        TypeError: something else than modules.
         ValueError: a block that is not in the model, or not in this order,
             and what ``fully_shard`` refuses, some of it in the first step: a
-            parameter without a dimension or without an element, one that two
-            units would have, trained ones of one unit in two dtypes.
+            parameter without a dimension, one that two units would have,
+            trained ones of one unit in two dtypes.
     """
     named = module(model).named_modules()
     names = {part: name for name, part in named}
@@ -188,12 +174,6 @@ def units_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[Unit]:
                     f"{name} has a parameter without a dimension, which "
                     "fully_shard cannot cut: give it the shape (1,)"
                 )
-            if not p.numel():
-                raise ValueError(
-                    f"{name} has a parameter of shape {tuple(p.shape)}, "
-                    "without an element, whose gradient fully_shard cannot "
-                    "reduce: leave it out of the model"
-                )
         dtypes = {str(p.dtype)[6:] for p in own if p.requires_grad}
         if len(dtypes) > 1:
             raise ValueError(
@@ -222,10 +202,6 @@ def rows(length: int, ranks: int, rank: int) -> int:
 
     As ``torch.chunk``: the first ranks have ⌈length / ranks⌉ each, the one
     where they end has the rest, later ones none.
-
-    Raises:
-        TypeError: a number that is not whole.
-        ValueError: a length below 0, or no such rank.
     """
     length, ranks = whole(length, "length", 0), whole(ranks, "ranks")
     rank = whole(rank, "rank", 0, ranks - 1)
@@ -234,21 +210,12 @@ def rows(length: int, ranks: int, rank: int) -> int:
 
 
 def frees(stage: str) -> bool:
-    """Whether a stage of FSDP2 frees what it gathered for a forward pass.
-
-    Raises:
-        TypeError: a name that is no string.
-        ValueError: neither ``"zero-3"``, which does, nor ``"zero-2"``.
-    """
+    """Whether a stage of FSDP2 frees what it gathered for a forward pass."""
     return one_of(stage, FSDP2, "stage of FSDP2") == "zero-3"
 
 
 def checked_units(units: Sequence[Unit]) -> list[Unit]:
-    """The units as a list; there may be none.
-
-    Raises:
-        TypeError: something else.
-    """
+    """The units as a list; there may be none."""
     return [
         instance(unit, Unit, "one of the units", "a Unit, as of units_of")
         for unit in listed(units, "units", "units, as of units_of", 0)
@@ -277,10 +244,6 @@ def rank_states(
         optimizer: ``"sgd"``, ``"momentum"`` or ``"adam"``.
         itemsize: bytes of a stored number, of all parameters; by default
             each as the model has it.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: no such rank or optimizer, or an itemsize below 1.
     """
     units, ranks = checked_units(units), whole(ranks, "ranks")
     rank = whole(rank, "rank", 0, ranks - 1)
@@ -312,9 +275,6 @@ def held_states(
     Args:
         model: sharded or not.
         optimizer: of its parameters.
-
-    Raises:
-        TypeError: something else than a module and an optimizer.
     """
     parameters = list(module(model).parameters())
     return States(
@@ -348,7 +308,7 @@ def shard(
             ``offload_policy``.
 
     Raises:
-        ValueError: another stage, and what :func:`units_of` refuses.
+        ValueError: what :func:`units_of` refuses.
     """
     again = frees(stage)
     blocks = list(iterable(blocks, "blocks", "modules"))

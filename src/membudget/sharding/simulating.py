@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from membudget.checks import (
-    flag,
     function,
     listed,
     module,
@@ -37,25 +36,20 @@ class Simulation:
     """A step of one rank.
 
     Attributes:
-        ranks, rank: of the group that was simulated.
-        parameters: how many numbers the whole model has.
+        ranks: of the group that was simulated.
         states: bytes of the rank's shards at the optimizer's step.
         peak: the most bytes alive in the forward and backward passes, and
             in the optimizer's step if it was tracked.
-        gathered: bytes of gathered parameters at the peak.
         split: all bytes at the peak by category; gathered parameters are
-            not in ``"parameters"``.
+            ``"gathered"``, not in ``"parameters"``.
         after_forward: bytes alive when the forward pass is over.
         traffic: the collectives of the step.
         tracker: everything else.
     """
 
     ranks: int
-    rank: int
-    parameters: int
     states: States
     peak: int
-    gathered: int
     split: dict[str, int]
     after_forward: int
     traffic: dict[str, Traffic]
@@ -71,7 +65,6 @@ def simulate_rank(
     rank: int = 0,
     optimizer: Optimizer | None = None,
     micro_batches: int = 1,
-    synchronise_last: bool = False,
     mesh: Sequence[int] | None = None,
 ) -> Simulation:
     """What one rank of a sharded step needs; nothing is allocated.
@@ -92,27 +85,24 @@ def simulate_rank(
         loss: called as ``loss(model, *batch)``; the mean loss of a
             micro-batch.
         *batch: tensors of one micro-batch of this rank; ``meta`` will do.
-        ranks, rank: of the group.
+        ranks: of the group, a million at most.
+        rank: of the group.
         optimizer: called with the sharded parameters; by default Adam,
             tensor by tensor.
-        micro_batches: in the step.
-        synchronise_last: whether only the last one reduces the gradients.
+        micro_batches: in the step, a thousand at most; each reduces its
+            gradients.
         mesh: shape of the mesh, as ``(2, 4)`` for two replicas of four
             shards; by default all ranks in a row.
 
     Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: no such rank, more than a million ranks or a thousand
-            micro-batches, a mesh of another shape, a model that was
-            there before, a loss without a graph, shards that are offloaded
-            to the CPU.
+        ValueError: a mesh of another shape, a model that was there before, a
+            loss without a graph, shards that are offloaded to the CPU.
         RuntimeError: this process is in a process group, build converts the
             model, or this PyTorch lacks what the simulation needs.
     """
     ranks = whole(ranks, "ranks", 1, MOST_RANKS)
     rank = whole(rank, "rank", 0, ranks - 1)
     micro_batches = whole(micro_batches, "micro_batches", 1, MOST_STEPS)
-    flag(synchronise_last, "synchronise_last")
     function(build, "build"), function(shard, "shard"), function(loss, "loss")
     if optimizer is not None:
         function(optimizer, "optimizer")
@@ -141,7 +131,6 @@ def simulate_rank(
                     "build gave a model that was there before: it must make "
                     "the model, as in build=lambda: GPT(...)"
                 )
-            total = sum(p.numel() for p in model.parameters())
             shard(model, device_mesh)
             if offloads(model):
                 raise ValueError(
@@ -161,10 +150,7 @@ def simulate_rank(
             ]
 
             def step(mark: Callable[[str], None]) -> None:
-                for i in range(micro_batches):
-                    last = i == micro_batches - 1
-                    if synchronise_last:
-                        model.set_requires_gradient_sync(last)
+                for _ in range(micro_batches):
                     value = scalar_loss(loss(model, *parts))
                     mark("forward")
                     value.backward()
@@ -187,11 +173,8 @@ def simulate_rank(
     first = next(i for i, label in tracker.marks if label == "forward")
     return Simulation(
         ranks=ranks,
-        rank=rank,
-        parameters=total,
         states=states,
         peak=tracker.peak,
-        gathered=sum(gathered.values()),
         split={
             "gathered": sum(gathered.values()),
             **{kind: split[kind] - gathered[kind] for kind in split},

@@ -57,10 +57,6 @@ def zero_states(
         optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
         waiting: whether micro-batches wait for a later one to reduce their
             gradients; these are whole on every rank until then.
-
-    Raises:
-        TypeError: an argument of a wrong kind.
-        ValueError: an unknown name, or a count below 1.
     """
     parameters = whole(parameters, "parameters")
     ranks = whole(ranks, "ranks")
@@ -113,9 +109,6 @@ def zero_traffic(
         synchronise_last: whether the gradients are reduced with the last
             micro-batch only; see ``waiting`` of :func:`zero_states` for what
             that costs.
-
-    Raises:
-        TypeError, ValueError: as :func:`zero_states`.
     """
     parameters = whole(parameters, "parameters")
     accumulation_steps = whole(accumulation_steps, "accumulation_steps")
