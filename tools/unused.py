@@ -21,7 +21,6 @@ BESIDE = ("experiments", "labs", "tools")
 KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
     "records.best(folder)": "a reader's own records",
-    "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
     "planning.calibrate(plans)": "plans that a reader has timed",
@@ -31,7 +30,6 @@ KEPT = {
     "sharding.first_rank(line)": "handed over as Ranks' default `show`",
     "sharding.fsdp_traffic(accumulation_steps)": "the oracle of a plan",
     "sharding.fsdp_traffic(synchronise_last)": "the oracle of a plan",
-    "sharding.joined(backend)": "NCCL on GPUs",
     "sharding.save_checkpoint(keep)": "how many saves stay",
     "sharding.zero_traffic(reduced)": "gradients reduced in fp32",
     "widgets.Accumulation(footprint)": "a reader's own network",

@@ -393,7 +393,7 @@ ROWS = {
     ),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.Fits": lambda: dict(model="Llama 3 8B", card="T4", cut=True),
-    "widgets.Ledger": lambda: dict(shapes="GPT-2 124M", batch=2, card="T4"),
+    "widgets.Ledger": lambda: dict(model="GPT-2 124M", batch=2, card="T4"),
     "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
     "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
     "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
