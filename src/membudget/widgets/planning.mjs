@@ -97,8 +97,8 @@ export function spaceOf(state, recipe = recipesOf(state)[0]) {
 
 /* A row is Python's (membudget.planning.rows): the numbers of its name and its
    phase, then the coefficients c, s, c', s' of each part, which begin here. */
-const ROW = { activations: 2, temporaries: 6, gradients: 10 };
-const TOTAL = [0, 1, 2, 3].map((i) => Object.values(ROW).map((at) => at + i));
+const STARTS = { activations: 2, temporaries: 6, gradients: 10 };
+const TOTAL = [0, 1, 2, 3].map((i) => Object.values(STARTS).map((at) => at + i));
 const sumAt = (row, places) =>
   places.reduce((sum, at) => sum + (row[at] ?? 0), 0);
 
@@ -190,11 +190,11 @@ export function momentOf(space, { stage, size, blocks, chunks }) {
       };
       const split = {
         parameters: one.held.parameters,
-        gradients: one.held.gradients + cell(ROW.gradients),
+        gradients: one.held.gradients + cell(STARTS.gradients),
         optimizer: one.held.optimizer,
-        activations: cell(ROW.activations),
+        activations: cell(STARTS.activations),
         inputs,
-        temporaries: one.held.temporaries + cell(ROW.temporaries),
+        temporaries: one.held.temporaries + cell(STARTS.temporaries),
       };
       const bytes = Object.values(split).reduce((a, b) => a + b, 0);
       if (best && bytes <= best.bytes) continue;
