@@ -12,6 +12,7 @@
 * the directive ``mb-clone``, the commands that fetch the course;
 * buttons and set-up cells that know where the course is published, if anyone
   does; on a site the package's wheel lies beside the pages;
+* a link from a page's top to its lines to copy (`hurry.py`);
 * folded code below what it draws (`folds.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
@@ -42,6 +43,7 @@ import address  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
 import folds  # noqa: E402
+import hurry  # noqa: E402
 import icons  # noqa: E402
 import predict  # noqa: E402
 import publish  # noqa: E402
@@ -490,6 +492,7 @@ def setup(app):
     app.connect("doctree-resolved", words.hold_numbers)
     app.connect("doctree-resolved", predict.mark)
     app.connect("doctree-resolved", folds.gather)
+    app.connect("doctree-resolved", hurry.link)
     app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)

@@ -2,6 +2,7 @@
 
 import re
 
+import hurry
 from docutils import nodes
 
 ENOUGH = 100  # characters of a description
@@ -46,7 +47,8 @@ def sentences(parts):
     """Sentences of these nodes, but for those with a formula or HTML."""
     for node in parts:
         for sentence in SENTENCE.split(plain(node)):
-            if sentence[-1:] in ".?!" and not {*sentence} & {*"\\<"}:
+            whole = sentence[-1:] in ".?!" and not {*sentence} & {*"\\<"}
+            if whole and sentence != hurry.WORDS:
                 yield sentence
 
 

@@ -48,6 +48,19 @@ def test_a_chapter_leads_to_the_next_chapter(site):
     assert deeper.select_one("a.right-next")["href"] == "04c_my_loop.html"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_to_copy_are_one_click_from_the_top(site, page):
+    article = checks.soup(site, page).article
+    there = [
+        p for p in article.find_all("p") if p.text.startswith("In a hurry")
+    ]
+    assert len(article.select("a.mb-hurry")) == bool(there)
+    for paragraph in there[:1]:
+        way = article.select_one("a.mb-hurry")
+        assert way["href"] == f"#{paragraph['id']}"
+        assert way.find_parent("p") is article.find("p")
+
+
 def test_the_front_page_has_a_door_for_people_in_need(site):
     front = checks.soup(site, "book/intro").article
     start = front.select_one(".mb-start a")

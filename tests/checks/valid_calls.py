@@ -391,14 +391,33 @@ ROWS = {
         normalisation="window",
         label="a",
     ),
+    "widgets.Fits": lambda: dict(
+        **{"model": "Llama 3 8B", "card": "T4", "cut": True},
+        **{"forget": True, "half": True, "share": True},
+    ),
+    "widgets.Ledger": lambda: dict(
+        **{"model": "GPT-2 124M", "batch": 2, "tokens": 64, "steps": 2},
+        **{"checkpointed": True, "recipe": "bf16", "optimizer": "adam"},
+        **{"foreach": True, "card": "T4"},
+    ),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
-    "widgets.Fits": lambda: dict(model="Llama 3 8B", card="T4", cut=True),
-    "widgets.Ledger": lambda: dict(model="GPT-2 124M", batch=2, card="T4"),
-    "widgets.LossScale": lambda: dict(gradients=TENSORS, scale=2, label="a"),
-    "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
+    "widgets.LossScale": lambda: dict(
+        gradients=TENSORS, format="bf16", scale=2, label="a"
+    ),
     "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
-    "widgets.Segments": lambda: dict(layers=4, segments=2, cuts=(), label=""),
-    "widgets.Sharding": lambda: dict(ranks=4, stage="zero-1"),
+    "widgets.Schedules": lambda: dict(
+        level=9, segments=[[0, 1], *range(2, 9)], label="a"
+    ),
+    "widgets.Planning": lambda: dict(model="small GPT", ranks=2),
+    "widgets.Segments": lambda: dict(
+        **{"layers": 4, "segments": 2, "cuts": (), "checkpoint": 0.5},
+        **{"split": "pytorch", "measured": {}, "label": ""},
+    ),
+    "widgets.Sharding": lambda: dict(
+        **{"model": "7.5 B", "ranks": 4, "stage": "zero-1", "card": "T4"},
+        **{"recipe": "fp32", "accumulation_steps": 2},
+        synchronise_last=True,
+    ),
     "widgets.Timeline": lambda: dict(step="plain", moment=1),
 }
 """Arguments that are not made by their annotation."""
