@@ -195,6 +195,16 @@ def test_master_copies_to_the_byte(
     assert (predicted.start, predicted.peak) == (tracker.start, tracker.peak)
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"micro_batch": 2}])
+def test_a_loss_in_chunks_to_the_byte(family, chunks, options):
+    """The last one is shorter; with a vocabulary above the width, so that
+    the loss can be the peak."""
+    shape = Transformer(100, 16, 1, 4, context=16, family=family)
+    same(shape, 5, 11, loss_chunks=chunks, **options)
+
+
 # Any network -------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from membudget.checks import instance, listed, number, whole
+from membudget.checks import listed, number, whole
 
 
 class PeakLine(NamedTuple):
@@ -96,11 +96,18 @@ def peak_at(lines: Iterable[PeakLine], size: float) -> float:
     """Peak bytes at a micro-batch size: the maximum of the lines.
 
     Args:
-        lines: of :func:`peak_lines`, one or more.
+        lines: of :func:`peak_lines`, or pairs of whole numbers; one or more.
         size: above 0; where two lines cross, it need not be whole.
     """
     size = number(size, "the size", above=0)
     lines = listed(lines, "lines", "lines of peak_lines")
-    for line in lines:
-        instance(line, PeakLine, "a line", "a PeakLine")
-    return max(constant + slope * size for constant, slope in lines)
+    return max(
+        constant + slope * size for constant, slope in map(_line, lines)
+    )
+
+
+def _line(line: PeakLine) -> PeakLine:
+    numbers = listed(line, "a line", "whole numbers", 2)
+    if len(numbers) > 2:
+        raise ValueError("a line has more than two numbers: use a PeakLine")
+    return PeakLine(*(whole(n, "a number of a line", None) for n in numbers))

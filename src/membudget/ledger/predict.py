@@ -97,15 +97,9 @@ def predict(
             f"{len(sizes)} sizes besides the batch: use the tokens of a "
             "sequence for a Transformer, and none for a Chain"
         )
-    how: dict[str, Any] = {
-        "itemsize": chosen.parameters,
-        "autocast": chosen.autocast,
-        "lists": lists,
-        "kernels": kernels,
-        "checkpointed": checkpointed,
-    }
+    how: dict[str, Any] = {}
     if wanted:
-        how |= {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
+        how = {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
     elif loss_chunks is not None or kept_attention:
         raise ValueError(
             "only a Transformer's loss is cut into chunks and its attention "
@@ -115,7 +109,16 @@ def predict(
     # every full micro-batch but the first is like the second
     papers = []
     for samples in [size] * min(full, 2) + [rest] * bool(rest):
-        paper = network.write(samples, *sizes, **how)
+        paper = network.write(
+            samples,
+            *sizes,
+            itemsize=chosen.parameters,
+            autocast=chosen.autocast,
+            lists=lists,
+            kernels=kernels,
+            checkpointed=checkpointed,
+            **how,
+        )
         if size < batch:  # its share of the batch
             op.scale(paper, paper.rows[-1].makes[0])
         papers.append(paper)
