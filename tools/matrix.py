@@ -6,6 +6,8 @@
 Each PyTorch has an environment of its own under `.matrix`, for the Python that
 runs this, with the packages of `requirements.txt` or, with `--colab`, Colab's.
 By default all is run that asks something of PyTorch; name folders for less.
+It is pip that installs, for uv does not read pip's settings, which say on some
+machines where PyTorch comes from.
 """
 
 import argparse

@@ -12,7 +12,6 @@ A difference has one of the names of :data:`NAMES`, or the exit code is 1.
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import warnings
@@ -26,10 +25,11 @@ from unittest import mock
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
 
 import torch
+from published import versions, write
 from torch import nn
 from torch.testing import _utils as testing_utils
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from zoo import Idle, inner, most, profiled, versions
+from zoo import Idle, inner, most, profiled
 
 from membudget.ledger.zoo import operators as record
 from membudget.measuring import dry_run, trace_step
@@ -305,8 +305,7 @@ def main() -> None:
             "tried": len(rows),
             "rows": [recorded(row) for row in rows if differs(row)],
         }
-        text = json.dumps(found, indent=1, ensure_ascii=False)
-        RECORD.write_text(text + "\n", "utf-8")
+        write(RECORD, found)
     sys.exit(f"{len(wrong)} of {len(rows)}: {wrong}" if wrong else None)
 
 

@@ -8,8 +8,6 @@ machine: bytes are the same everywhere. Then ``published.py`` runs there, too.
 import argparse
 import dataclasses
 import functools
-import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -18,6 +16,8 @@ import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+
+from published import versions, write
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "src/membudget/ledger/peers.json"
@@ -568,9 +568,7 @@ def write_record(path):
     logger.setLevel(logging.ERROR)
     from membudget.ledger import PRESETS, Transformer
 
-    for package, version in VERSIONS.items():
-        there = importlib.metadata.version(package).split("+")[0]
-        assert there == version, (package, there)
+    assert versions(VERSIONS) == VERSIONS
     rows = []
     for preset, *step in ROWS:
         shape = PRESETS[preset] if preset in PRESETS else Transformer(**SMALL)
@@ -599,8 +597,7 @@ def write_record(path):
         "rows": rows,
         "adam_8bit": adam_8bit(),
     }
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    Path(path).write_text(text + "\n", "utf-8")
+    write(path, record)
 
 
 # Outside

@@ -79,20 +79,28 @@ def predict(record, run):
     }
 
 
+def versions(packages=PACKAGES):
+    """Of the packages that are here, without the kind of build (`+cpu`)."""
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {name: version.split("+")[0] for name, version in found.items()}
+
+
+def write(path, record):
+    """Write a record."""
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    Path(path).write_text(text + "\n", "utf-8")
+
+
 def main():
     record = json.loads(RECORD.read_text("utf-8"))
-    record["versions"] = {
-        name: importlib.metadata.version(name).split("+")[0]
-        for name in PACKAGES
-    }
+    record["versions"] = versions()
     for name in PACKAGES[1:]:
         assert record["versions"][name] == record["measured_with"][name], name
     for run in record["runs"]:
         run["account"] = predict(record, run)
         off = 100 * (run["account"]["allocated"] / run["measured"] - 1)
         print(f"{run['name']:50} {off:+.2f} %", flush=True)
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    RECORD.write_text(text + "\n", "utf-8")
+    write(RECORD, record)
 
 
 if __name__ == "__main__":

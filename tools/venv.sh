@@ -1,7 +1,8 @@
 #!/bin/sh
 # Make a virtual environment: tools/venv.sh FOLDER [PYTHON]
 # One that is whole is kept where it stands; FOLDER/home says where that is.
-# For a PYTHON of another version it is made anew.
+# For a PYTHON of another version it is made anew. uv would need an environment
+# to be installed in, and a moved one that it made does not work either.
 set -eu
 folder=$1
 named=${2-}

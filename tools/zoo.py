@@ -16,8 +16,6 @@ processor.
 """
 
 import argparse
-import importlib.metadata
-import json
 import os
 import sys
 import warnings
@@ -28,6 +26,7 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a chatty profiler
 
 import torch
+from published import versions, write
 from torch import nn
 from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch.profiler import ProfilerActivity, profile
@@ -42,7 +41,6 @@ from membudget.measuring import SavedBytes, trace_step, witness
 from membudget.measuring.step import Step
 
 RECORD = Path(__file__).parents[1] / "src/membudget/ledger/zoo.json"
-PACKAGES = "torch", "transformers", "peft"
 PHASES = "forward", "backward", "step"
 SAMPLES = 3
 
@@ -465,12 +463,6 @@ def recorded(row):
     return {"name": row.name, "peak": row.peak if sure else None, **row.held}
 
 
-def versions():
-    """Of the packages, without the kind of build (``+cpu``)."""
-    found = {p: importlib.metadata.version(p) for p in PACKAGES}
-    return {p: version.partition("+")[0] for p, version in found.items()}
-
-
 def as_recorded(row):
     """Whether the record says the same; one of other versions may not."""
     known = {entry["name"]: entry for entry in record()["rows"]}
@@ -516,8 +508,7 @@ def main():
             "names": NAMES,
             "rows": [recorded(row) for row in rows],
         }
-        text = json.dumps(found, indent=1, ensure_ascii=False)
-        RECORD.write_text(text + "\n", "utf-8")
+        write(RECORD, found)
     sys.exit(f"{len(wrong)} of {len(rows)}: {wrong}" if wrong else None)
 
 
