@@ -22,6 +22,7 @@ KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
     "records.best(folder)": "a reader's own records",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
+    "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
     "planning.calibrate(plans)": "plans that a reader has timed",
     "sharding.Ranks(deadline)": "how long a reader's own ranks may take",
