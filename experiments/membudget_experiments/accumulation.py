@@ -4,6 +4,9 @@ import gc
 from collections.abc import Iterator
 
 import torch
+
+from membudget.accumulation import footprint
+from membudget.measuring import optimizer_tensors as states
 from membudget_experiments.definition import experiment
 from membudget_experiments.sizes import MICRO_BATCH
 from membudget_experiments.workload import (
@@ -14,9 +17,6 @@ from membudget_experiments.workload import (
     seconds,
     workspace,
 )
-
-from membudget.accumulation import footprint
-from membudget.measuring import optimizer_tensors as states
 
 
 @experiment(

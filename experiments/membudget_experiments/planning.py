@@ -9,9 +9,6 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from membudget_experiments.definition import experiment
-from membudget_experiments.sizes import BATCH_QUESTIONS, PLAN_TIMES
-from membudget_experiments.workload import seconds
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +16,9 @@ from membudget.ledger import Transformer, predict
 from membudget.measuring import PeakTracker
 from membudget.models import chunked_loss, convnet, mlp
 from membudget.planning import Job, Plan, largest_micro_batch, work
+from membudget_experiments.definition import experiment
+from membudget_experiments.sizes import BATCH_QUESTIONS, PLAN_TIMES
+from membudget_experiments.workload import seconds
 
 
 @experiment(

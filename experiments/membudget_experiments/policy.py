@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from membudget_experiments.definition import experiment
-from membudget_experiments.sizes import VLA_POLICY
 
 from membudget import tabletop
 from membudget.accumulation import Accumulator, partition
@@ -22,6 +20,8 @@ from membudget.tabletop import (
     rollout,
     scenes,
 )
+from membudget_experiments.definition import experiment
+from membudget_experiments.sizes import VLA_POLICY
 
 Plans = Callable[[Scenes], torch.Tensor]
 PIECES = 20

@@ -5,10 +5,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from membudget_experiments.checkpointing import _phase, _step, traced
-from membudget_experiments.definition import experiment
-from membudget_experiments.sizes import SCHEDULES_GPT
-from membudget_experiments.workload import META, Workload, workspace
 from torch import nn
 
 from membudget import schedules
@@ -20,6 +16,10 @@ from membudget.checkpointing import (
     profile,
     simulate,
 )
+from membudget_experiments.checkpointing import _phase, _step, traced
+from membudget_experiments.definition import experiment
+from membudget_experiments.sizes import SCHEDULES_GPT
+from membudget_experiments.workload import META, Workload, workspace
 
 
 @experiment(

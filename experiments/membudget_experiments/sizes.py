@@ -59,7 +59,6 @@ MICRO_BATCH = dict(
 
 _BYTES_TINY = dict(vocabulary=256, context=64, width=64, depth=4, heads=4)
 _BYTES = dict(vocabulary=256, context=1024, width=768, depth=12, heads=12)
-_BYTES_SMALL = dict(vocabulary=256, context=256, width=512, depth=8, heads=8)
 
 SEGMENTS_UNITS = dict(
     batch="samples",

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from membudget_experiments import definition
 
 from membudget.measuring import PeakTracker
 from membudget.records import record as records
+from membudget_experiments import definition
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -1,10 +1,10 @@
 """The schema: what each field of a record may be."""
 
 import pytest
-from membudget_experiments.checking import problems
 from records_helpers import GOOD, good, place
 
 from membudget.records import RECORDS
+from membudget_experiments.checking import problems
 
 
 def test_every_committed_record_is_in_order():

@@ -9,17 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from experiments_helpers import WITHIN_OPERATORS, ran
-from membudget_experiments import checkpointing as subject
-from membudget_experiments.checkpointing import (
-    Segmented,
-    attention_of,
-    capped,
-    largest_batch,
-    segments_gpt,
-    segments_mlp,
-    traced,
-)
-from membudget_experiments.workload import META
 
 from membudget import models
 from membudget.checkpointing import (
@@ -33,6 +22,17 @@ from membudget.measuring import (
     PeakTracker,
     replay,
 )
+from membudget_experiments import checkpointing as subject
+from membudget_experiments.checkpointing import (
+    Segmented,
+    attention_of,
+    capped,
+    largest_batch,
+    segments_gpt,
+    segments_mlp,
+    traced,
+)
+from membudget_experiments.workload import META
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 CHAIN = dict(width=16, depth=6)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from experiments_helpers import SIMPLE, read
-from membudget_experiments import __main__ as cli
-from membudget_experiments import machine, runner
 from records_helpers import good, place
 
 from membudget.records import record as records
+from membudget_experiments import __main__ as cli
+from membudget_experiments import machine, runner
 
 
 def refused(capsys, *arguments):

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from experiments_helpers import WITHIN_OPERATORS, ran
+
+from membudget.measuring import PeakTracker
 from membudget_experiments import workload
 from membudget_experiments.accumulation import micro_batch
 from membudget_experiments.workload import META, FusedAttention, Workload
-
-from membudget.measuring import PeakTracker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MLP = dict(inputs=16, width=32, depth=3, outputs=4)

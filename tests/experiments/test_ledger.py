@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from experiments_helpers import ran
+
+from membudget.ledger import predict
+from membudget.measuring import PeakTracker
 from membudget_experiments import ledger as subject
 from membudget_experiments.ledger import (
     METHODS,
@@ -14,9 +17,6 @@ from membudget_experiments.ledger import (
     step_peaks,
     train,
 )
-
-from membudget.ledger import predict
-from membudget.measuring import PeakTracker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 BLOCKS = dict(vocabulary=40, width=16, depth=2, heads=4, tokens=8)

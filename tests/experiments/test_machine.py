@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from membudget_experiments import machine
 from membudget_experiments.checking import SCHEMA
 

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+
 from membudget_experiments import ledger, precision
 
 CPU = torch.device("cpu")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from experiments_helpers import ran
-from membudget_experiments import planning
 
 from membudget.cards import CARDS
 from membudget.ledger import Transformer, predict
 from membudget.planning import Job, Plan, WorkCounter, work
+from membudget_experiments import planning
 
 CPU = torch.device("cpu")
 SHAPE = dict(vocabulary=32, width=16, depth=2, heads=2, family="llama")

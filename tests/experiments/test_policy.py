@@ -2,10 +2,10 @@
 
 import torch
 from experiments_helpers import ran
-from membudget_experiments import policy
-from membudget_experiments.sizes import VLA_POLICY
 
 from membudget import tabletop
+from membudget_experiments import policy
+from membudget_experiments.sizes import VLA_POLICY
 
 CPU = torch.device("cpu")
 

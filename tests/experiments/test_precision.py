@@ -8,6 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from experiments_helpers import ran
+
+from membudget import models
+from membudget.ledger import predict
+from membudget.measuring import PeakTracker
 from membudget_experiments import precision as subject
 from membudget_experiments.precision import (
     SCENARIOS,
@@ -18,10 +22,6 @@ from membudget_experiments.precision import (
     rounding_law,
     start,
 )
-
-from membudget import models
-from membudget.ledger import predict
-from membudget.measuring import PeakTracker
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 META = torch.device("meta")

@@ -9,11 +9,11 @@ import re
 import pytest
 import torch
 from experiments_helpers import SIMPLE, read
-from membudget_experiments import definition, machine, runner
-from membudget_experiments.progress import Progress
 from records_helpers import FILE, NAME, good
 
 from membudget.records import record as records
+from membudget_experiments import definition, machine, runner
+from membudget_experiments.progress import Progress
 
 CPU = torch.device("cpu")
 

@@ -3,6 +3,9 @@
 import pytest
 import torch
 from experiments_helpers import WITHIN_OPERATORS, ran
+
+from membudget.checkpointing import no_segments, simulate
+from membudget.schedules import least_budget
 from membudget_experiments.checkpointing import segments_gpt
 from membudget_experiments.schedules import (
     profiled,
@@ -10,9 +13,6 @@ from membudget_experiments.schedules import (
     segments_for,
 )
 from membudget_experiments.workload import META, Workload
-
-from membudget.checkpointing import no_segments, simulate
-from membudget.schedules import least_budget
 from tests.soak import SOAK
 
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from experiments_helpers import ran
+
+from membudget.models import Llama
 from membudget_experiments.sharding import (
     CALLS,
     PARTS,
     sharded_ranks,
 )
-
-from membudget.models import Llama
 from tests.versions import here
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

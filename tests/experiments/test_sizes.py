@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from membudget_experiments import accumulation, checkpointing, schedules, sizes
 
 from membudget.cards import CARDS
+from membudget_experiments import accumulation, checkpointing, schedules, sizes
 
 CPU = torch.device("cpu")
 CARD = {"t4": "T4", "large": "H100 80 GB"}

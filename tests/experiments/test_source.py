@@ -3,11 +3,11 @@
 import json
 
 import pytest
+
+from membudget.records import record as records
 from membudget_experiments import definition
 from membudget_experiments.__main__ import catalogue_text
 from membudget_experiments.source import source_hash
-
-from membudget.records import record as records
 
 # The catalogue -----------------------------------------------------------
 

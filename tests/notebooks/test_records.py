@@ -12,10 +12,10 @@ import matplotlib
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from membudget_experiments import runner
 from project import notebooks
 
 from membudget.records import record as records
+from membudget_experiments import runner
 from tests.soak import SOAK
 
 CARDS = {"t4": ("Made-up T4", "7.5"), "large": ("Made-up H100", "9.0")}
