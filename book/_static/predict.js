@@ -99,7 +99,7 @@
     const wait = () => {
       if (fold) return;
       reading.hidden = true;
-      reading.before(peek);
+      verdict.after(peek);
     };
     const folds = after(number, "details.hide").filter(
       (node) => node.querySelector(".cell_output") && follows(node, reading),
