@@ -53,9 +53,11 @@
     if (!a || !b || (a[2] && b[2] && a[2] !== b[2])) return "";
     const [x, y] = [a, b].map((n) => Number(n[1].replace(/\s/g, "")));
     if (!x || !y) return "";
+    const side = x < y ? "low" : "high";
     const factor = Math.max(x, y) / Math.min(x, y);
-    const times = Number(factor.toPrecision(2));
-    return ` Off by a factor of ${times}: too ${x < y ? "low" : "high"}.`;
+    return factor < 1.5
+      ? ` Off by ${Number(Math.abs(x - y).toPrecision(3))}: too ${side}.`
+      : ` Off by a factor of ${Number(factor.toPrecision(2))}: too ${side}.`;
   };
 
   questions.forEach((question, number) => {

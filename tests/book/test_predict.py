@@ -134,6 +134,14 @@ def test_a_click_locks_opens_and_tells(opened, site):
     assert not other.is_disabled()
 
 
+def test_a_near_number_is_off_by_a_difference(opened, site):
+    page = opened("chapters/01_measuring")
+    question = page.locator(".mb-predict").filter(has_text="100 pairs")
+    question.get_by_role("button", name="(a) 100").click()
+    told = question.get_by_role("status").inner_text()
+    assert told == "Not quite: it is (b). Off by 1: too low."
+
+
 def test_the_answer_can_be_seen_without_a_choice(opened, site):
     page = opened(PAGE)
     reading = page.locator(".mb-reading").nth(1)
