@@ -28,7 +28,7 @@ from membudget.planning.memory import (
     sharded_of,
     workspace,
 )
-from membudget.planning.rows import placed
+from membudget.planning.rows import placed, upper
 from membudget.sharding import shard, simulate_rank, zero_states
 from tests.soak import examples
 
@@ -259,3 +259,11 @@ def test_states():
     split = static(job, Plan(1, stage="zero-3", ranks=8)).total
     paper = zero_states(GPT2.parameters, 8, recipe="fp32").total
     assert paper <= split < 1.01 * paper
+
+
+def test_the_highest_lines():
+    """Constant and slope; the second is never the highest alone."""
+    lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]
+    assert upper(lines) == [0, 2, 4]
+    assert upper(lines, most=80) == [0, 2]
+    assert upper([(5, 1), (6, 0)]) == [0]

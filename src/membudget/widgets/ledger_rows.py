@@ -27,6 +27,7 @@ from membudget.ledger import (
     rules,
     update_workspace,
 )
+from membudget.planning.rows import upper
 
 FILE = Path(__file__).with_name("ledger.json")
 
@@ -164,27 +165,8 @@ def _worst(rows: list[list], stops: list[int]) -> list[list]:
             (g + c0 + d0 + (c1 + d1) * t, (c2 + d2) * t)
             for _, g, c0, c1, c2, d0, d1, d2 in rows
         ]
-        kept |= _upper(lines)
+        kept.update(upper(lines))
     return [rows[i] for i in sorted(kept)]
-
-
-def _upper(lines: Sequence[tuple[int, int]]) -> set[int]:
-    """The lines (constant, slope) that are the highest somewhere from 1 on.
-
-    Where several are, the first.
-    """
-    at: int | None = 1
-    found = set()
-    while at is not None:
-        heights = [constant + slope * at for constant, slope in lines]
-        best = heights.index(max(heights))
-        found.add(best)
-        constant, slope = lines[best]
-        at = min(
-            ((constant - c) // (s - slope) + 1 for c, s in lines if s > slope),
-            default=None,
-        )
-    return found
 
 
 def token_bytes() -> int:
