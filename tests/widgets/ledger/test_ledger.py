@@ -63,35 +63,6 @@ def test_fewer_positions_take_the_tokens_along():
     assert widget.tokens == 512
 
 
-@pytest.mark.parametrize("name", ledger_rows.SHOWN)
-def test_presets(name):
-    widget = Ledger(name, tokens=512)
-    assert widget.shape == PRESETS[name]
-    table = widget.tables["models"][name]
-    assert table["parameters"] == PRESETS[name].parameters
-    assert table["tokens"][-1] == (1024 if name[:3] == "GPT" else 32768)
-
-
-def test_fewer_positions_take_the_tokens_along():
-    widget = Ledger("Llama 3 8B", tokens=8192)
-    widget.model = "GPT-2 124M"
-    assert widget.tokens == 1024
-    widget.model = "Llama 3 8B"
-    assert widget.tokens == 1024
-    widget.set_state({"model": "GPT-2 XL 1.5B", "tokens": 512})
-    assert (widget.model, widget.tokens) == ("GPT-2 XL 1.5B", 512)
-    with pytest.raises(TraitError, match="from 16 to 1024"):
-        widget.set_state({"tokens": 2048})
-    assert widget.tokens == 512
-
-
-def test_the_highest_lines():
-    """Constant and slope; the second is never the highest alone."""
-    lines = [(100, 0), (50, 10), (0, 20), (0, 20), (-900, 30)]
-    assert ledger_rows._upper(lines) == {0, 2, 4}
-    assert ledger_rows._upper([(5, 1), (6, 0)]) == {0}
-
-
 @pytest.mark.parametrize("name", ledger_rows.SHOWN[: 5 if SOAK else 1])
 def test_the_file_is_what_the_rows_say(name):
     """``python -m membudget.widgets.ledger_rows`` writes it."""
