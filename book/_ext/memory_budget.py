@@ -291,10 +291,17 @@ def add_widgets(app, pagename, templatename, context, doctree):
 def add_predictions(app, pagename, templatename, context, doctree):
     """The script of the questions, on a page that has some.
 
-    It runs before anything is drawn, because buttons are higher than text.
+    At the end of the text, as that of the widgets: buttons are higher than
+    the words that they are made of.
     """
-    if 'class="mb-predict' in (context.get("body") or ""):
-        app.add_js_file("predict.js", defer="defer", blocking="render")
+    body = context.get("body") or ""
+    if 'class="mb-predict' not in body:
+        return
+    script = context["pathto"]("_static/predict.js", resource=True)
+    context["body"] += f'<script src="{script}"></script>'
+    if not MARK.search(body):
+        context["metatags"] = context.get("metatags", "") + WAIT
+        context["body"] += LIVE
 
 
 def drop_mathjax(app, pagename, templatename, context, doctree):
