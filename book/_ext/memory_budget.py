@@ -14,6 +14,7 @@
   does; on a site the package's wheel lies beside the pages;
 * a link from a page's top to its lines to copy (`hurry.py`);
 * folded code below what it draws (`folds.py`);
+* what people type into a search, for its index (`find.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
@@ -42,6 +43,7 @@ sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 import address  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
+import find  # noqa: E402
 import folds  # noqa: E402
 import hurry  # noqa: E402
 import icons  # noqa: E402
@@ -394,6 +396,22 @@ def plain_names(app, pagename, templatename, context, doctree):
             context["body"] = context["body"].replace(old, new)
 
 
+def name_chevrons(app, pagename, templatename, context, doctree):
+    """Say in the menu whose pages a chevron unfolds: the theme's is empty."""
+    menu = context.get("generate_toctree_html")
+    if menu is None:
+        return
+
+    def named(*args, **kwargs):
+        soup = menu(*args, **kwargs)
+        for summary in soup.find_all("summary") if soup else ():
+            chapter = summary.find_parent("li").a.get_text(strip=True)
+            summary["aria-label"] = f"Pages below {chapter}"
+        return soup
+
+    context["generate_toctree_html"] = named
+
+
 def link_terms(app, doctree, docname):
     """Turn bold text that is a term of the glossary into a link to it."""
     terms = {
@@ -500,9 +518,11 @@ def setup(app):
     app.connect("doctree-resolved", predict.mark)
     app.connect("doctree-resolved", folds.gather)
     app.connect("doctree-resolved", hurry.link)
+    app.connect("doctree-resolved", find.add)
     app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
+    app.connect("html-page-context", name_chevrons, priority=600)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
     app.connect("html-page-context", drop_mathjax, priority=600)
