@@ -182,12 +182,14 @@ def test_the_map_tells_how_many_were_right(opened, site):
     right = answers(site, PAGE)[0]
     first = page.locator(".mb-predict").first
     first.get_by_role("button", name=f"({right})").click()
+    page.evaluate("localStorage.setItem('mb-medals', '{}')")
     opened("book/map")
     of = len(questions(site, PAGE))
     mark = page.locator(f"[data-page='{PAGE}'] .mb-opened")
     assert mark.inner_text() == f"✓ opened, 1 of {of} right"
     page.get_by_role("button", name="Forget").click()
-    assert page.evaluate("localStorage.getItem('mb-predicted')") is None
+    for kept in ("mb-predicted", "mb-medals"):
+        assert page.evaluate("key => localStorage.getItem(key)", kept) is None
 
 
 @pytest.mark.parametrize("page", PAGES if SOAK else [PAGE])
