@@ -199,3 +199,11 @@ def test_without_javascript_it_reads_as_written(window, site, page):
     assert shown.locator("button.mb-option").count() == 0
     for reading in shown.locator(".mb-reading").all():
         assert reading.get_attribute("hidden") is None
+
+
+def test_a_widgets_own_options_stay_in_a_row(opened):
+    page = opened("chapters/03_accumulation")
+    tops = page.locator(".mb-radios .mb-options label").evaluate_all(
+        "all => all.map((label) => label.getBoundingClientRect().top)"
+    )
+    assert len(tops) > 1 and len(set(tops)) == 1
