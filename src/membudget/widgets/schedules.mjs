@@ -579,7 +579,7 @@ function build({ id, get, set, picture, again, address }) {
     const length = get().tables[name].stages.length;
     go({ level, segments: nested(length, []) });
   };
-  const level = radios({ label: "Level", key: "level", onChange: enter });
+  const level = radios({ label: "Stages", key: "level", onChange: enter });
   const names = Object.keys(get().tables);
   const after = () => names[1 + names.indexOf(String(get().level))];
   const onward = button({
