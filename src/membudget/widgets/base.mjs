@@ -605,7 +605,7 @@ export function player({ key, step, every = 90 }) {
   const stop = () => {
     clearInterval(timer);
     timer = null;
-    root.textContent = still() ? "Next" : "Play";
+    root.textContent = still() ? "Step" : "Play";
   };
   const press = () => {
     if (timer !== null) return stop();
