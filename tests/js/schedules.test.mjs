@@ -68,8 +68,9 @@ test("the sentence names what is won, and the next medal", () => {
   const last = " platinum: ≤ 6 units (nest segments).";
   assert.ok(said(silver, 3).endsWith(`${next}${last}`));
   assert.match(said(silver, 4), /: silver. All medals of this level are/);
+  assert.match(sentence(at(9, "0-2.0-4.5-6")), /10 extra runs: platinum\.$/);
   const slow = at(9, "0-1.0-3.0-5");
-  assert.match(said(slow), /extra runs: gold. Next, platinum: ≤ 10 extra runs/);
+  assert.match(said(slow), /extra runs: gold. Next, platinum: ≤ 10 extra runs\.$/);
   assert.match(said(at(16, "")), /^The peak is 17.* Next, bronze: ≤ 8 units.$/);
   assert.equal(result(silver), "16 stages: 7 units, 14 runs, silver");
   assert.equal(result(at(9, "0-0")), "9 stages: 10 units, 1 run");

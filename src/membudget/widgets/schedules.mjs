@@ -187,9 +187,10 @@ export function sentence(n, had = 0) {
       ...(n.extra_time > next.extra ? asked(n, next).slice(0, 1) : []),
     ];
     const deep = next.name === "platinum" || next.peak < n.medals[1].peak;
-    const how = deep ? " (nest segments)" : "";
+    const how = deep && n.most_extra < 2 ? " (nest segments)" : "";
     said.push(`Next, ${next.name}: ${missed.join(", ")}${how}.`);
-  } else said.push("All medals of this level are yours.");
+  }
+  if (had === n.medals.length) said.push("All medals of this level are yours.");
   return said.join(" ");
 }
 
