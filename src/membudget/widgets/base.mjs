@@ -592,17 +592,20 @@ export function button({ label, key, onClick }) {
   return { root };
 }
 
+/** Whether the reader wants less motion. */
+export const still = () =>
+  matchMedia("(prefers-reduced-motion: reduce)").matches;
+
 /** A button that plays: `step` goes on by one and returns whether there is
     more; `every` is the time of a step in ms. Who wants less motion gets one
     step for each press. */
 export function player({ key, step, every = 90 }) {
   let timer = null;
-  const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
   const { root } = button({ label: "Play", key, onClick: () => press() });
   const stop = () => {
     clearInterval(timer);
     timer = null;
-    root.textContent = still() ? "Next" : "Play";
+    root.textContent = still() ? "Step" : "Play";
   };
   const press = () => {
     if (timer !== null) return stop();
@@ -692,9 +695,11 @@ function redraw(model, el, draw) {
 
     @param name of its style and its class
     @param keys the traits it reads
-    @param build gets { id, get, set, bound, picture, again }: an id, the state
-      now, how to change traits, a way to make a control that holds a trait
-      and is shown by itself, the picture, and how to draw it again. It returns
+    @param build gets { id, get, set, bound, picture, again, address }: an id,
+      the state now, how to change traits, a way to make a control that holds
+      a trait and is shown by itself, the picture, how to draw it again, and
+      in the book the page's address, whose `link` takes what controls hold.
+      It returns
       what stands on the page, from top to bottom: `controls`, at most three;
       `picture`, where something stands around it; `legend`; then what is
       folded: `more`, other controls, and `note`, how to read it. A control
@@ -727,7 +732,8 @@ export function widget({ name, keys, build }) {
       const onChange = (value) => set({ [key]: value });
       return { bound: true, ...make({ label, key, onChange, ...more }) };
     };
-    const parts = build({ id, get, set, bound, picture, again });
+    const { address } = model;
+    const parts = build({ id, get, set, bound, picture, again, address });
     parts.picture ??= picture;
     const controls = [...parts.controls, ...(parts.more ?? [])].filter(
       ({ key }) => key,
@@ -801,7 +807,7 @@ export function widget({ name, keys, build }) {
       if (ready) {
         const first = new Map(begun);
         const other = held().filter(([key, text]) => first.get(key) !== text);
-        model.address?.write(Object.fromEntries(other));
+        address?.write(Object.fromEntries(other));
       }
       clearTimeout(speaking);
       said.textContent = shown.sentence;
@@ -814,7 +820,7 @@ export function widget({ name, keys, build }) {
       else speak();
     });
     begun = held();
-    for (const [key, text] of Object.entries(model.address?.read() ?? {})) {
+    for (const [key, text] of Object.entries(address?.read() ?? {})) {
       controls.find((control) => control.key === key)?.enter(text);
       now();
     }

@@ -23,6 +23,7 @@ import {
   percent,
   plural,
   ragged,
+  still,
   svg,
   table,
   text,
@@ -227,8 +228,6 @@ function draw(id, state, n, plan) {
     ...lengthAxis(plot, AXIS - 8, axis),
   ];
 }
-
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /* Lets the picture go to where it is from where it was. */
 function move(drawn, from) {
