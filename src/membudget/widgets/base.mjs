@@ -263,6 +263,23 @@ export const bar = (id, parts, y, height) =>
     filled(id, part, "rect", { x, y, width, height }),
   );
 
+/** A card as one plugs it in: its frame, and contacts below. */
+export function cardFrame(box) {
+  const count = Math.min(8, Math.floor(box.width / 14));
+  const below = box.y + box.height + 2;
+  const contacts = Array.from({ length: count }, (_, i) => {
+    const x = box.x + 12 + i * 9;
+    return line(x, below, x, below + 7, "mb-contact");
+  });
+  return [svg("rect", { ...box, rx: 6, class: "mb-frame" }), ...contacts];
+}
+
+/** What has no room in the card. */
+export const spill = (id, box) => [
+  ...filled(id, "over", "rect", box),
+  svg("rect", { ...box, class: "mb-spill" }),
+];
+
 /** The end of what goes on beyond a picture. */
 export function ragged(x, y, height) {
   const tooth = `l7 ${height / 8}l-7 ${height / 8}`;
