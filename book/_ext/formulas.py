@@ -21,6 +21,9 @@ FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
 FILE = "_static/formulas.woff2"
 COPYRIGHT, LICENCE, ADDRESS = 0, 13, 14  # of a font's names
 
+WIDE = "pst-scrollable-table-container"
+"""What the theme lets the keyboard scroll, where it is too wide."""
+
 MATH = re.compile(r"<math.*?</math>", re.S)
 TIGHT = re.compile(r"<mo([^>]*)>(/|\||&#x0002F;|&#x0007C;|min|max)</mo>")
 """Operators without a blank beside them."""
@@ -50,7 +53,7 @@ def inline(writer, node):
 
 def block(writer, node):
     formula = mathml(node.astext(), "block")
-    writer.body.append(f'<div class="math">{formula}</div>')
+    writer.body.append(f'<div class="math {WIDE}">{formula}</div>')
     raise nodes.SkipNode
 
 

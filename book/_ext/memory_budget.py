@@ -330,16 +330,6 @@ def paint_early(app, pagename, templatename, context, doctree):
             script.attributes.setdefault("defer", "defer")
 
 
-def fetch_font(app, pagename, templatename, context, doctree):
-    """Ask early for the formulas' font, on a page that has some."""
-    if "<math" in (context.get("body") or ""):
-        font = context["pathto"](formulas.FILE, resource=True)
-        context["metatags"] = context.get("metatags", "") + (
-            f'<link rel="preload" as="font" type="font/woff2" href="{font}"'
-            " crossorigin>"
-        )
-
-
 def lead_on(app, pagename, templatename, context, doctree):
     """A chapter leads to the next chapter; what goes deeper is a detour.
 
@@ -535,7 +525,6 @@ def setup(app):
     app.connect("html-page-context", name_chevrons, priority=600)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
-    app.connect("html-page-context", fetch_font, priority=600)
     app.connect("html-page-context", paint_early, priority=900)
     app.connect("html-page-context", lead_on)
     app.connect("html-page-context", add_head)
