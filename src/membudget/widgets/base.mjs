@@ -553,7 +553,7 @@ export function choice({ label, key, options, onChange }) {
 /** A choice with all of its options in sight; `update` may change them. */
 export function radios({ label, key, onChange }) {
   const id = makeId();
-  const group = html("div", { class: "mb-options" });
+  const group = html("div", { class: "mb-choices" });
   const root = html(
     "div",
     { class: "mb-radios", role: "radiogroup", "aria-labelledby": id },
@@ -592,21 +592,24 @@ export function button({ label, key, onClick }) {
   return { root };
 }
 
+/** Whether the reader wants less motion. */
+export const lessMotion = () =>
+  matchMedia("(prefers-reduced-motion: reduce)").matches;
+
 /** A button that plays: `step` goes on by one and returns whether there is
     more; `every` is the time of a step in ms. Who wants less motion gets one
     step for each press. */
 export function player({ key, step, every = 90 }) {
   let timer = null;
-  const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
   const { root } = button({ label: "Play", key, onClick: () => press() });
   const stop = () => {
     clearInterval(timer);
     timer = null;
-    root.textContent = still() ? "Next" : "Play";
+    root.textContent = lessMotion() ? "Next" : "Play";
   };
   const press = () => {
     if (timer !== null) return stop();
-    if (!step() || still()) return stop();
+    if (!step() || lessMotion()) return stop();
     root.textContent = "Pause";
     timer = setInterval(() => step() || stop(), every);
   };
