@@ -136,7 +136,7 @@ export const PHASES = {
   forward: ["phase-forward", PHASE_WORDS.forward,
     ["Each rank runs this", "on its own samples."]],
   free: ["phase-optimizer", ["free"],
-    ["The block's parameters go.", "Each keeps its own slice."]],
+    ["The block’s parameters go.", "Each keeps its own slice."]],
   others: ["rest", ["and so on", "…"],
     ["The other blocks do the same,", "one after the other."]],
   backward: ["phase-backward", PHASE_WORDS.backward,
@@ -427,7 +427,7 @@ export function layout(state, width, tick = TICKS / 2, before = null) {
   const count = drawnOf(state.ranks).length;
   const size = sizesOf(count, width, wide);
   const ring = wide ? 304 : 236;
-  const words = wide ? { 2: 50, 5: 149 }[count] ?? 118 : ring + 12;
+  const words = wide ? { 2: 50, 5: 145 }[count] ?? 118 : ring + 12;
   const plot = { left: 4, right: width - 4 };
   const track = wide ? ring + 10 : words + 74;
   const edges = edgesOf(moments, plot);
@@ -485,6 +485,10 @@ function seat({ size }, { x, y }, { y: up, height }, slice) {
 const breathes = ({ now, way }) =>
   now.phase === "others" && Math.floor(6 * way + 1) % 2 === 1;
 
+/* Bytes on each rank, as the picture shows them. */
+const bytesNow = ({ n, now, ...plan }) =>
+  formatBytes(breathes({ now, ...plan }) ? n.bytes : bytesAt(n, now));
+
 /* How tall the cards are, on their way from the moment before, and the most
    so far. */
 function swelling({ moments, moment, way, size, now, ...plan }) {
@@ -523,7 +527,7 @@ function* drawCard(id, plan, { rank, x, y }, place, ranks) {
     yield line(x, y, x + size.wide, y, "mb-mark");
   }
   const name = rank === null ? `${ranks - 4} more` : rank || "rank 0";
-  const bytes = `: ${formatBytes(bytesAt(plan.n, now))}`;
+  const bytes = `: ${bytesNow(plan)}`;
   const words = wide && rank !== null ? name + bytes : name;
   yield text(x + size.wide / 2, bottom + 15, words, MIDDLE);
 }
@@ -572,7 +576,7 @@ function* drawMoves(id, plan) {
 
 /* What happens, and where in the step it is. */
 function* drawTrack(id, plan) {
-  const { moments, edges, track, now, words, middle, wide, n } = plan;
+  const { moments, edges, track, now, words, middle, wide } = plan;
   const runs = phaseRuns(moments.map(({ phase }) => phase), edges);
   const named = runs.map(({ phase, ...run }) => {
     const [part, words] = PHASES[phase];
@@ -583,7 +587,7 @@ function* drawTrack(id, plan) {
   const look = wide ? MIDDLE : {};
   const [head, place] = momentOf(plan);
   const [, , lines] = PHASES[now.phase];
-  const bytes = `${formatBytes(bytesAt(n, now))} on each rank`;
+  const bytes = `${bytesNow(plan)} on each rank`;
   const last = place ? `${place}: ${bytes}` : bytes;
   yield text(middle, words, head, { ...look, class: "mb-value mb-moment" });
   for (const [i, one] of [...lines, last].entries()) {

@@ -477,7 +477,7 @@ function largestTable(id, n) {
    whether it may begin, `step` whether there is more. Any touch ends it. */
 function playOnce(picture, { first, step, end }) {
   let timer = null;
-  const touches = ["pointerdown", "keydown", "input"];
+  const touches = ["pointerdown", "keydown", "change"];
   const stop = () => {
     seen.disconnect();
     if (timer === null) return;
@@ -490,7 +490,7 @@ function playOnce(picture, { first, step, end }) {
     seen.disconnect();
     if (lessMotion() || !first()) return;
     const root = picture.closest(".mb-root");
-    for (const touch of touches) root.addEventListener(touch, stop, true);
+    for (const touch of touches) root.addEventListener(touch, stop);
     timer = setInterval(() => step() || stop(), TICK);
   };
   const seen = new IntersectionObserver(begin, { threshold: 0.7 });
