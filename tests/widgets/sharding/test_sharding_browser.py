@@ -97,6 +97,17 @@ def test_the_ranks_that_are_drawn(show, ranks, names):
     assert ways == (len(names) if len(names) > 1 else 0)
 
 
+@pytest.mark.parametrize("width", [390, 811])
+def test_nothing_below_moves(show, width):
+    page = show(Sharding(**FITS), width=width, style=pages.BOOK_FONT)
+    states = [
+        [("stage", stage), ("ranks", power)]
+        for stage in STAGE_NAMES.values()
+        for power in (0, 3, 6, 10)
+    ]
+    assert len(set(pages.walk(page, states, pages.BELOW))) == 1
+
+
 # How it is moved -----------------------------------------------------------
 
 

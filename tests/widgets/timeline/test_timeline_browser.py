@@ -123,6 +123,19 @@ def test_the_whole_curve_is_there_from_the_beginning(show, step):
     assert page.locator(".mb-peak").count() == 0
 
 
+@pytest.mark.parametrize("width", [390, 811])
+def test_nothing_below_moves(show, width):
+    page = show(
+        Timeline(), width=width, reduced_motion="reduce", style=pages.BOOK_FONT
+    )
+    places = [
+        [("step", step), ("moment", slot)]
+        for step in STEPS
+        for slot in (0, 60, 120, 200)
+    ]
+    assert len(set(pages.walk(page, places, pages.BELOW))) == 1
+
+
 # How it is moved -----------------------------------------------------------
 
 
