@@ -1,6 +1,5 @@
 import {
   PHASE_WORDS,
-  budgetLine,
   byteCell,
   checkBox,
   choice,
