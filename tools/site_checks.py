@@ -208,13 +208,14 @@ def check_words(site, page):
 
 
 def check_scripts(site, page):
-    """MathJax only for formulas, and no icons as pictures."""
+    """No script draws formulas, and none puts pictures in place of icons."""
     html = soup(site, page)
     names = " ".join(tag["src"] for tag in html.select("script[src]"))
-    formulas = bool(html.select("article .math"))
+    scripts = [name for name in ("mathjax", "fontawesome") if name in names]
+    drawn = all(formula.math for formula in html.select(".math"))
     return [
-        *([f"{page}: MathJax"] if ("mathjax" in names) != formulas else []),
-        *([f"{page}: Font Awesome"] if "fontawesome" in names else []),
+        *[f"{page}: {name}" for name in scripts],
+        *([] if drawn else [f"{page}: a formula is no MathML"]),
     ]
 
 
@@ -406,9 +407,6 @@ LOOKS = """async (most) => {
 }"""
 
 READY = {
-    "a formula is not drawn": """() =>
-        [...document.querySelectorAll("article .math")]
-        .every((math) => math.querySelector("mjx-container"))""",
     "a widget is not live": """() =>
         [...document.querySelectorAll(".mb-widget")].every((widget) =>
         widget.querySelector("input") && !widget.querySelector(".mb-fallback"))
@@ -446,7 +444,6 @@ THEIRS = {
     ".logo__image": "the theme's side bar is no landmark",
     ".search-button__button": "the theme names its shortcut in its words only",
     ".theme-switch-button": "the theme's name for its three icons",
-    "mjx-container": "MathJax draws them in the colour of the text",
 }
 """What axe-core does not look at, because it is the theme's, and why."""
 

@@ -1,6 +1,6 @@
 """What this book adds to Jupyter Book.
 
-* MathJax from the package sphinx-mathjax-offline, only the files we need;
+* formulas as MathML, with a font (`formulas.py`);
 * of the theme's icons those that the pages show (`icons.py`);
 * live widgets: a page with ``<div class="mb-widget" data-widget="NAME">`` gets
   that widget's module and style inline, once, and the script that hosts them;
@@ -14,6 +14,7 @@
   does; on a site the package's wheel lies beside the pages;
 * a link from a page's top to its lines to copy (`hurry.py`);
 * folded code below what it draws (`folds.py`);
+* what people type into a search, for its index (`find.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
@@ -26,6 +27,7 @@ import itertools
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import rcssmin
@@ -42,7 +44,9 @@ sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 import address  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
+import find  # noqa: E402
 import folds  # noqa: E402
+import formulas  # noqa: E402
 import hurry  # noqa: E402
 import icons  # noqa: E402
 import predict  # noqa: E402
@@ -57,6 +61,10 @@ RECORDS = ROOT / "src/membudget/records"
 OWN = "ext", "static", "templates"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 DETOUR = re.compile(r"/\d\d[a-z]_")
+SEARCH = re.compile(
+    r'<script src="[^"]*/(searchtools|language_data|searchindex)\.js">'
+    "</script>"
+)
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 EXPORT = re.compile(r"^export (?:(default) )?", re.M)
 
@@ -304,16 +312,32 @@ def add_predictions(app, pagename, templatename, context, doctree):
         context["body"] += LIVE
 
 
-def drop_mathjax(app, pagename, templatename, context, doctree):
-    """No MathJax in a page without a formula: Sphinx adds it to a page
-    whose children have one, and the first page has all for children."""
-    if 'class="math' not in context.get("body", ""):
-        context["script_files"] = [
-            script
-            for script in context["script_files"]
-            if "mathjax" not in str(script.filename)
-            and "MathJax" not in script.attributes.get("body", "")
+UNUSED = "sphinx-design", "design-tabs"
+FIRST = "documentation_options", "doctools"  # other scripts need them at once
+
+
+def paint_early(app, pagename, templatename, context, doctree):
+    """Leave out what no page uses, and let scripts wait for the text."""
+    for kind in "css_files", "script_files":
+        context[kind] = [
+            file
+            for file in context[kind]
+            if not any(name in str(file.filename) for name in UNUSED)
         ]
+    for script in context["script_files"]:
+        name = str(script.filename)
+        if script.filename and not any(first in name for first in FIRST):
+            script.attributes.setdefault("defer", "defer")
+
+
+def fetch_font(app, pagename, templatename, context, doctree):
+    """Ask early for the formulas' font, on a page that has some."""
+    if "<math" in (context.get("body") or ""):
+        font = context["pathto"](formulas.FILE, resource=True)
+        context["metatags"] = context.get("metatags", "") + (
+            f'<link rel="preload" as="font" type="font/woff2" href="{font}"'
+            " crossorigin>"
+        )
 
 
 def lead_on(app, pagename, templatename, context, doctree):
@@ -343,6 +367,7 @@ def add_head(app, pagename, templatename, context, doctree):
     site = app.config.memory_budget_site
     picture = "_static/social.png"
     context["without_icon_script"] = icons.without_script
+    context["without_search"] = partial(SEARCH.sub, "")
     context["description"] = words.description(doctree) if doctree else ""
     context["picture"] = (
         f"{site}/{picture}" if site else context["pathto"](picture, 1)
@@ -394,6 +419,22 @@ def plain_names(app, pagename, templatename, context, doctree):
             context["body"] = context["body"].replace(old, new)
 
 
+def name_chevrons(app, pagename, templatename, context, doctree):
+    """Say in the menu whose pages a chevron unfolds: the theme's is empty."""
+    menu = context.get("generate_toctree_html")
+    if menu is None:
+        return
+
+    def named(*args, **kwargs):
+        soup = menu(*args, **kwargs)
+        for summary in soup.find_all("summary") if soup else ():
+            chapter = summary.find_parent("li").a.get_text(strip=True)
+            summary["aria-label"] = f"Pages below {chapter}"
+        return soup
+
+    context["generate_toctree_html"] = named
+
+
 def link_terms(app, doctree, docname):
     """Turn bold text that is a term of the glossary into a link to it."""
     terms = {
@@ -417,26 +458,10 @@ def link_terms(app, doctree, docname):
             link += bold
 
 
-def copy_mathjax(app, exception):
-    """Copy the parts of MathJax that a page can ask for (2 of 24 MB)."""
-    if exception or app.builder.format != "html":
-        return
-    # The package's name is no Python name, so it cannot simply be imported.
-    package = importlib.util.find_spec("sphinx-mathjax-offline")
-    source = Path(package.origin).parent / "static/mathjax"
-    target = Path(app.outdir) / "_static/mathjax"
-    for pattern in (
-        "tex-chtml.js",
-        "input/tex/extensions/*.js",
-        "output/chtml/fonts/woff-v2/*.woff",
-    ):
-        for path in source.glob(pattern):
-            copy = target / path.relative_to(source)
-            if path.name != "all-packages.js" and not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-    licence = ROOT / "book/mathjax-licence.txt"
-    (target / "LICENSE.txt").write_bytes(licence.read_bytes())
+def write_font(app, exception):
+    """Write the formulas' font."""
+    if exception is None and app.builder.format == "html":
+        formulas.write(Path(app.outdir))
 
 
 def load(path):
@@ -488,6 +513,9 @@ def setup(app):
     app.add_directive("mb-cards", CardsDirective)
     app.add_directive("mb-clone", CloneDirective)
     app.add_directive("mb-map", course_map.MapDirective)
+    app.add_html_math_renderer(
+        "mathml", (formulas.inline, None), (formulas.block, None)
+    )
     app.add_role("mb-see", see.See())
     app.add_directive("mb-widget", WidgetDirective)
     app.add_directive("mb-records", RecordsDirective)
@@ -500,16 +528,19 @@ def setup(app):
     app.connect("doctree-resolved", predict.mark)
     app.connect("doctree-resolved", folds.gather)
     app.connect("doctree-resolved", hurry.link)
+    app.connect("doctree-resolved", find.add)
     app.connect("doctree-resolved", figures.note_sizes)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
+    app.connect("html-page-context", name_chevrons, priority=600)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
-    app.connect("html-page-context", drop_mathjax, priority=600)
+    app.connect("html-page-context", fetch_font, priority=600)
+    app.connect("html-page-context", paint_early, priority=900)
     app.connect("html-page-context", lead_on)
     app.connect("html-page-context", add_head)
     app.connect("html-page-context", finish_body)
-    app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", write_font)
     app.connect("build-finished", write_icons)
     app.connect("build-finished", publish_package)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

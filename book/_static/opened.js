@@ -1,5 +1,5 @@
-// Which pages this browser has opened, and what was predicted there. Both stay
-// in the browser, and the map has a button to forget them.
+// Which pages this browser has opened, what was predicted there, and the medals
+// of the game. All stay in the browser, and the map has a button to forget them.
 (() => {
   const KEY = "mb-opened";
   const read = () => {
@@ -55,6 +55,7 @@
     try {
       localStorage.removeItem(KEY);
       localStorage.removeItem("mb-predicted");
+      localStorage.removeItem("mb-medals"); // of the game in chapter 5
     } catch {
       // Nothing was kept.
     }

@@ -67,7 +67,7 @@
     const [reading] = after(number, ".mb-reading");
     const verdict = made("span", { className: "mb-verdict" });
     verdict.setAttribute("role", "status");
-    const group = made("span", { className: "mb-options" });
+    const group = made("span", { className: "mb-answers" });
     group.setAttribute("role", "group");
     group.setAttribute("aria-label", "Your prediction");
     const buttons = [...place.querySelectorAll(".mb-option")].map((option) => {

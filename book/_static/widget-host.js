@@ -29,23 +29,28 @@
   }
 
   /* The settings of one widget in the page's address. */
-  function makeAddress(name) {
+  function makeAddress(name, section) {
     const here = (key) => key.startsWith(`${name}.`);
     const query = () => [...new URLSearchParams(location.search)];
     const own = () => query().filter(([key]) => here(key));
     let waiting;
-    const put = (held) => {
+    const place = (held) => {
       const others = query().filter(([key]) => !here(key));
       const ours = Object.entries(held).map(([k, v]) => [`${name}.${k}`, v]);
-      const text = new URLSearchParams([...others, ...ours]).toString();
-      const url = `${location.pathname}${text && `?${text}`}${location.hash}`;
+      const url = new URL(location);
+      url.search = new URLSearchParams([...others, ...ours]);
+      return url;
+    };
+    const put = (held) => {
       try {
-        history.replaceState(history.state, "", url);
+        history.replaceState(history.state, "", place(held));
       } catch {
         // a browser may refuse: then there is no link to share
       }
     };
     return {
+      link: (held) =>
+        Object.assign(place(held), { hash: section ?? "" }).href,
       read: () =>
         Object.fromEntries(
           own().map(([key, value]) => [key.slice(name.length + 1), value]),
@@ -90,7 +95,8 @@
       many.set(kind, (many.get(kind) ?? 0) + 1);
       const place = many.get(kind) > 1 ? `-${many.get(kind)}` : "";
       const state = host.querySelector("script.mb-state").textContent;
-      const address = makeAddress(kind + place);
+      const section = host.closest("section[id]")?.id;
+      const address = makeAddress(kind + place, section);
       const model = makeModel(JSON.parse(state), address);
       if (widget.initialize) await widget.initialize({ model });
       host.append(el); // first, so that it knows its width

@@ -182,12 +182,14 @@ def test_the_map_tells_how_many_were_right(opened, site):
     right = answers(site, PAGE)[0]
     first = page.locator(".mb-predict").first
     first.get_by_role("button", name=f"({right})").click()
+    page.evaluate("localStorage.setItem('mb-medals', '{}')")
     opened("book/map")
     of = len(questions(site, PAGE))
     mark = page.locator(f"[data-page='{PAGE}'] .mb-opened")
     assert mark.inner_text() == f"✓ opened, 1 of {of} right"
     page.get_by_role("button", name="Forget").click()
-    assert page.evaluate("localStorage.getItem('mb-predicted')") is None
+    for kept in ("mb-predicted", "mb-medals"):
+        assert page.evaluate("key => localStorage.getItem(key)", kept) is None
 
 
 @pytest.mark.parametrize("page", PAGES if SOAK else [PAGE])
@@ -197,3 +199,11 @@ def test_without_javascript_it_reads_as_written(window, site, page):
     assert shown.locator("button.mb-option").count() == 0
     for reading in shown.locator(".mb-reading").all():
         assert reading.get_attribute("hidden") is None
+
+
+def test_a_widgets_own_options_stay_in_a_row(opened):
+    page = opened("chapters/03_accumulation")
+    tops = page.locator(".mb-radios .mb-options label").evaluate_all(
+        "all => all.map((label) => label.getBoundingClientRect().top)"
+    )
+    assert len(tops) > 1 and len(set(tops)) == 1

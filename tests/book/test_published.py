@@ -12,6 +12,7 @@ import publish
 import pytest
 import setup_cell
 import site_checks as checks
+from fontTools.ttLib import TTFont
 from project import PATIENCE, ROOT, notebooks, pages
 
 URL = "https://github.com/someone/a-fork"
@@ -104,9 +105,21 @@ def test_the_site_carries_the_wheels(published, tmp_path):
         assert (tmp_path / name).read_bytes() == other.read_bytes()
 
 
-def test_mathjax_comes_with_its_licence(published):
-    licence = published / "_static/mathjax/LICENSE.txt"
-    assert "Apache License" in licence.read_text("utf-8")
+def test_the_font_of_formulas_has_their_letters_and_its_licence(published):
+    font = TTFont(published / "_static/formulas.woff2")
+    shown = {
+        character
+        for page in checks.all_pages(published)
+        for formula in checks.soup(published, page)("math")
+        for character in formula.text
+    }
+    letters = set(map(chr, font.getBestCmap()))
+    assert len(shown) > 80 and shown - letters <= {"\N{INVISIBLE TIMES}"}
+    slanted = "\N{MATHEMATICAL ITALIC SMALL K}\N{PLANCK CONSTANT}"
+    assert letters > set(slanted)
+    told = {name.nameID: str(name) for name in font["name"].names}
+    assert "STIX Fonts Project Authors" in told[0]
+    assert "SIL Open Font License" in told[13] and told[14]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import {
   layout,
   nested,
   read as parse,
+  result,
   sentence,
   spansOf,
   stageAt,
@@ -58,16 +59,22 @@ test("describe gives Python's numbers and words", () => {
 });
 
 test("the sentence names what is won, and the next medal", () => {
-  const segments = parse("0-4.5-8.9-11.12-13", 16);
-  const silver = describe(full({ level: 16, segments }));
-  const best = states.map(describe).filter(({ optimal }) => optimal);
-  const said = [silver, ...best].map((n) => sentence(n));
-  says(said, [
-    ...["All medals of this level", "That wins bronze and platinum."],
-    "Next, silver: ≤ 7 units, ≤ 1 extra run of each stage.",
-    "That wins bronze, silver and gold. Next, platinum: ≤ 6 units, " +
-      "≤ 32 extra runs: cut a segment inside a segment.",
-  ]);
+  const at = (level, spans) =>
+    describe(full({ level, segments: parse(spans, lengths[level]) }));
+  const said = (n, had) => sentence(n, had).split(". ").slice(-2).join(". ");
+  const silver = at(16, "0-4.5-8.9-11.12-13");
+  const next = "with 14 extra runs: silver. Next,";
+  assert.match(said(silver), RegExp(`${next} gold: ≤ 6 units \\(nest seg`));
+  const last = " platinum: ≤ 6 units (nest segments).";
+  assert.ok(said(silver, 3).endsWith(`${next}${last}`));
+  assert.match(said(silver, 4), /: silver. All medals of this level are/);
+  assert.match(sentence(at(9, "0-2.0-4.5-6")), /10 extra runs: platinum\.$/);
+  const slow = at(9, "0-1.0-3.0-5");
+  assert.match(said(slow), /extra runs: gold. Next, platinum: ≤ 10 extra runs\.$/);
+  assert.match(said(at(16, "")), /^The peak is 17.* Next, bronze: ≤ 8 units.$/);
+  assert.equal(result(silver), "16 stages: 7 units, 14 runs, silver");
+  assert.equal(result(at(9, "0-0")), "9 stages: 10 units, 1 run");
+  assert.match(result(at("boss", "")), /^The boss: 198 units, 0 passes$/);
 });
 
 test("segments and their spans are the same", () => {

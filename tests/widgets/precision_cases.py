@@ -1,10 +1,12 @@
 """Numbers, gradients and networks for the tests of the precision widgets."""
 
 import random
+from itertools import product
 from math import inf, isfinite, log2, nextafter
 
 import torch
 
+from membudget.ledger import RECIPES
 from membudget.precision import FORMATS
 from membudget.widgets import Bits, LossScale, Recipes
 from membudget.widgets.recipes import BATCHES
@@ -128,8 +130,11 @@ def loss_scales():
 def accounts():
     """States of the recipes, each with the peaks."""
     widget = Recipes()
-    for place, widget.batch in enumerate(BATCHES):
-        for widget.checkpointed in (False, True):
-            for widget.card in ("", "T4", "H100 80 GB"):
-                rows = widget.account["peaks"][int(widget.checkpointed)]
-                yield {"state": widget.state(), "parts": rows[place]}
+    for place, batch in enumerate(BATCHES):
+        for recipe, on, card in product(
+            RECIPES, (False, True), ("RTX 4080", "T4", "H100 80 GB")
+        ):
+            widget.recipe, widget.batch = recipe, batch
+            widget.checkpointed, widget.card = on, card
+            rows = widget.account["peaks"][int(on)]
+            yield {"state": widget.state(), "parts": rows[place]}

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,14 @@ def test_module_stands_alone(name):
     assert sum(line.startswith("export default") for line in lines) == 1
     # the book's rjsmin drops the blanks of a template inside a template
     assert not re.search(r"`[^`]*\$\{[^}`]*`", text)
+
+
+def test_the_books_style_is_not_of_what_widgets_share():
+    """A class that both style would look on a page as on no other."""
+    book = Path(__file__).parents[2] / "book" / "_static" / "book.css"
+    styles = bundle.base_style(), book.read_text(encoding="utf-8")
+    shared, own = (set(re.findall(r"\.(mb-[\w-]+)", s)) for s in styles)
+    assert shared and own and not shared & own
 
 
 def test_base_replaces_the_import(tmp_path, monkeypatch):

@@ -263,6 +263,23 @@ export const bar = (id, parts, y, height) =>
     filled(id, part, "rect", { x, y, width, height }),
   );
 
+/** A card as one plugs it in: its frame, and contacts below. */
+export function cardFrame(box) {
+  const count = Math.min(8, Math.floor(box.width / 14));
+  const below = box.y + box.height + 2;
+  const contacts = Array.from({ length: count }, (_, i) => {
+    const x = box.x + 12 + i * 9;
+    return line(x, below, x, below + 7, "mb-contact");
+  });
+  return [svg("rect", { ...box, rx: 6, class: "mb-frame" }), ...contacts];
+}
+
+/** What has no room in the card. */
+export const spill = (id, box) => [
+  ...filled(id, "over", "rect", box),
+  svg("rect", { ...box, class: "mb-spill" }),
+];
+
 /** The end of what goes on beyond a picture. */
 export function ragged(x, y, height) {
   const tooth = `l7 ${height / 8}l-7 ${height / 8}`;
@@ -553,7 +570,7 @@ export function choice({ label, key, options, onChange }) {
 /** A choice with all of its options in sight; `update` may change them. */
 export function radios({ label, key, onChange }) {
   const id = makeId();
-  const group = html("div", { class: "mb-choices" });
+  const group = html("div", { class: "mb-options" });
   const root = html(
     "div",
     { class: "mb-radios", role: "radiogroup", "aria-labelledby": id },
@@ -593,7 +610,7 @@ export function button({ label, key, onClick }) {
 }
 
 /** Whether the reader wants less motion. */
-export const lessMotion = () =>
+export const still = () =>
   matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /** A button that plays: `step` goes on by one and returns whether there is
@@ -605,11 +622,11 @@ export function player({ key, step, every = 90 }) {
   const stop = () => {
     clearInterval(timer);
     timer = null;
-    root.textContent = lessMotion() ? "Next" : "Play";
+    root.textContent = still() ? "Step" : "Play";
   };
   const press = () => {
     if (timer !== null) return stop();
-    if (!step() || lessMotion()) return stop();
+    if (!step() || still()) return stop();
     root.textContent = "Pause";
     timer = setInterval(() => step() || stop(), every);
   };
@@ -695,9 +712,11 @@ function redraw(model, el, draw) {
 
     @param name of its style and its class
     @param keys the traits it reads
-    @param build gets { id, get, set, bound, picture, again }: an id, the state
-      now, how to change traits, a way to make a control that holds a trait
-      and is shown by itself, the picture, and how to draw it again. It returns
+    @param build gets { id, get, set, bound, picture, again, address }: an id,
+      the state now, how to change traits, a way to make a control that holds
+      a trait and is shown by itself, the picture, how to draw it again, and
+      in the book the page's address, whose `link` takes what controls hold.
+      It returns
       what stands on the page, from top to bottom: `controls`, at most three;
       `picture`, where something stands around it; `legend`; then what is
       folded: `more`, other controls, and `note`, how to read it. A control
@@ -730,7 +749,8 @@ export function widget({ name, keys, build }) {
       const onChange = (value) => set({ [key]: value });
       return { bound: true, ...make({ label, key, onChange, ...more }) };
     };
-    const parts = build({ id, get, set, bound, picture, again });
+    const { address } = model;
+    const parts = build({ id, get, set, bound, picture, again, address });
     parts.picture ??= picture;
     const controls = [...parts.controls, ...(parts.more ?? [])].filter(
       ({ key }) => key,
@@ -804,7 +824,7 @@ export function widget({ name, keys, build }) {
       if (ready) {
         const first = new Map(begun);
         const other = held().filter(([key, text]) => first.get(key) !== text);
-        model.address?.write(Object.fromEntries(other));
+        address?.write(Object.fromEntries(other));
       }
       clearTimeout(speaking);
       said.textContent = shown.sentence;
@@ -817,7 +837,7 @@ export function widget({ name, keys, build }) {
       else speak();
     });
     begun = held();
-    for (const [key, text] of Object.entries(model.address?.read() ?? {})) {
+    for (const [key, text] of Object.entries(address?.read() ?? {})) {
       controls.find((control) => control.key === key)?.enter(text);
       now();
     }

@@ -332,14 +332,12 @@ const NOTE =
 function build({ id, get, set, bound, picture }) {
   const setNumber = (x) => set({ number: textOf(x) });
   const exact = field({
-    label: "Number (↑ × 2, ↓ ÷ 2)",
+    label: "Number (↑\u00a0doubles, ↓\u00a0halves)",
     key: "number",
     autocomplete: "off",
     read: parse,
     write: textOf,
-    how:
-      "write a number as 0.1, 1e-5 or 2^-24; " +
-      "1.8e308 and more is too large",
+    how: "Write a number that fp64 has, such as 0.1, -1e-5, 2^-24 or inf.",
     onChange: setNumber,
   });
   exact.root.addEventListener("keydown", (event) => {

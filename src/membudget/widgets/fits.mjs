@@ -7,9 +7,9 @@ import {
   bar,
   button,
   byteCell,
+  cardFrame,
   checkBox,
   choice,
-  filled,
   formatBytes,
   grouped,
   html,
@@ -23,6 +23,8 @@ import {
   percent,
   plural,
   ragged,
+  spill,
+  still,
   svg,
   table,
   text,
@@ -183,26 +185,11 @@ function* drawFace({ plot, edge }, happy) {
   yield svg("path", { d, class: "mb-mouth" });
 }
 
-/* A card as one plugs it in: its outline, contacts, and a bracket. */
-function* drawCard(id, { plot, edge }) {
-  const box = { x: plot.left, y: CARD, width: edge - plot.left };
-  yield svg("rect", { ...box, height: TALL, rx: 6, class: "mb-card" });
-  const contacts = Math.min(8, Math.floor(box.width / 14));
-  for (let i = 0; i < contacts; i += 1) {
-    const x = box.x + 12 + i * 9;
-    yield line(x, CARD + TALL + 2, x, CARD + TALL + 9, "mb-contact");
-  }
-}
-
-function* drawSpill(id, { edge, end }) {
-  const over = { x: edge, y: CARD - 2, width: end - edge };
-  yield* filled(id, "over", "rect", { ...over, height: TALL + 4 });
-  yield svg("rect", { ...over, height: TALL + 4, class: "mb-outline" });
-}
-
 function draw(id, state, n, plan) {
   const { plot, axis, parts, beyond } = plan;
   const broken = n.over ? " mb-broken" : " mb-fine";
+  const card = { x: plot.left, y: CARD, width: plan.edge - plot.left };
+  const over = { x: plan.edge, y: CARD - 2, width: plan.end - plan.edge };
   const takes = `GPU time: ${percent(n.time, 1)} of the plain step’s`;
   const named = parts.filter(
     ({ part, x, width }) =>
@@ -214,21 +201,19 @@ function draw(id, state, n, plan) {
       ? []
       : [text(plot.right, 24, takes, END)]),
     ...bar(id, parts, CARD + 3, TALL - 6),
-    ...(n.over ? drawSpill(id, plan) : []),
+    ...(n.over ? spill(id, { ...over, height: TALL + 4 }) : []),
     ...named.map(({ part, x, width }) =>
       text(x + width / 2, CARD + TALL / 2 + 4, part, {
         ...MIDDLE,
         class: "mb-halo",
       }),
     ),
-    ...drawCard(id, plan),
+    ...cardFrame({ ...card, height: TALL }),
     ...drawFace(plan, !n.over),
     ...(beyond ? [ragged(plot.right - 14, CARD - 6, TALL + 12)] : []),
     ...lengthAxis(plot, AXIS - 8, axis),
   ];
 }
-
-const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 /* Lets the picture go to where it is from where it was. */
 function move(drawn, from) {

@@ -2,172 +2,293 @@ import {
   HOLDERS,
   LETTER,
   bar,
+  cardFrame,
   checkBox,
   choice,
+  drag,
   filled,
   formatBytes,
   html,
   laid,
   legend,
+  lengthAxis,
   lengths,
-  line,
   listed,
   percent,
+  radios,
+  ragged,
   slider,
+  spill,
+  still,
   svg,
   table,
   text,
   widget,
 } from "./base.mjs";
 
-/* The peak of a training step by recipe, beside what a card has.
+/* One weight's numbers, a square for each byte, which fall into a card.
 
-   describe(state): what Python predicted, for this batch.
+   describe(state): what Python predicted, for every recipe.
    layout(state, width): where everything stands. */
+
+const PARTS = Object.keys(HOLDERS);
+
+/* A weight's numbers, in Python's order, and what they count as. */
+const TILES = [
+  ["weight", "parameters"],
+  ["16-bit copy", "activations"],
+  ["gradient", "gradients"],
+  ["fp32 copy", "optimizer"],
+  ["Adam’s mean", "optimizer"],
+  ["Adam’s square", "optimizer"],
+];
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 const cardOf = ({ account, card }) =>
   account.cards.find(({ name }) => name === card);
 
-/** The peak of every recipe; `left` is what the card has beyond it. */
+/** Every recipe: its tiles, its peak, and what the card has beyond it. */
 export function describe(state) {
   const { account, batch, checkpointed } = state;
-  const card = cardOf(state);
   const place = account.batches.indexOf(batch);
   const of = (rows) => rows[Number(checkpointed)][place];
   return account.recipes.map((recipe, i) => {
     const parts = of(account.peaks)[i];
-    const bytes = sum(parts);
-    const left = card ? card.usable - bytes : null;
     const phase = of(account.phases)[i];
-    return { recipe, parts, bytes, left, phase, states: account.states[i] };
+    const bytes = sum(parts);
+    const left = cardOf(state).usable - bytes;
+    const tiles = TILES.map(([name, part], k) => {
+      const size = account.tiles[i][k];
+      // a checkpointed block casts its weights again, after this moment
+      const again = part === "activations" && checkpointed;
+      const there = size > 0 && parts[PARTS.indexOf(part)] > 0 && !again;
+      return { name, part, bytes: size, there };
+    });
+    return { recipe, tiles, parts, phase, bytes, left };
   });
 }
 
+const chosen = (state) =>
+  describe(state).find(({ recipe }) => recipe === state.recipe);
+
 // ---- words ---------------------------------------------------------------
 
-/** The key numbers in words. */
-export function sentence(state) {
-  const { batch, card, checkpointed } = state;
-  const all = describe(state);
-  const [full, low] = all.map(({ bytes }) => bytes);
-  const said = [
-    `Batch ${batch}${checkpointed ? ", checkpointed" : ""}: the peak is ` +
-      `${formatBytes(full)} in fp32 and ${formatBytes(low)} under ` +
-      `autocast, ${percent(low, full)} of it.`,
-  ];
-  if (card) {
-    const fit = all.filter(({ left }) => left >= 0).map((of) => of.recipe);
-    const fits = `${listed(fit) || "none"} ${fit.length > 1 ? "fit" : "fits"}`;
-    const usable = formatBytes(cardOf(state).usable);
-    said.push(`The ${card} has ${usable}: ${fits}.`);
+/* Which tiles halve, and which are new. */
+function tileWords({ tiles }, full) {
+  const names = (test) =>
+    tiles
+      .filter(({ bytes }, i) => bytes && test(bytes, full.tiles[i].bytes))
+      .map(({ name }) => name);
+  const halved = names((now, then) => now === then / 2);
+  const added = names((now, then) => !then);
+  const more = added.map((name) => `, and the ${name} is new`);
+  const verb = halved.length > 1 ? "halve" : "halves";
+  const all = halved.length ? `the ${listed(halved)}` : "no tile";
+  return `${all} ${verb}${more.join("")}.`;
+}
+
+/* What the rest of the peak takes of fp32's. */
+function partWords({ phase, recipe, parts }, full) {
+  if (phase === "optimizer") {
+    const on = recipe === "master" ? ", on fp32 copies of the gradients" : "";
+    return `At the peak, Adam’s update${on}, no activation is alive.`;
   }
-  const master = all.find(({ recipe }) => recipe === "master");
-  if (master.phase === "optimizer") {
-    const copies = "on fp32 copies of the gradients";
-    said.push(`master peaks in the optimizer’s step, ${copies}.`);
-  }
-  return said.join(" ");
+  const share = (part) => {
+    const i = PARTS.indexOf(part);
+    return percent(parts[i], full.parts[i]);
+  };
+  return (
+    `Activations take ${share("activations")} of fp32’s, ` +
+    `temporaries ${share("temporaries")}.`
+  );
 }
 
 /* What a card that emulates bf16 means for a recipe. */
-function advice(state, recipe) {
-  if (recipe === "fp32" || cardOf(state)?.bf16 !== false) return "";
-  const same = " (use fp16: same bytes)";
-  return recipe === "autocast" ? same : " (bf16 emulated)";
+function advice(state) {
+  const { card, recipe } = state;
+  if (recipe === "fp32" || cardOf(state).bf16) return "";
+  const how = recipe === "autocast" ? "use fp16, same bytes" : "it emulates it";
+  return ` The ${card} has no bf16 units: ${how}.`;
+}
+
+const verdict = ({ left }) =>
+  left < 0
+    ? `${formatBytes(-left)} too much`
+    : `it fits, ${formatBytes(left)} free`;
+
+/** The key numbers in words. */
+export function sentence(state) {
+  const { batch, card, checkpointed, recipe } = state;
+  const of = chosen(state);
+  const [full] = describe(state);
+  const plain = recipe === full.recipe;
+  const what = plain
+    ? "each of a weight’s numbers takes 4 bytes."
+    : `${tileWords(of, full)} ${partWords(of, full)}`;
+  const share = plain ? "" : `, ${percent(of.bytes, full.bytes)} of fp32’s`;
+  const usable = formatBytes(cardOf(state).usable);
+  return (
+    `${recipe}, batch ${batch}${checkpointed ? ", checkpointed" : ""}: ` +
+    `${what} The peak is ${formatBytes(of.bytes)}${share}. ` +
+    `The ${card} has ${usable}: ${verdict(of)}.${advice(state)}`
+  );
 }
 
 // ---- geometry ------------------------------------------------------------
 
-/** A bar for each recipe, over an axis that the batch does not move. */
-export function layout(state, width) {
-  const { account } = state;
-  const usable = cardOf(state)?.usable;
-  const largest = Math.max(...account.peaks.flat(2).map(sum));
-  const top = usable ? 1.35 * usable : 1.04 * largest;
-  const narrow = width < 480;
-  const plot = { left: 4, right: width - 14, top: 22 };
-  const { x, ...axis } = lengths(plot, top, width);
-  const step = narrow ? 57 : 42;
-  const bars = describe(state).map((of, i) => {
-    const keys = Object.keys(HOLDERS);
-    const sizes = Object.fromEntries(of.parts.map((size, k) => [keys[k], size]));
-    const parts = laid(sizes, x);
-    const y = plot.top + 14 + step * i;
-    const at = y + (narrow ? 21 : 6);
-    return { ...of, y, at, parts, beyond: of.bytes > top, end: x(of.bytes) };
+const BYTE = 22; // pixels of a square
+const TALL = 64; // of the card
+
+/* A square for each byte of a tile, in two columns. */
+function placed(tiles, width) {
+  const columns = width < 480 ? 3 : 6;
+  return tiles.map((tile, i) => {
+    const left = ((i % columns) * width) / columns + 2;
+    const bottom = 100 + 92 * Math.floor(i / columns);
+    const squares = Array.from({ length: tile.bytes }, (_, k) => ({
+      x: left + (k % 2) * (BYTE + 1),
+      y: bottom - (Math.floor(k / 2) + 1) * (BYTE + 1),
+    }));
+    return { ...tile, left, bottom, squares };
   });
-  plot.bottom = bars.at(-1).at + 26;
+}
+
+/* Where the tiles that are there come down, each within its part. */
+function landed(tiles, parts, size) {
+  const from = Object.fromEntries(parts.map(({ part, x }) => [part, x]));
+  return tiles.map((tile) => {
+    if (!tile.there) return { ...tile, lands: null };
+    const lands = { x: from[tile.part], width: size(tile.bytes) };
+    from[tile.part] += lands.width;
+    return { ...tile, lands };
+  });
+}
+
+/** The tiles above the card, whose axis the batch does not move. */
+export function layout(state, width) {
+  const { account, recipe, checkpointed } = state;
+  const { weights, recipes, peaks } = account;
+  const { usable } = cardOf(state);
+  const now = chosen(state);
+  const tiles = placed(now.tiles, width);
+  const plot = { left: 3, right: width - 3, top: tiles.at(-1).bottom + 58 };
+  plot.bottom = plot.top + TALL;
+  const top = 1.4 * usable;
+  const { x, ...axis } = lengths(plot, top, width);
+  const parts = laid(
+    Object.fromEntries(PARTS.map((part, i) => [part, now.parts[i]])),
+    x,
+  );
+  const endOf = (batch) => x(sum(batch[recipes.indexOf(recipe)]));
   return {
-    ...{ plot, narrow, bars, ...axis },
-    limit: usable ? { x: x(usable), usable } : null,
-    height: plot.bottom + 22,
+    ...{ ...now, width, weights, plot, axis, parts, sizes: now.parts },
+    tiles: landed(tiles, parts, (bytes) => x(bytes * weights) - plot.left),
+    ends: peaks[Number(checkpointed)].map(endOf),
+    edge: x(usable),
+    end: x(now.bytes),
+    beyond: now.bytes > top,
+    height: plot.bottom + 42,
   };
 }
 
 // ---- drawing -------------------------------------------------------------
 
-const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
-const TALL = 18; // of a bar
+const SIZE = { width: BYTE, height: BYTE };
 
-/* The card's end; hatched what is beyond it, where something is. */
-function* drawLimit(id, { plot, limit, narrow, bars }, card) {
-  const { x, usable } = limit;
-  const top = plot.top - 6;
-  const box = { x, y: top, width: plot.right - x, height: plot.bottom - top };
-  const over = bars.filter(({ left }) => left < 0);
-  if (over.length) yield* filled(id, "over", "rect", box);
-  for (const { at, end } of over) {
-    const excess = { x, y: at - 1, width: end - x, height: TALL + 2 };
-    yield svg("rect", { ...excess, class: "mb-excess" });
-  }
-  yield line(x, top, x, plot.bottom, "mb-limit");
-  const label = `${card}: ${formatBytes(usable)}${narrow ? "" : " usable"}`;
-  const at = Math.min(x, plot.right + 14 - (LETTER * label.length) / 2);
-  yield text(at, 12, label, { ...MIDDLE, class: "mb-value" });
-  yield text(plot.left, 12, `not measured${narrow ? "" : " on a GPU"}`);
+/* Lets what is drawn come from elsewhere. */
+function come(element, from, delay = 0, to = {}) {
+  element.animate([from, to], {
+    ...{ duration: 400, delay, fill: "backwards", easing: "ease-in-out" },
+  });
+  return element;
 }
 
-function* drawWords(state, { bars, narrow, plot }) {
-  const halo = { class: "mb-halo" };
-  for (const { recipe, bytes, left, y } of bars) {
-    const size = formatBytes(bytes);
-    const name = narrow ? recipe : `${recipe}: ${size}`;
-    const label = text(plot.left, y, "", halo);
-    const bold = svg("tspan", { class: "mb-value" }, name);
-    label.append(bold, advice(state, recipe));
-    yield label;
-    if (narrow) yield text(plot.left, y + 15, size, halo);
-    if (left === null) continue;
-    const over = left < 0;
-    const verdict = over ? `${formatBytes(-left)} too much` : "fits";
-    const look = `mb-value mb-halo mb-big${over ? " mb-broken" : ""}`;
-    const place = [plot.right, narrow ? y + 15 : y];
-    yield text(...place, verdict, { ...END, class: look });
+const pixels = (box) =>
+  Object.fromEntries(Object.entries(box).map(([key, n]) => [key, `${n}px`]));
+
+/* A tile's way into the card; then nothing is left of it. */
+function drop({ part, left, bottom, bytes, lands }, { plot }) {
+  const height = (bytes / 2) * (BYTE + 1);
+  const tile = { x: left, width: 2 * BYTE, y: bottom - height, height };
+  const box = { ...lands, y: plot.top, height: TALL };
+  const look = { ...box, class: `mb-fill-${part}`, opacity: 0 };
+  const seen = { opacity: 1 };
+  return come(svg("rect", look), { ...pixels(tile), ...seen }, 200, seen);
+}
+
+/* The tiles. `before` is the plan before the last change, for its ghost, and
+   `from` the plan they come from, where they move. */
+function* drawTiles(id, plan, before, from) {
+  const count = Math.round(plan.weights / 1e6);
+  yield text(0, 14, `One of ${count} million weights: a square is a byte`);
+  for (const [i, tile] of plan.tiles.entries()) {
+    const { name, part, bytes, lands, left, bottom, squares } = tile;
+    const later = bytes && !lands;
+    const when = plan.phase === "optimizer" ? ", gone" : ", later";
+    yield text(left, bottom - 64, name, { class: bytes && "mb-value" });
+    const words = bytes ? `${bytes} B${later ? when : ""}` : "none";
+    yield text(left, bottom - 50, words);
+    for (const [k, square] of squares.entries()) {
+      const look = { class: `mb-tile${later ? " mb-later" : ""}` };
+      const box = { ...square, ...SIZE };
+      const drawn = svg("g", look, ...filled(id, part, "rect", box));
+      const known = !from || k < from.tiles[i].bytes;
+      const above = { transform: "translateY(-40px)", opacity: 0 };
+      yield known ? drawn : come(drawn, above);
+    }
+    for (const square of before?.tiles[i].squares.slice(bytes) ?? []) {
+      yield svg("rect", { ...square, ...SIZE, class: "mb-ghost" });
+    }
+    if (from && lands) yield drop(tile, plan);
   }
 }
 
-function* drawBars(id, plan, state, before) {
-  const { plot, bars, ticks, unit, limit } = plan;
-  for (const { x, label } of ticks) {
-    yield line(x, plot.top, x, plot.bottom, "mb-grid");
-    yield text(x, plot.bottom + 17, label, MIDDLE);
+/* What is alive at the peak, in the card or beyond it. */
+function* drawStep(id, plan, before, from) {
+  const { plot, parts, edge, end } = plan;
+  for (const [i, part] of parts.entries()) {
+    const then = from?.parts[i];
+    const old = then && pixels({ x: then.x, width: then.width });
+    for (const rect of bar(id, [part], plot.top, TALL)) {
+      yield then ? come(rect, old, 400) : rect;
+    }
   }
-  yield text(plot.right + 14, plot.bottom + 17, unit, END);
-  yield line(plot.left, plot.bottom, plot.right, plot.bottom, "mb-axis");
-  for (const { at, parts, beyond } of bars) {
-    yield* bar(id, parts, at, TALL);
-    const d = `M${plot.right + 2} ${at + 2}l9 7l-9 7z`;
-    if (beyond) yield svg("path", { d, class: "mb-beyond" });
+  const over = { x: edge, y: plot.top, width: end - edge, height: TALL };
+  for (const shape of plan.left < 0 ? spill(id, over) : []) {
+    yield from ? come(shape, { opacity: 0 }, 400) : shape;
   }
-  if (limit) yield* drawLimit(id, plan, state.card);
-  yield* drawWords(state, plan);
-  for (const { at, end } of before?.bars ?? []) {
-    const box = { x: plot.left, y: at - 2, width: end - plot.left };
-    yield svg("rect", { ...box, height: TALL + 4, class: "mb-ghost" });
+  for (const [i, { part, x, width }] of parts.entries()) {
+    const words = [part, formatBytes(plan.sizes[i])];
+    if (LETTER * Math.max(...words.map((w) => w.length)) + 8 > width) continue;
+    const look = { "text-anchor": "middle", class: "mb-halo" };
+    const y = plot.top + TALL / 2;
+    yield text(x + width / 2, y - 4, words[0], look);
+    yield text(x + width / 2, y + 12, words[1], look);
   }
+  const frame = { x: plot.left, y: plot.top - 3, width: edge - plot.left };
+  yield* cardFrame({ ...frame, height: TALL + 6 });
+  if (plan.beyond) yield ragged(plot.right - 14, plot.top - 4, TALL + 8);
+  if (before) {
+    const box = { x: plot.left, y: plot.top - 5, height: TALL + 10 };
+    const width = before.end - plot.left;
+    yield svg("rect", { ...box, width, class: "mb-ghost" });
+  }
+  yield text(plot.right, plot.bottom + 12, "◀ drag ▶", END);
+  yield* lengthAxis(plot, plot.bottom + 17, plan.axis);
+}
+
+function* draw(id, plan, state, before, from) {
+  const { plot, bytes, left } = plan;
+  yield* drawTiles(id, plan, before, from);
+  const look = `mb-value mb-big${left < 0 ? " mb-broken" : ""}`;
+  const words = `${formatBytes(bytes)}: ${verdict(plan)}`;
+  yield text(0, plot.top - 32, words, { class: look });
+  const usable = formatBytes(cardOf(state).usable);
+  const told = `${state.card}: ${usable}; not measured on a GPU`;
+  yield text(0, plot.top - 12, told);
+  yield* drawStep(id, plan, before, from);
 }
 
 /* The parts that are ever long enough to be seen. */
@@ -179,7 +300,10 @@ function visible({ peaks }) {
 
 function results(id, state) {
   const all = describe(state);
-  const row = ({ recipe, bytes, states, phase }) => {
+  const row = ({ recipe, bytes, tiles, phase }) => {
+    const states = ["parameters", "gradients", "optimizer"].map((part) =>
+      sum(tiles.filter((tile) => tile.part === part).map((tile) => tile.bytes)),
+    );
     const each = sum(states);
     const cells = [
       [`${recipe}.states`, each, `${states.join(" + ")} = ${each}`],
@@ -196,51 +320,69 @@ function results(id, state) {
 // ---- the widget ----------------------------------------------------------
 
 const NOTE =
-  "Each bar is what is alive at the peak of a training step with Adam, " +
-  "predicted. The peak is one moment: what is not alive then, as gradients " +
-  "still to come, is not in the bar. Temporaries are mostly gradients on " +
-  "their way back, above all of the logits; in the optimizer’s step, its " +
-  "workspace. Bytes per parameter: parameters + gradients + optimizer " +
-  "states. It goes by a GPU’s rules and was not measured on a GPU.";
+  "The card holds what is alive at the peak of a training step with Adam, " +
+  "predicted by a GPU’s rules and not measured on a GPU. The peak is one " +
+  "moment: a pale tile is not there yet, or not any more. The 16-bit copy " +
+  "is kept for the backward pass and counts among the activations. " +
+  "Temporaries are mostly gradients of the logits, which take 4 bytes " +
+  "under autocast, too: at the peak there are two in fp32 and one under " +
+  "autocast. In the optimizer’s step they are its workspace. Bytes per " +
+  "parameter: parameters + gradients + optimizer states.";
 
-function build({ id, get, set, bound }) {
+function build({ id, get, set, bound, picture }) {
+  const { recipes, batches, cards } = get().account;
+  const recipe = radios({
+    ...{ label: "Recipe", key: "recipe" },
+    onChange: (value) => set({ recipe: value }),
+  });
   const batch = slider({
     label: "Batch",
     key: "batch",
     min: 0,
-    onInput: (place) => set({ batch: get().account.batches[place] }),
-  });
-  const names = get().account.cards.map(({ name }) => name);
-  const card = bound(choice, "Card", "card", {
-    options: { "": "none", ...Object.fromEntries(names.map((n) => [n, n])) },
+    onInput: (place) => set({ batch: batches[place] }),
   });
   const checkpointed = bound(checkBox, "Checkpointed", "checkpointed");
-  const draw = (state, width, before) => {
-    const { account } = state;
-    const plan = layout(state, width);
-    const same = before && before.card === state.card;
-    batch.update({
-      value: account.batches.indexOf(state.batch),
-      max: account.batches.length - 1,
-      text: state.batch,
-      spoken: `batch ${state.batch}`,
-    });
-    return {
-      title: `Predicted peak of a training step: ${account.name}`,
-      sentence: sentence(state),
-      height: plan.height,
-      drawn: drawBars(id, plan, state, same && layout(before, width)),
-      numbers: results(id, state),
-    };
-  };
+  const names = cards.map(({ name }) => name);
+  const onCard = bound(choice, "Card", "card", { options: names });
+  let plan; // as it is drawn
+  drag(picture, {
+    grab: ({ y }) => (y > plan.plot.top - 8 ? true : null),
+    move({ x }) {
+      const off = plan.ends.map((end) => Math.abs(end - x));
+      set({ batch: batches[off.indexOf(Math.min(...off))] });
+    },
+    drop: () => batch.focus(),
+  });
   return {
-    controls: [batch, card, checkpointed],
+    controls: [recipe, batch, checkpointed],
+    more: [onCard],
     legend: legend(id, visible(get().account)),
     note: html("p", { class: "mb-note" }, NOTE),
-    draw,
+    draw(state, width, before) {
+      const last = plan;
+      plan = layout(state, width);
+      const other = last?.width === width && last.recipe !== state.recipe;
+      const from = other && !still() ? last : null;
+      const same = before && before.card === state.card;
+      recipe.update({ value: state.recipe, options: recipes });
+      batch.update({
+        value: batches.indexOf(state.batch),
+        max: batches.length - 1,
+        text: state.batch,
+        spoken: `batch ${state.batch}`,
+      });
+      const then = same ? layout(before, width) : null;
+      return {
+        title: `Predicted peak of a training step: ${state.account.name}`,
+        sentence: sentence(state),
+        height: plan.height,
+        drawn: draw(id, plan, state, then, from),
+        numbers: results(id, state),
+      };
+    },
   };
 }
 
-const keys = ["account", "batch", "card", "checkpointed"];
+const keys = ["account", "recipe", "batch", "card", "checkpointed"];
 
 export default widget({ name: "recipes", keys, build });

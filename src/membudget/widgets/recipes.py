@@ -1,4 +1,4 @@
-"""The recipes widget: the peak of a training step, by recipe and card."""
+"""The recipes widget: one weight's bytes by recipe, and the step in a card."""
 
 from functools import cache, partial
 from typing import Any
@@ -7,13 +7,7 @@ import traitlets
 
 from membudget.cards import CARDS
 from membudget.checks import whole
-from membudget.ledger import (
-    GPT2,
-    RECIPES,
-    bytes_per_parameter,
-    predict,
-    rules,
-)
+from membudget.ledger import GPT2, OPTIMIZERS, RECIPES, predict, rules
 from membudget.widgets.base import Checked, Widget, format_bytes
 
 PARTS = (
@@ -24,7 +18,7 @@ PARTS = (
     "inputs",
     "temporaries",
 )
-"""The categories of what is alive, from the left of a bar to its right."""
+"""The categories of what is alive, from the left of the card to its right."""
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Among which the reader can choose."""
@@ -41,44 +35,51 @@ def _batch(value: Any, name: str) -> int:
 
 
 class Recipes(Widget):
-    """The peak of a step of GPT-2 with Adam, by recipe, beside a card.
+    """What one weight takes under a recipe, and the whole step in a card.
 
-    As :func:`membudget.ledger.predict` gives it, by a GPU's rules.
+    The step is GPT-2's with Adam, at its peak, as
+    :func:`membudget.ledger.predict` gives it by a GPU's rules.
 
     Args:
+        recipe: one of :data:`membudget.ledger.RECIPES`.
         batch: one of :data:`BATCHES`, of sequences of :data:`TOKENS`.
-        card: one of :data:`membudget.cards.CARDS`; ``""`` for none.
+        card: one of :data:`membudget.cards.CARDS`.
         checkpointed: whether each block is.
 
     Attributes:
-        account: what the widget shows, for every batch.
+        account: what the widget shows, for every recipe and batch.
 
     Example:
-        >>> Recipes(card="RTX 4090")
+        >>> Recipes("autocast", card="RTX 4090")
     """
 
     name = "recipes"
+    positional = ("recipe",)
     named = ("batch", "card", "checkpointed")
 
-    batch = Checked(_batch, 8).tag(sync=True)
-    card = traitlets.Enum(["", *CARDS], "").tag(sync=True)
+    recipe = traitlets.Enum(list(RECIPES), "fp32").tag(sync=True)
+    batch = Checked(_batch, 16).tag(sync=True)
+    card = traitlets.Enum(list(CARDS), "RTX 4080").tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
     account = traitlets.Dict(read_only=True).tag(sync=True)
+
+    def __init__(self, recipe: str = "fp32", **traits: Any) -> None:
+        super().__init__(recipe=recipe, **traits)
 
     @traitlets.default("account")
     def _whole_account(self) -> dict[str, Any]:
         return _account()
 
     def sentence(self) -> str:
-        """The least and the largest peak."""
+        """The peak in fp32, under autocast, and what the card has."""
         row = BATCHES.index(self.batch)
         rows = self.account["peaks"][int(self.checkpointed)][row]
-        peaks = [sum(parts) for parts in rows]
-        least = list(RECIPES)[peaks.index(min(peaks))]
+        full, low = (format_bytes(sum(parts)) for parts in rows[:2])
+        usable = format_bytes(CARDS[self.card].usable)
         return (
             f"{self.account['name']}, batch {self.batch}: the peak of a "
-            f"training step is {format_bytes(peaks[0])} in fp32 and least in "
-            f"{least}, {format_bytes(min(peaks))}."
+            f"training step is {full} in fp32 and {low} under autocast. The "
+            f"{self.card} has {usable}."
         )
 
 
@@ -96,12 +97,12 @@ def _account() -> dict[str, Any]:
         ]
         for on in (False, True)
     ]
-    states = [bytes_per_parameter(recipe) for recipe in RECIPES]
     return {
         "name": f"GPT-2 124M, {TOKENS} tokens",
+        "weights": GPT2.parameters,
         "batches": list(BATCHES),
         "recipes": list(RECIPES),
-        "states": [[s.parameters, s.gradients, s.optimizer] for s in states],
+        "tiles": [_tiles(recipe) for recipe in RECIPES],
         "peaks": [
             [[[m.split[p] for p in PARTS] for m in row] for row in rows]
             for rows in moments
@@ -112,3 +113,12 @@ def _account() -> dict[str, Any]:
             for name, card in CARDS.items()
         ],
     }
+
+
+def _tiles(recipe: str) -> list[int]:
+    """Bytes of a weight, its copy for products, its gradient, its fp32 copy
+    and each of Adam's numbers; 0 for what the recipe has not.
+    """
+    r = RECIPES[recipe]
+    kept = [r.stepped] * OPTIMIZERS["adam"].numbers
+    return [r.parameters, r.autocast or 0, r.gradients, r.master, *kept]

@@ -3,7 +3,6 @@ import {
   axes,
   budgetLine,
   button,
-  choice,
   dot,
   drag,
   field,
@@ -12,9 +11,10 @@ import {
   html,
   legend,
   line,
-  listed,
   numberList,
   plural,
+  radios,
+  still,
   svg,
   table,
   text,
@@ -38,7 +38,7 @@ import {
 } from "./tape.mjs";
 
 /* A game: the player draws the segments of a chain, and wins medals with a
-   low peak and few extra runs.
+   low peak and few extra runs. Who wins one has won those before it as well.
 
    spansOf(segments), nested(length, spans): segments as pairs of stages.
    describe(state): the numbers. layout(state, width): where all stands. */
@@ -144,7 +144,6 @@ export function describe({ level, segments, tables }) {
     optimal: frontier.some(([p, time]) => p === peak && time === extra),
     won: medals
       .filter((m) => peak <= m.peak && extra <= m.extra)
-      .filter((m) => m.runs === null || most <= m.runs)
       .map(({ name }) => name),
   };
 }
@@ -162,28 +161,36 @@ const extraText = (n, time = n.extra_time) =>
 const score = (n, { up, right }) =>
   `${n.peak} u${up ? " ↑" : ""}, ${extraText(n)}${right ? " →" : ""}`;
 
+/** "16 stages: 7 units, 14 runs, silver" */
+export function result(n) {
+  const time = extraText(n).replace("extra ", "");
+  const of = boss(n) ? "The boss" : nameOf(n.level);
+  const all = [plural(n.peak, "unit"), time, ...n.won.slice(-1)];
+  return `${of}: ${all.join(", ")}`;
+}
+
 /* What a medal asks for beside its peak, from long to short. */
-function asked(n, { extra, runs }) {
-  const one = "≤ 1 extra run";
-  if (runs === 2) return [`${one} of each stage`, `${one} each`, "≤ 1 each"];
+function asked(n, { extra }) {
   const most = `≤ ${timeText(n, extra)}`;
   return [`≤ ${extraText(n, extra)}`, `${most} extra`, most];
 }
 
-/** The first medal that is not among those that one had, or undefined. */
-const nextOf = (n, had) => n.medals.find(({ name }) => !had.includes(name));
-
-/** The score in words, and the next goal. */
-export function sentence(n, had = []) {
-  const said = [`The peak is ${plural(n.peak, "unit")} with ${extraText(n)}.`];
-  if (n.won.length) said.push(`That wins ${listed(n.won)}.`);
-  const next = nextOf(n, [...had, ...n.won]);
+/** The score in words, and the next goal for who had so many medals. */
+export function sentence(n, had = 0) {
+  const best = n.won.length ? `: ${n.won.at(-1)}` : "";
+  const all = plural(n.peak, "unit");
+  const said = [`The peak is ${all} with ${extraText(n)}${best}.`];
+  const next = n.medals[Math.max(had, n.won.length)];
   if (next) {
-    const goal = `≤ ${next.peak} units, ${asked(n, next)[0]}`;
+    const missed = [
+      ...(n.peak > next.peak ? [`≤ ${next.peak} units`] : []),
+      ...(n.extra_time > next.extra ? asked(n, next).slice(0, 1) : []),
+    ];
     const deep = next.name === "platinum" || next.peak < n.medals[1].peak;
-    const how = deep ? ": cut a segment inside a segment" : "";
-    said.push(`Next, ${next.name}: ${goal}${how}.`);
-  } else said.push("All medals of this level are yours.");
+    const how = deep && n.most_extra < 2 ? " (nest segments)" : "";
+    said.push(`Next, ${next.name}: ${missed.join(", ")}${how}.`);
+  }
+  if (had === n.medals.length) said.push("All medals of this level are yours.");
   return said.join(" ");
 }
 
@@ -196,7 +203,7 @@ function refusal({ length, segments, spans }, span) {
   const other = crossed(spans, span);
   const why = other
     ? `would cross the segment ${other.from} to ${other.to}: segments nest ` +
-      "or stand side by side. Nothing has changed."
+      "or stand side by side."
     : "are a segment: click its bar to remove it.";
   return { words: `${stagesOf(span)} ${why}`, wrong: true };
 }
@@ -207,10 +214,10 @@ function about(n) {
   return boss(n)
     ? `The ${n.length} stages are the attention and MLP halves of ` +
         `${n.length / 2} GPT blocks; a unit is a block’s input, a pass the ` +
-        "forward FLOPs of all. Beat the best cut without nesting, " +
-        `${cut} extra passes: the optimum is ${best}.`
-    : "A unit is one stage’s output. Bronze is what equal segments reach; " +
-        "platinum takes segments in segments.";
+        "forward FLOPs of all. Gold is the best without nesting, " +
+        `${cut} extra passes; the optimum is ${best}.`
+    : "A unit is one stage’s output. Equal segments win bronze, unequal ones " +
+        "silver, nested ones gold; platinum is the optimum.";
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -316,6 +323,10 @@ export const barAt = ({ strip }, { x, y }) =>
 const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 
+/* How many medals stand up to the one of a name. */
+const rankOf = ({ medals }, name) =>
+  1 + medals.findIndex((medal) => medal.name === name);
+
 const fits = (words, width) => LETTER * words.length <= width;
 const fitting = (all, width) => all.find((w) => fits(w, width)) ?? all.at(-1);
 
@@ -324,11 +335,13 @@ const didAt = ({ moments }, at) =>
 
 function* drawStrip(id, plan, mark) {
   const { strip, form } = plan;
-  const { cells: top, tall } = form;
+  const { bars, cells: top, tall } = form;
+  const room = { x: 3, y: bars, width: plan.width - 6, height: top - bars - 4 };
+  yield svg("rect", { ...room, rx: 4, class: "mb-tray" });
   if (!strip.bars.length) {
     const words = "Drag across the cells: they become a segment";
     const look = { ...MIDDLE, class: "mb-value" };
-    yield text(plan.width / 2, top - 20, words, look);
+    yield text(plan.width / 2, (top + bars) / 2 + 2, words, look);
   }
   for (const { span, x, y, width, height, kept } of strip.bars) {
     const key = `${span.from}-${span.to}`;
@@ -353,6 +366,10 @@ function* drawStrip(id, plan, mark) {
   }
   if (!mark) return;
   const width = (mark.to - mark.from + 1) * strip.wide;
+  const words = mark.from < mark.to ? `${mark.from} to ${mark.to}` : mark.from;
+  const middle = strip.x(mark.from) + width / 2;
+  const x = Math.min(Math.max(middle, 28), plan.width - 28);
+  yield text(x, bars + 14, words, { ...MIDDLE, class: "mb-value mb-halo" });
   yield svg("rect", {
     ...{ x: strip.x(mark.from), y: top - 3, width, height: tall + 6, rx: 5 },
     class: mark.wrong ? "mb-mark mb-cross" : "mb-mark",
@@ -366,9 +383,9 @@ function* drawMedals({ n, width, form }, had) {
   const y = form.medals + r + 8;
   for (const [i, medal] of n.medals.entries()) {
     const { name, peak } = medal;
-    const x = i * room + r + 3;
+    const x = i * room + r + 6;
     const now = n.won.includes(name);
-    const look = had.includes(name) ? "mb-had" : "";
+    const look = i < had ? "mb-had" : "";
     const d = `M${x - 12} ${y - r - 7}h24l-8 12h-8Z`;
     yield svg("path", { d, class: "mb-ribbon" });
     yield dot({ x, y }, `mb-medal mb-${name} ${look}`, r);
@@ -465,12 +482,53 @@ const NOTE =
   "scores, blue ones were yours. Dashed: before the last move. Diamonds are " +
   "the medals’ limits, the shaded corner is the next one.";
 
+// ---- medals that stay ----------------------------------------------------
+
+const KEPT = "mb-medals";
+
+/* The best medal of each level, as this browser keeps it. */
+function kept() {
+  try {
+    return { ...JSON.parse(localStorage.getItem(KEPT)) };
+  } catch {
+    return {};
+  }
+}
+
+function keep(medals) {
+  try {
+    localStorage.setItem(KEPT, JSON.stringify(medals));
+  } catch {
+    // nothing is kept: they last as long as the page is open
+  }
+}
+
+/* New medals jump, and sparks fly; not for who wants less motion. */
+function celebrate(picture, names) {
+  if (still()) return;
+  for (const name of names) {
+    const medal = picture.querySelector(`circle.mb-${name}`);
+    const grow = ["scale(1)", "scale(1.3)", "scale(1)"];
+    medal.animate({ transform: grow }, { duration: 500, easing: "ease-out" });
+    const at = { x: medal.cx.baseVal.value, y: medal.cy.baseVal.value };
+    for (let i = 0; i < 10; i += 1) {
+      const spark = dot(at, `mb-spark mb-${name}`, 3);
+      const way = `rotate(${36 * i}deg) translate`;
+      const transform = [`${way}(14px)`, `${way}(44px)`];
+      const fly = { transform, opacity: [1, 0] };
+      picture.append(spark);
+      const end = { duration: 900, easing: "ease-out" };
+      spark.animate(fly, end).finished.then(() => spark.remove(), () => {});
+    }
+  }
+}
+
 // ---- the widget ----------------------------------------------------------
 
 const nameOf = (level) =>
   level === "boss" ? "boss: a GPT" : `${level} stages`;
 
-function build({ id, get, set, picture, again }) {
+function build({ id, get, set, picture, again, address }) {
   let plan;
   const count = () => plan.n.moments.length;
   const moment = chooser({ again, count, every: 160 });
@@ -479,7 +537,7 @@ function build({ id, get, set, picture, again }) {
   let spot = null; // those that the keyboard marks
   let told = null; // words instead of the score, and `wrong`
   let history = [];
-  const won = new Map(); // by level, the medals so far
+  let medals = kept(); // by level, the best so far
   const seen = new Map(); // by level, the points of the frontier so far
   const collect = (of, level, more) =>
     of.set(level, new Set([...(of.get(level) ?? []), ...more]));
@@ -494,30 +552,41 @@ function build({ id, get, set, picture, again }) {
     set(traits);
     again();
   };
+  const had = (n) => rankOf(n, medals[n.level]);
+  // the reader's own move: what it wins stays
+  const place = (segments) => {
+    const n = describe({ ...get(), segments });
+    medals = { ...medals, ...kept() };
+    const more = n.won.slice(had(n));
+    if (more.length) keep(Object.assign(medals, { [n.level]: more.at(-1) }));
+    go({ segments });
+    celebrate(picture, more);
+  };
   const mark = (span) => {
     const n = describe(get());
     fresh();
     told = refusal(n, span);
     if (told) again();
-    else go({ segments: drawn(n.length, n.segments, span) });
+    else place(drawn(n.length, n.segments, span));
   };
   const remove = (span) => {
     const { length, segments } = describe(get());
-    go({ segments: without(length, segments, span) });
+    place(without(length, segments, span));
   };
 
-  const level = choice({
-    label: "Level",
-    key: "level",
-    options: Object.fromEntries(
-      Object.keys(get().tables).map((level) => [level, nameOf(level)]),
-    ),
-    onChange(name) {
-      spot = null;
-      const level = name === "boss" ? name : Number(name);
-      const length = get().tables[name].stages.length;
-      go({ level, segments: nested(length, []) });
-    },
+  const enter = (name) => {
+    spot = null;
+    const level = name === "boss" ? name : Number(name);
+    const length = get().tables[name].stages.length;
+    go({ level, segments: nested(length, []) });
+  };
+  const level = radios({ label: "Stages", key: "level", onChange: enter });
+  const names = Object.keys(get().tables);
+  const after = () => names[1 + names.indexOf(String(get().level))];
+  const onward = button({
+    label: "Next level",
+    key: "next",
+    onClick: () => enter(after()),
   });
   const undo = button({
     label: "Undo",
@@ -529,7 +598,25 @@ function build({ id, get, set, picture, again }) {
     key: "clear",
     onClick: () => go({ segments: nested(plan.n.length, []) }),
   });
-  const all = [play.root, undo.root, clear.root];
+  const share = button({
+    label: "Share",
+    key: "share",
+    async onClick() {
+      const n = describe(get());
+      const plan = { level: n.level, segments: written(n.segments) };
+      const link = address?.link(plan) ?? "";
+      const words = `${result(n)} ${link}`.trim();
+      fresh();
+      try {
+        await navigator.clipboard.writeText(words);
+        told = { words: `Copied${link && ", with a link"}: ${result(n)}.` };
+      } catch {
+        prompt("To share:", words);
+      }
+      again();
+    },
+  });
+  const all = [play.root, undo.root, clear.root, share.root];
   const buttons = { root: html("div", { class: "mb-buttons" }, ...all) };
   const typed = field({
     label: "Segments, by first and last stage",
@@ -540,10 +627,29 @@ function build({ id, get, set, picture, again }) {
       const found = read(words, describe(get()).length);
       return found && written(found);
     },
-    onChange: (words) =>
-      go({ segments: read(words, describe(get()).length) }),
+    onChange: (words) => place(read(words, describe(get()).length)),
   });
   typed.held = () => written(describe(get()).segments);
+  typed.enter = (words) => {
+    const segments = read(words, describe(get()).length);
+    if (!segments) return;
+    go({ segments }, false);
+    const n = describe(get());
+    if (n.won.length <= had(n)) return; // maybe the reader's own
+    const how = `${result(n)}. Clear it, and win that yourself.`;
+    told = { words: `This plan came with the link. ${how}` };
+  };
+  const forget = button({
+    label: "Forget them",
+    key: "forget",
+    onClick() {
+      medals = {};
+      keep(medals);
+      again();
+    },
+  });
+  const tally = html("span");
+  const mine = html("p", { class: "mb-tally" }, tally, forget.root);
 
   const words = html("p", { class: "mb-about" });
   picture.setAttribute("tabindex", "0");
@@ -601,6 +707,24 @@ function build({ id, get, set, picture, again }) {
     },
   });
 
+  // beside each level, and all together
+  const showMedals = () => {
+    const { tables } = get();
+    let count = 0;
+    for (const input of level.root.querySelectorAll("input")) {
+      const { value: name } = input;
+      const rank = had({ level: name, medals: tables[name].medals });
+      const best = tables[name].medals[rank - 1]?.name ?? "no medal";
+      input.parentElement.dataset.medal = best;
+      input.setAttribute("aria-label", `${nameOf(name)}, ${best}`);
+      count += rank;
+    }
+    const most = sum(names.map((name) => tables[name].medals.length));
+    const all = `Your medals, ${count} of ${most}, stay in this browser.`;
+    tally.textContent = all;
+    forget.root.disabled = !count;
+  };
+
   const draw = (state, width, before) => {
     const now = describe(state);
     // while it is dragged, the segment is shown as if it were there
@@ -610,11 +734,13 @@ function build({ id, get, set, picture, again }) {
     plan = layout(shown, width, moment.at, draft ? state : ours);
     const { n } = plan;
     const point = now.optimal ? [`${now.peak} ${now.extra_time}`] : [];
-    collect(won, n.level, now.won);
     collect(seen, n.level, point);
-    const had = [...won.get(n.level)];
-    const goal = nextOf(n, had) ?? n.medals.at(-1);
-    level.update({ value: String(state.level) });
+    const best = had(n);
+    const goal = n.medals[best] ?? n.medals.at(-1);
+    level.update({ value: String(state.level), options: names });
+    showMedals();
+    onward.root.disabled = !after();
+    onward.root.classList.toggle("mb-onward", best > 0);
     undo.root.disabled = !history.length;
     clear.root.disabled = !now.spans.length;
     typed.update({ value: written(now.segments) });
@@ -627,12 +753,12 @@ function build({ id, get, set, picture, again }) {
     words.textContent = about(n);
     return {
       title: "Place your own checkpoints",
-      sentence: told?.words ?? sentence(n, had),
+      sentence: told?.words ?? sentence(n, best),
       wrong: told?.wrong,
       height: plan.height,
       drawn: [
         ...drawStrip(id, plan, mark),
-        ...drawMedals(plan, had),
+        ...drawMedals(plan, best),
         ...drawMemory(id, plan, goal),
         ...drawPlane(plan, goal, seen.get(n.level)),
       ],
@@ -640,16 +766,15 @@ function build({ id, get, set, picture, again }) {
     };
   };
   return {
-    controls: [level, buttons],
+    controls: [level, onward, buttons],
     picture: html("div", {}, picture, words),
     legend: legend(id, PARTS),
-    more: [typed, when],
+    more: [typed, when, { root: mine }],
     note: html("p", { class: "mb-note" }, NOTE),
     draw,
     stop() {
       fresh();
       [history, spot] = [[], null];
-      won.clear();
       seen.clear();
     },
   };

@@ -27,9 +27,6 @@ TIMES = ("time", "recompute_time")
 
 BOSS = "boss"
 LEVELS = (*LENGTHS, BOSS)
-START = 16
-"""The first level: there equal segments win bronze and no more."""
-
 BUDGET = 28
 """Of the boss, in units: the input of a block is one."""
 
@@ -57,17 +54,16 @@ Points = tuple[tuple[int, int], ...]
 
 
 class Medal(NamedTuple):
-    """It is won with at most this peak, this time of what runs again and, if
-    that is not None, that many runs of any stage."""
+    """It is won with at most this peak and this time of what runs again."""
 
     name: str
     peak: int
     extra: int
-    runs: int | None = None
 
 
 class Level(NamedTuple):
-    """A level of the game: its chain in units, the best, and the goals."""
+    """A level of the game: its chain in units, the best, and the medals, of
+    which each asks for more than the one before and for nothing less."""
 
     stages: tuple[Stage, ...]
     frontier: Points
@@ -84,17 +80,16 @@ def level_of(level: int | str) -> Level:
 
 
 def _pars(length: int, points: Points) -> tuple[Medal, ...]:
-    """The peak of equal segments; that of at most one extra run of each
-    stage; the least with at most L, and with at most 2·L extra runs."""
-    gold, best = (
-        min(peak for peak, time in points if time <= extra)
-        for extra in (length, 2 * length)
-    )
+    """A peak that falls, with at most 2·L extra runs: equal segments reach
+    bronze's, unequal ones silver's, and only nested ones the next. Platinum is
+    the least peak of all, and the fewest runs that it takes."""
+    most, silver = 2 * length, peak_of_runs(length, 2)
+    best, fewest = min(point for point in points if point[1] <= most)
     return (
-        Medal("bronze", least_peak(length), 2 * length),
-        Medal("silver", peak_of_runs(length, 2), length, 2),
-        Medal("gold", gold, length),
-        Medal("platinum", best, 2 * length),
+        Medal("bronze", max(least_peak(length), silver + 1), most),
+        Medal("silver", silver, most),
+        Medal("gold", silver - 1, most),
+        Medal("platinum", best, fewest),
     )
 
 
@@ -160,14 +155,14 @@ class Schedules(Widget):
     name = "schedules"
     positional = ("level", "segments")
 
-    level = Checked(_level, START).tag(sync=True)
+    level = Checked(_level, LEVELS[0]).tag(sync=True)
     segments = traitlets.Any().tag(sync=True)
     label = traitlets.Unicode().tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
     def __init__(
         self,
-        level: int | str = START,
+        level: int | str = LEVELS[0],
         segments: Segments | None = None,
         **traits: Any,
     ) -> None:
@@ -211,9 +206,7 @@ class Schedules(Widget):
         return [
             medal.name
             for medal in level_of(self.level).medals
-            if run.peak <= medal.peak
-            and run.extra_time <= medal.extra
-            and (medal.runs is None or max(run.runs) <= medal.runs)
+            if run.peak <= medal.peak and run.extra_time <= medal.extra
         ]
 
     def sentence(self) -> str:

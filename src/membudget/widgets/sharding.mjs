@@ -14,7 +14,6 @@ import {
   legend,
   lengthAxis,
   lengths,
-  lessMotion,
   line,
   numberField,
   phaseRuns,
@@ -23,6 +22,7 @@ import {
   radios,
   ragged,
   slider,
+  still,
   strip,
   svg,
   table,
@@ -710,7 +710,7 @@ function build({ id, get, set, bound, picture, again }) {
     step() {
       const end = TICKS * plan.moments.length - TICKS / 2;
       if (tick >= end) tick = TICKS / 2;
-      if (lessMotion()) tick += TICKS;
+      if (still()) tick += TICKS;
       else tick = tick < TICKS ? TICKS : tick + 1;
       again();
       return tick < end;

@@ -10,7 +10,6 @@ import {
   html,
   legend,
   LETTER,
-  lessMotion,
   line,
   names,
   PHASE_WORDS,
@@ -21,6 +20,7 @@ import {
   slider,
   stacked,
   stairs,
+  still,
   svg,
   table,
   text,
@@ -488,7 +488,7 @@ function playOnce(picture, { first, step, end }) {
   const begin = ([{ isIntersecting: inView }]) => {
     if (!inView) return;
     seen.disconnect();
-    if (lessMotion() || !first()) return;
+    if (still() || !first()) return;
     const root = picture.closest(".mb-root");
     for (const touch of touches) root.addEventListener(touch, stop);
     timer = setInterval(() => step() || stop(), TICK);

@@ -1,7 +1,7 @@
 """What the tests have to know of the recipes widget."""
 
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 
 from kind import Kind
 
@@ -14,6 +14,7 @@ from membudget.widgets.recipes import BATCHES, TOKENS
 
 def controls(widget):
     return {
+        "recipe": widget.recipe,
         "batch": BATCHES.index(widget.batch),
         "card": widget.card,
         "checkpointed": widget.checkpointed,
@@ -44,17 +45,35 @@ def printed(widget):
     return found
 
 
-def said(widget):
-    found = {recipe: of.peak for recipe, of in peaks(widget).items()}
-    words = [f"{format_bytes(found['fp32'])} in fp32"]
-    if peaks(widget)["master"].at_peak.phase == "optimizer":
-        words += ["master peaks in the optimizer’s step"]
-    if not widget.card:
-        return words
-    card = CARDS[widget.card]
-    fit = [name for name, peak in found.items() if peak <= card.usable]
-    return [*words, *(fit or ["none fits"])]
+HALVED = {
+    "fp32": "each of a weight’s numbers takes 4 bytes",
+    "autocast": "no tile halves, and the 16-bit copy is new",
+    "bf16": "the weight, gradient, Adam’s mean and Adam’s square halve",
+    "master": "the weight and gradient halve, and the fp32 copy is new",
+    "master-fp32-gradients": "the weight halves, and the fp32 copy is new",
+}
 
+
+def said(widget):
+    found = peaks(widget)[widget.recipe]
+    left = CARDS[widget.card].usable - found.peak
+    fits = f"it fits, {format_bytes(left)} free"
+    words = [
+        HALVED[widget.recipe],
+        f"The peak is {format_bytes(found.peak)}",
+        fits if left >= 0 else f"{format_bytes(-left)} too much",
+    ]
+    if widget.recipe != "fp32" and found.at_peak.phase == "optimizer":
+        words.append("At the peak, Adam’s update")
+    return words
+
+
+STATES = [
+    {"recipe": recipe, "batch": batch, "card": card, "checkpointed": on}
+    for recipe, (card, batch, on) in zip(
+        cycle(RECIPES), product(CARDS, (1, 8, 32), (False, True)), strict=False
+    )
+]
 
 KIND = Kind(
     "recipes",
@@ -63,22 +82,19 @@ KIND = Kind(
     controls,
     printed,
     said,
-    states=[
-        {"batch": batch, "card": card, "checkpointed": on}
-        for card, batch, on in product(["", *CARDS], (1, 8, 32), (False, True))
-    ],
+    states=STATES,
     given=[
-        {"batch": 16, "checkpointed": True, "card": "T4"},
-        {"card": "RTX 4090"},
+        {"recipe": "master", "batch": 1, "card": "T4"},
+        {"checkpointed": True, "card": "RTX 4090"},
     ],
-    tabs=("batch", "card", "checkpointed"),
+    tabs=("recipe", "batch", "checkpointed"),
     rest=("batch", {"batch": 32}),
-    spoken={"batch": "batch 8"},
+    spoken={"batch": "batch 16"},
     columns=("recipe", "bytes per parameter", "peak", "of fp32’s", "moment"),
     parts=5,
     moves=[
         (
-            {},
+            {"recipe": recipe},
             [
                 {"batch": batch, "card": card, "checkpointed": on}
                 for batch, card, on in product(
@@ -86,5 +102,6 @@ KIND = Kind(
                 )
             ],
         )
+        for recipe in ("autocast", "master")
     ],
 )

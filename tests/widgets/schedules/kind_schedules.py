@@ -47,7 +47,7 @@ def written(segments):
 
 def controls(widget):
     return {
-        "level": widget.level,
+        "level": str(widget.level),
         "segments": written(widget.segments),
         "moment": widget.run().peak_moment + 1,
     }
@@ -73,7 +73,7 @@ def said(widget):
     if widget.level == BOSS:
         forward = sum(stage.time for stage in level_of(BOSS).stages)
         extra = f"{round(run.extra_time / forward, 3):g} extra passes"
-    return [units, extra, *widget.medals()]
+    return [units, extra, *widget.medals()[-1:]]
 
 
 NESTED = [[[0, 1, 2], 3, 4], [5, 6], 7, 8]
@@ -94,11 +94,11 @@ KIND = Kind(
     given=[
         {"level": 12, "segments": platinum(12), "label": "mine <&>"},
         {"level": BOSS, "segments": equal_segments(24, 12)},
-        {"segments": [[[0, 1]], 2, *range(3, 16)]},
+        {"segments": [[[0, 1]], 2, *range(3, 9)]},
     ],
-    tabs=("level", "play"),
+    tabs=("level", "next", "play"),
     rest=None,
-    spoken={"moment": "stage 15 goes backward"},
+    spoken={"moment": "stage 8 goes backward"},
     columns=("units at the peak", "yours", "no segments"),
     parts=6,
     moves=[({"level": 36}, [{"segments": platinum(36)}])],

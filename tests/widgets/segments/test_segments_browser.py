@@ -145,7 +145,7 @@ def test_the_step_is_played(show):
     """One moment for each press where less motion is wanted."""
     page = show(Segments(), reduced_motion="reduce")
     play = control(page, "play")
-    assert play.inner_text() == "Next"
+    assert play.inner_text() == "Step"
     assert "24 of 54: layer 16 goes backward" in texts(page)
     play.click()
     assert "1 of 54: layer 1 runs, its tape is not kept" in texts(page)

@@ -244,7 +244,7 @@ def test_who_wants_less_motion_gets_single_steps(show):
     page = show(Timeline(), reduced_motion="reduce")
     for moment in (0, 1):
         control(page, "play").click()
-        assert control(page, "play").inner_text() == "Next"
+        assert control(page, "play").inner_text() == "Step"
         agree(page, moment=moment)
     control(page, "moment").press("End")
     control(page, "play").click()  # it begins anew

@@ -1,0 +1,67 @@
+"""What people type into a search, and the page that answers it.
+
+Sphinx ranks pages by how often a word is on them. An entry of its index counts
+more than any word, so each page has those that should find it first.
+"""
+
+from sphinx import addnodes
+
+TYPED = {
+    "chapters/01_measuring": ["nvidia-smi", "reserved memory"],
+    "chapters/01a_caching_allocator": [
+        "fragmentation",
+        "expandable_segments",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "empty_cache",
+    ],
+    "chapters/01b_when_it_runs_out": [
+        "OOM",
+        "out of memory",
+        "CUDA out of memory",
+        "torch.OutOfMemoryError",
+        "memory leak",
+    ],
+    "chapters/02_ledger": ["flash attention", "8-bit Adam", "bitsandbytes"],
+    "chapters/02b_five_calculators": ["LoRA", "QLoRA", "PEFT", "calculator"],
+    "chapters/03_accumulation": [
+        "batch size",
+        "gradient accumulation",
+        "micro-batch",
+    ],
+    "chapters/04_checkpointing": [
+        "gradient checkpointing",
+        "activation checkpointing",
+        "recomputation",
+    ],
+    "chapters/04b_what_to_keep": ["selective checkpointing"],
+    "chapters/06_precision": [
+        "bf16 T4",
+        "T4 bf16",
+        "mixed precision",
+        "autocast",
+        "AMP",
+        "loss scale",
+        "GradScaler",
+    ],
+    "chapters/06a_every_bit": ["fp8"],
+    "chapters/07_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
+    "labs/lab4_fsdp": ["offload", "CPU offload"],
+}
+
+
+ANSWERED = {typed.lower() for page in TYPED.values() for typed in page}
+
+
+def add(app, doctree, docname):
+    """Give a page its entries; the glossary's own would be as high."""
+    for index in doctree.findall(addnodes.index):
+        index["entries"] = [
+            entry
+            for entry in index["entries"]
+            if entry[1].lower() not in ANSWERED
+        ]
+    entries = [
+        ("single", typed, "", "main", None) for typed in TYPED.get(docname, [])
+    ]
+    if entries:
+        doctree.insert(0, addnodes.index(entries=entries))

@@ -1,0 +1,46 @@
+"""A search leads first to the page that answers it."""
+
+import pytest
+from project import pages
+
+from book._ext import find
+
+TYPED = {
+    "OOM": "chapters/01b_when_it_runs_out",
+    "CUDA out of memory": "chapters/01b_when_it_runs_out",
+    "fragmentation": "chapters/01a_caching_allocator",
+    "flash attention": "chapters/02_ledger",
+    "8-bit Adam": "chapters/02_ledger",
+    "LoRA": "chapters/02b_five_calculators",
+    "QLoRA": "chapters/02b_five_calculators",
+    "batch size": "chapters/03_accumulation",
+    "gradient checkpointing": "chapters/04_checkpointing",
+    "bf16 T4": "chapters/06_precision",
+    "DeepSpeed": "chapters/07_sharding",
+    "FSDP": "chapters/07_sharding",
+    "offload": "labs/lab4_fsdp",
+}
+
+
+def test_no_entry_is_of_a_page_that_is_gone():
+    assert set(find.TYPED) <= set(pages())
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_the_page_that_answers_is_first(window, site, typed):
+    page = window("desktop")
+    page.goto(f"{(site / 'search.html').as_uri()}?q={typed}")
+    first = page.locator("#search-results li a").first
+    assert first.get_attribute("href", timeout=10_000).startswith(
+        f"{TYPED[typed]}.html"
+    )
+
+
+def test_the_way_to_search_stays_when_the_menu_scrolls(window, site):
+    page = window("desktop")
+    page.goto((site / "chapters/09_claims.html").as_uri())
+    menu = page.locator(".bd-sidebar-primary")
+    menu.evaluate("(it) => it.scrollTo(0, it.scrollHeight)")
+    assert menu.evaluate("(it) => it.scrollTop") > 200
+    button = menu.locator(".search-button__button").bounding_box()
+    assert 0 <= button["y"] < 50
