@@ -5,6 +5,7 @@ from pathlib import Path
 from membudget.widgets import bundle
 
 WIDE_FONT = "body, .mb-root { font-family: 'DejaVu Sans', Verdana; }"
+BOOK_FONT = WIDE_FONT + "html { font-size: 17px; }"
 ROOT = Path(__file__).resolve().parents[2]
 HOST = ROOT / "book" / "_static" / "widget-host.js"
 DARK = """
@@ -272,6 +273,11 @@ def colours(page, selector):
 TOPS = """() => [...document.querySelectorAll(".mb-picture")]
   .map((e) => Math.round(e.getBoundingClientRect().top + scrollY)).join()"""
 """Where the pictures begin, for `walk`."""
+
+BELOW = """(root) =>
+  Math.round(root.querySelector(".mb-fold").getBoundingClientRect().top +
+             scrollY)"""
+"""Where what stands below the sentence begins, for `walk`."""
 
 IMMEDIATE = """() => {
   const later = window.setTimeout;

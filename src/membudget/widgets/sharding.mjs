@@ -1,7 +1,6 @@
 import {
   PHASE_WORDS,
-  axes,
-  budgetLine,
+  byteCell,
   checkBox,
   choice,
   dot,
@@ -10,15 +9,20 @@ import {
   formatBytes,
   formatNumber,
   grouped,
-  heights,
   html,
+  laid,
   legend,
+  lengthAxis,
+  lengths,
+  line,
   numberField,
   phaseRuns,
   player,
   plural,
   radios,
+  ragged,
   slider,
+  still,
   strip,
   svg,
   table,
@@ -26,14 +30,16 @@ import {
   widget,
 } from "./base.mjs";
 
-/* Ranks as cards: what each holds, and the shards that they send each other.
+/* Ranks as cards in a ring: what each keeps, what it borrows for the block at
+   work, and the slices that they send each other.
 
    describe(state): the bytes; their coefficients come from Python (tables).
    step(state): the moments of a training step.
-   layout(state, width, moment): where everything stands in the picture. */
+   layout(state, width, tick): where everything stands in the picture. */
 
 const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
 const OWN = "own number"; // of parameters
+const TICKS = 10; // of a moment that is played
 
 const PARTS = {
   parameters: "parameters (P)",
@@ -42,7 +48,8 @@ const PARTS = {
   optimizer: "optimizer states (O)",
 };
 
-const ROWS = ["parameters", "gradients", "optimizer"];
+const ROWS = ["parameters", "gradients", "optimizer"]; // kept
+const TRAYS = { block: "parameters", whole: "gradients" }; // borrowed
 
 // ---- numbers -------------------------------------------------------------
 
@@ -74,6 +81,18 @@ function held(state, stage, ranks) {
   return { parameters, gradients, waiting: whole - gradients, optimizer };
 }
 
+/* What a rank has on top of it while a block is at work: the whole block, where
+   it keeps slices. */
+function borrowed(state, stage, ranks) {
+  const [, each, , gathered] = row(state.tables.recipes, state.recipe);
+  const [parameters, gradients] = splitOf(state, stage);
+  const count = ranks > 1 ? Math.ceil(countOf(state) / state.blocks) : 0;
+  return {
+    block: parameters ? count * gathered : 0,
+    whole: gradients && !waits(state) ? count * each[1] : 0,
+  };
+}
+
 /* Bytes that are sent for each parameter, without (N - 1)/N. */
 function moved({ tables, recipe, ...state }, stage) {
   const place = tables.stages.findIndex(([name]) => name === stage);
@@ -88,11 +107,14 @@ export function describe(state) {
   const card = cardOf(state);
   const of = (stage) => {
     const parts = held(state, stage, state.ranks);
+    const lent = borrowed(state, stage, state.ranks);
     const each = moved(state, stage);
     const whole = countOf(state) * sum(each);
-    const fits = (ranks) => sum(held(state, stage, ranks)) <= card;
+    const most = (ranks) =>
+      sum(held(state, stage, ranks)) + sum(borrowed(state, stage, ranks));
+    const fits = (ranks) => most(ranks) <= card;
     return {
-      ...{ parts, bytes: sum(parts), each },
+      ...{ parts, lent, each, bytes: sum(parts), most: most(state.ranks) },
       sent: whole - Math.ceil(whole / state.ranks),
       fits: card ? fits(state.ranks) : null,
       fewest: (card && RANKS.find(fits)) || null,
@@ -108,22 +130,24 @@ export function describe(state) {
 export const PHASES = {
   rest: ["rest", ["Between two steps"],
     ["Play a step, or drag along it.", "F is forward, B is backward."]],
-  gather: ["parameters", ["gather"],
-    ["All-gather: each passes its slice on,", "block by block."]],
+  gather: ["parameters", ["all-gather", "gather"],
+    ["Each passes a slice on, until", "all have the whole block."]],
   forward: ["phase-forward", PHASE_WORDS.forward,
     ["Each rank runs this", "on its own samples."]],
   free: ["phase-optimizer", ["free"],
-    ["After each block, each keeps", "its own slice alone."]],
+    ["The block’s parameters go.", "Each keeps its own slice."]],
+  others: ["rest", ["and so on", "…"],
+    ["The other blocks do the same,", "one after the other."]],
   backward: ["phase-backward", PHASE_WORDS.backward,
     ["Each rank has whole gradients,", "of its own samples alone."]],
-  reduce: ["gradients", ["reduce"],
-    ["Reduce-scatter: each passes a slice on,", "the next adds its own."]],
-  spread: ["gradients", ["gather"],
-    ["All-gather ends the all-reduce:", "each passes a sum on."]],
+  reduce: ["gradients", ["reduce-scatter", "reduce"],
+    ["Each passes a slice on,", "and the next adds its own."]],
+  spread: ["gradients", ["all-gather", "gather"],
+    ["This ends the all-reduce:", "each passes a sum on."]],
   optimizer: ["phase-optimizer", ["optimizer step", "step"],
     ["Each rank updates what it has", "the optimizer states of."]],
-  renew: ["parameters", ["gather"],
-    ["All-gather: each passes its new", "parameters on, until all have all."]],
+  renew: ["parameters", ["all-gather", "gather"],
+    ["Each passes its new parameters", "on, until all have all."]],
 };
 
 /** The ranks that are drawn: their numbers, and null for those between. */
@@ -131,7 +155,7 @@ export const drawnOf = (ranks) =>
   ranks > 4 ? [0, 1, 2, null, ranks - 1] : [...Array(ranks).keys()];
 
 /* What each drawn rank has of each slice: its "own", "lent" for a while,
-   a "part" of a sum that is not done, or nothing. */
+   a "part" of a sum that is not done, "room" for one, or nothing. */
 function slices({ ranks }, split, have = "own") {
   const all = drawnOf(ranks).map((_, i) => i);
   return all.map((s) => all.map((j) => (!split || s === j ? have : "")));
@@ -144,22 +168,30 @@ export function atRest(state) {
     splitOf(state, state.stage).map((split) => slices(state, split));
   const others = waits(state) ? "part" : "";
   const all = gradients.map((row) => row.map((have) => have || others));
+  const none = slices(state, false, "");
   const cells = { parameters, gradients: all, optimizer };
-  return { phase: "rest", batch: "", moves: [], cells };
+  const trays = { block: none, whole: none };
+  return { phase: "rest", batch: "", moves: [], cells: { ...cells, ...trays } };
 }
 
 /** The moments of a step. In each round of a ring every rank sends a slice to
-    the next (`moves`), and in the moment after it the slice is there. */
+    the next (`moves`), and in the moment after it the slice is there. Of the
+    blocks the first of each pass is followed. */
 export function step(state) {
+  const { blocks, accumulation_steps: steps } = state;
   const [parameters, gradients, optimizer] = splitOf(state, state.stage);
-  const steps = state.accumulation_steps;
-  const { cells } = atRest(state);
-  cells.gradients = slices(state, false, "");
+  const { cells } = structuredClone(atRest(state));
   const count = cells.gradients.length;
+  const all = (have) => slices(state, false, have);
+  const [gathers, reduces] = [parameters, gradients && !waits(state)].map(
+    (split) => split && count > 1,
+  );
+  cells.gradients = slices(state, gradients && !waits(state), "room");
   const moments = [];
   let batch = "";
+  let block = "";
   const add = (phase, moves = []) =>
-    moments.push({ phase, batch, moves, cells: structuredClone(cells) });
+    moments.push({ phase, batch, block, moves, cells: structuredClone(cells) });
   const ring = (phase, part, first, arrive) => {
     for (let round = 1; round < count; round += 1) {
       const moves = cells[part].map((_, from) => {
@@ -172,24 +204,56 @@ export function step(state) {
   };
   const gather = (phase, part, have) =>
     ring(phase, part, -1, (of, { to, slice }) => (of[to][slice] = have));
-  const reduce = () =>
-    ring("reduce", "gradients", 0, (of, { from, to, slice }, last) => {
-      of[from][slice] = gradients ? "" : "part";
+  const reduce = (part, frees) =>
+    ring("reduce", part, 0, (of, { from, to, slice }, last) => {
+      of[from][slice] = frees ? "" : "part";
       of[to][slice] = last ? "own" : "part";
     });
-  const free = () => (cells.parameters = slices(state, parameters));
+  const borrow = () => {
+    if (!gathers) return;
+    cells.block = slices(state, true, "lent");
+    gather("gather", "block", "lent");
+  };
+  const free = () => {
+    cells.block = all("");
+    if (gathers) add("free");
+  };
+  const others = (lent) => {
+    Object.assign(cells, lent);
+    block = `${blocks - 1} more`;
+    if (blocks > 1) add("others");
+    Object.assign(cells, { block: all(""), whole: all("") });
+    block = "";
+  };
+  const numbered = (number, one) => {
+    if (one) block = `block ${number} of ${blocks}`;
+  };
   for (const number of new Set([1, steps])) {
     if (steps > 1) batch = `micro-batch ${number}`;
-    if (parameters) gather("gather", "parameters", "lent");
+    numbered(1, gathers);
+    borrow();
     add("forward");
     free();
-    if (parameters) add("free");
-    if (parameters) gather("gather", "parameters", "lent");
-    cells.gradients = slices(state, false, count > 1 ? "part" : "own");
+    if (gathers) others({ block: all("lent") });
+    numbered(blocks, gathers || reduces);
+    borrow();
+    if (reduces) cells.whole = all("part");
+    else cells.gradients = all(count > 1 ? "part" : "own");
     add("backward");
     free();
+    if (reduces) {
+      reduce("whole", true);
+      cells.whole = all("");
+      cells.gradients = slices(state, true);
+    }
+    if (gathers || reduces) {
+      others({
+        block: all(gathers ? "lent" : ""),
+        whole: all(reduces ? "part" : ""),
+      });
+    }
     if (waits(state) && number < steps) continue;
-    reduce();
+    if (!reduces) reduce("gradients", gradients);
     if (!optimizer) gather("spread", "gradients", "own");
   }
   batch = "";
@@ -199,6 +263,16 @@ export function step(state) {
     gather("renew", "parameters", "own");
   }
   return moments;
+}
+
+/** Bytes that a rank holds at a moment: its own, and of the block what has
+    come, or is not yet gone. */
+export function bytesAt({ bytes, lent }, { cells }) {
+  const have = (tray) => {
+    const [row] = cells[tray];
+    return (lent[tray] * row.filter(Boolean).length) / row.length;
+  };
+  return bytes + have("block") + have("whole");
 }
 
 // ---- words ---------------------------------------------------------------
@@ -213,18 +287,21 @@ export function sentence(state, all = describe(state)) {
     return times === "1" ? ", as much as DDP" : `, ${times} times ${more} DDP`;
   };
   const wait = n.parts.waiting;
-  const waiting = wait ? ` (${formatBytes(wait)} wait to be reduced)` : "";
+  const waiting = wait ? ` (${formatBytes(wait)} not yet reduced)` : "";
   const less = against(ddp.bytes / n.bytes, "less than");
+  const lent = sum(n.lent);
+  const borrows = `, and borrows ${formatBytes(lent)} for a block`;
   const more = against(sum(n.each) / sum(ddp.each), "as much as");
   const sends = `Each sends ${formatBytes(n.sent)} per step${more}.`;
   const never = card !== "none" && !n.fewest;
-  const least = ranks > 1 && n.fewest === ranks;
+  const least = !wait && ranks > 1 && n.fewest === ranks;
   return (
     `${nameOf(state, stage)} on ${plural(ranks, "rank")}: each holds ` +
-    `${formatBytes(n.bytes)} of model states${waiting}${less}. ` +
+    `${formatBytes(n.bytes)}${waiting}${less}` +
+    `${lent ? borrows : ""}. ` +
     (ranks === 1 ? "Nothing is sent." : sends) +
-    (never ? " No number of ranks makes them fit." : "") +
-    (least ? " Half as many ranks would be too few." : "")
+    (never ? " No number of ranks fits." : "") +
+    (least ? " Half the ranks would be too few." : "")
   );
 }
 
@@ -235,51 +312,79 @@ function titleOf({ model, recipe, tables }) {
 }
 
 /* What everybody sees, what it is of, and what it is compared with. */
-function verdict(state, { bytes, fits, parts }) {
-  const [size, card] = [formatBytes(bytes), cardOf(state)];
-  const what = parts.waiting
-    ? "States between micro-batches"
-    : "Model states between two steps";
-  if (fits === null) return [`${size} per rank`, what, "no card is chosen"];
-  const over = formatBytes(Math.abs(card - bytes));
+function verdict(state, { bytes, fits, lent, most }) {
+  const card = cardOf(state);
+  const borrows = sum(lent) ? `, borrows ${formatBytes(sum(lent))}` : "";
+  const small = `keeps ${formatBytes(bytes)}${borrows}`;
+  if (fits === null) return [`${formatBytes(most)} at most`, small, ""];
+  const over = formatBytes(Math.abs(card - most));
   const big = fits ? `fits, ${over} left` : `${over} too much`;
-  const usable = `${state.card}: ${formatBytes(card)} usable`;
-  return [big, `${what}: ${size}`, usable];
+  return [big, small, `${state.card}: ${formatBytes(card)} usable`];
 }
 
 const NOTE =
-  "Each box is a card’s usable memory. A bar with a break is not to scale " +
-  "above it. Of the cells below, a column is a slice: a " +
-  "filled one is on this rank, a pale one for a while, a hatched pale one " +
-  "is not yet reduced, a dotted one stands for many. Ranks send in a ring. " +
-  "Split gradients are reduced after each block of the backward pass. " +
-  "Activations, gathered blocks and buffers are not counted. ZeRO-1 and " +
+  "Each card is a rank, and each row a part of the states. A column is a " +
+  "slice: a filled one is on this rank, a pale one is borrowed, a hatched " +
+  "pale one is not yet reduced, a hollow one is room for a gradient. With " +
+  "more than four ranks one card, and its slice, stand for many. The card " +
+  "grows by the block that it borrows; the dashed line is the most so far. " +
+  "The bar below is to scale: what a rank keeps, then what it borrows. The " +
+  "blocks are equal, and one at a time is at work; FSDP2 begins the next " +
+  "before one is done. Activations and buffers are not counted. ZeRO-1 and " +
   "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
   "FSDP2’s zero-2 for every micro-batch.";
 
 // ---- geometry ------------------------------------------------------------
 
-/* Parts on each other: where each begins and ends. */
-function pile(parts, at) {
-  let end = 0;
-  return Object.entries(parts)
-    .filter(([, size]) => size)
-    .map(([part, size]) => ({ part, from: at(end), to: at((end += size)) }));
+/* Where the cards of a ring stand, as shares of the room for them. */
+const RING = {
+  1: [[0.12, 0.5]],
+  2: [[0.12, 0.5], [0.88, 0.5]],
+  4: [[0.12, 0], [0.88, 0], [0.88, 1], [0.12, 1]],
+  5: [[0.5, 0], [1, 0.08], [0.88, 1], [0.12, 1], [0, 0.08]],
+};
+
+const LETTERS = 17; // beside the slices
+
+/* Sizes of a card; its trays stand above what it keeps. */
+function sizesOf(count, width, wide) {
+  const most = wide ? 176 : 0.26 * width;
+  const [row, tray] = wide ? [18, 22] : [13, 15];
+  const seat = Math.min(3 * row, (most - LETTERS - 4) / count);
+  const kept = 3 * row + 6;
+  const tall = kept + 2 * tray + 5;
+  return { row, tray, seat, kept, tall, wide: LETTERS + 4 + seat * count };
 }
 
-/* The drawn ranks, their bars and their cells. */
-function stations({ ranks }, { left, right, tall }) {
+/* Boxes of the drawn ranks: with their trays they fill them. */
+function stations({ ranks }, size, width, height) {
   const drawn = drawnOf(ranks);
-  const slot = (right - left) / drawn.length;
-  const cell = Math.min(tall, (slot - 20) / drawn.length);
-  const width = Math.min(0.66 * slot, 70);
-  const half = (cell * drawn.length) / 2;
   return drawn.map((rank, i) => {
-    const middle = left + (i + 0.5) * slot;
-    const bar = { x: middle - width / 2, width };
-    return { rank, middle, bar, cell, from: middle - half, to: middle + half };
+    const [across, down] = RING[drawn.length][i];
+    const x = 2 + across * (width - size.wide - 4);
+    return { rank, x, y: 4 + down * (height - size.tall - 26) };
   });
 }
+
+/* The rows of the cards at a moment, from the bottom up: { part, y, height },
+   where y is above the bottom. */
+function rowsAt({ cells }, { row, tray, kept }) {
+  const own = [...ROWS].reverse().map((part, i) => ({ part, at: i * row + 3 }));
+  const open = Object.keys(TRAYS).filter((key) =>
+    cells[key].flat().some(Boolean),
+  );
+  const lent = open.map((part, i) => ({ part, at: kept + 3 + i * tray }));
+  return [
+    ...own.map(({ part, at }) => ({ part, y: at + row - 2, height: row - 3 })),
+    ...lent.map(({ part, at }) => ({ part, y: at + tray - 2, height: tray - 3 })),
+  ];
+}
+
+/* How tall the cards are at a moment. */
+const tallAt = (moment, size) => {
+  const open = rowsAt(moment, size).length - ROWS.length;
+  return size.kept + (open ? 5 + open * size.tray : 0);
+};
 
 /* Where moments begin; a round of a ring is short. */
 function edgesOf(moments, { left, right }) {
@@ -291,50 +396,52 @@ function edgesOf(moments, { left, right }) {
   return ends.map((end) => left + ((right - left) * end) / ends.at(-1));
 }
 
-/* The heights of bytes. What is too high is pressed together above the card,
-   so that all of its parts are seen. */
-function scale(axis, { top }, card, bytes) {
-  if (axis.y(bytes) >= top) return axis.y;
-  const edge = axis.y(card);
-  const press = (edge - top) / (bytes - card);
-  return (size) => (size > card ? edge - (size - card) * press : axis.y(size));
+/* The bar of a rank: what it keeps, then what it borrows. */
+function barOf(state, plot, n, width, before) {
+  const card = cardOf(state);
+  const top = card ? 1.3 * card : 1.05 * describe(state).ddp.bytes;
+  const { x, ...axis } = lengths(plot, top, width);
+  const old = before ? describe(before)[before.stage].most : n.most;
+  const middle = n.bytes + n.lent.block;
+  return {
+    ...{ axis, beyond: n.most > top, limit: card && x(card), end: x(n.most) },
+    kept: laid(n.parts, x).filter(({ width }) => width),
+    lent: [
+      { tray: "block", x: x(n.bytes), width: x(middle) - x(n.bytes) },
+      { tray: "whole", x: x(middle), width: x(n.most) - x(middle) },
+    ].filter(({ width }) => width),
+    ghost: old !== n.most && old <= top ? x(old) : null,
+  };
 }
 
-/** Where everything stands; the first and the last moment are at rest. */
-export function layout(state, width, moment = 0, before = null) {
-  const [all, rest] = [describe(state), atRest(state)];
+/** Where everything stands at a tick of the step; the first and the last
+    moment are at rest. */
+export function layout(state, width, tick = TICKS / 2, before = null) {
+  const rest = atRest(state);
   const moments = [rest, ...step(state), rest];
-  const n = all[state.stage];
-  const wide = width >= 560;
-  const right = wide ? Math.round(0.57 * width) : width - 4;
-  const size = wide ? { bottom: 214, tall: 17 } : { bottom: 180, tall: 12 };
-  const plot = { left: 34, right, top: 70, ...size };
-  const card = cardOf(state);
-  const axis = heights(plot, card ? 1.3 * card : 1.05 * all.ddp.bytes);
-  if (card) axis.ticks = axis.ticks.filter(({ y }) => y >= axis.y(card));
-  const old = before ? describe(before)[before.stage].bytes : n.bytes;
-  const ghost = old !== n.bytes && axis.y(old) >= plot.top;
-  const track = plot.bottom + 58 + 3 * plot.tall;
-  const under = track + (wide ? 82 : 99);
-  const charts = wide
-    ? { x: right + 24, y: 18, width: width - right - 24, pitch: 28 }
-    : { x: 0, y: under + 12, width, pitch: 19 };
+  const moment = Math.min(Math.floor(tick / TICKS), moments.length - 1);
+  const way = Math.min(tick / TICKS - moment, 1); // gone of the moment
+  const n = describe(state)[state.stage];
+  const wide = width >= 700;
+  const count = drawnOf(state.ranks).length;
+  const size = sizesOf(count, width, wide);
+  const ring = wide ? 304 : 236;
+  const words = wide ? { 2: 50, 5: 145 }[count] ?? 118 : ring + 12;
+  const plot = { left: 4, right: width - 4 };
+  const track = wide ? ring + 10 : words + 74;
   const edges = edgesOf(moments, plot);
-  const middle = (edges[moment] + edges[moment + 1]) / 2;
+  const result = track + (wide ? 52 : 50);
+  const bar = result + (wide ? 26 : 53);
   return {
-    ...{ plot, axis, moments, moment, edges, track, charts },
-    now: moments[moment],
-    cursor: { x: middle, y: track + 3.5 },
-    card: card && axis.y(card),
-    boxes: pile(n.parts, scale(axis, plot, card, n.bytes)),
-    broken: axis.y(n.bytes) < plot.top,
-    ghost: ghost ? axis.y(old) : null,
-    stations: stations(state, plot),
-    rows: ROWS.map((_, i) => plot.bottom + 28 + (plot.tall + 3) * i),
+    ...{ plot, size, moments, moment, way, edges, track, words, wide, n },
+    ...{ result, now: moments[moment], middle: wide ? width / 2 : 2 },
+    stations: stations(state, size, width, ring),
+    cursor: { x: edges[moment] + way * (edges[moment + 1] - edges[moment]) },
+    bar: { y: bar, ...barOf(state, plot, n, width, before) },
     verdict: verdict(state, n),
     pause: n.parts.waiting ? "Between micro-batches" : PHASES.rest[1][0],
     over: n.fits === false,
-    height: wide ? under : charts.y + 7 * charts.pitch + 63,
+    height: bar + 46,
   };
 }
 
@@ -342,12 +449,13 @@ export function layout(state, width, moment = 0, before = null) {
 export const momentAt = ({ edges }, x) =>
   edges.slice(1, -1).filter((edge) => edge <= x).length;
 
-/** Which moment it is, in words. */
+/* Which moment it is, in words: what runs, and its place in the step. */
 function momentOf({ now, moment, moments, pause }) {
   const [, [head]] = PHASES[now.phase];
-  if (now.phase === "rest") return pause;
+  if (now.phase === "rest") return [pause, ""];
   const place = `${moment} of ${moments.length - 2}`;
-  return [place, now.batch, head].filter(Boolean).join(", ");
+  const of = [place, now.batch].filter(Boolean).join(", ");
+  return [[head, now.block].filter(Boolean).join(", "), of];
 }
 
 // ---- drawing -------------------------------------------------------------
@@ -355,150 +463,190 @@ function momentOf({ now, moment, moments, pause }) {
 const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 
-function* drawCards(id, { plot, card, ghost, over, ...plan }, ranks) {
-  const { top, bottom } = plot;
-  const [big, small, usable] = plan.verdict;
-  const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
-  const rect = (box, name) => svg("rect", { ...box, class: name });
-  yield* axes(plot, plan.axis);
-  yield text(2, 21, big, { class: look });
-  yield text(2, 41, small);
-  yield text(plot.right, top - 11, usable, END);
-  const budget = card ? budgetLine(id, plot, card, over) : [];
-  yield* budget.slice(0, -1);
-  for (const { rank, bar, middle } of plan.stations) {
-    const name = rank === null ? `${ranks - 4} more` : rank || "rank 0";
-    yield text(middle, bottom + 18, name, MIDDLE);
-    if (rank === null) {
-      yield text(middle, (top + bottom) / 2, "…", MIDDLE);
-      continue;
-    }
-    const above = (y) => ({ ...bar, y, height: bottom - y });
-    if (card) yield rect(above(card), "mb-card");
-    for (const { part, from, to } of plan.boxes) {
-      yield* filled(id, part, "rect", { ...bar, y: to, height: from - to });
-    }
-    if (ghost !== null) yield rect(above(ghost), "mb-ghost");
-    const tooth = `l${bar.width / 12} -4l${bar.width / 12} 4`;
-    const d = `M${bar.x} ${card - 4}${tooth.repeat(6)}`;
-    if (plan.broken) yield svg("path", { d, class: "mb-break" });
-  }
-  yield* budget.slice(-1);
+/* What is borrowed, or one's own. */
+const drawPart = (id, part, have, box) =>
+  have === "lent"
+    ? [svg("rect", { ...box, class: `mb-fill-${part} mb-lent` })]
+    : filled(id, have === "part" ? "waiting" : part, "rect", box);
+
+function* drawSlice(id, part, have, box) {
+  if (have && have !== "room") yield* drawPart(id, part, have, box);
+  yield svg("rect", { ...box, class: have === "room" ? "mb-room" : "mb-cell" });
 }
 
-/* The slices on each rank. */
-function* drawSlices(id, { plot, stations, rows, now }) {
-  for (const [i, part] of ROWS.entries()) {
-    const [y, height] = [rows[i], plot.tall];
-    yield text(plot.left - 6, y + height - 3, part[0].toUpperCase(), END);
-    for (const [s, { from, cell }] of stations.entries()) {
-      for (const [j, have] of now.cells[part][s].entries()) {
-        const box = { x: from + j * cell, y, width: cell - 1, height };
-        const lent = `mb-fill-${part} mb-lent`;
-        if (have === "lent") yield svg("rect", { ...box, class: lent });
-        else if (have) {
-          const name = have === "part" ? "waiting" : part;
-          yield* filled(id, name, "rect", box);
-        }
-        yield svg("rect", { ...box, class: "mb-cell" });
-        const middle = box.x + (cell - 1) / 2;
-        const many = stations[j].rank === null;
-        const look = { ...MIDDLE, class: "mb-value" };
-        if (many) yield text(middle, y + height / 2 + 1, "…", look);
-      }
+/* The place of a slice in a card. */
+function seat({ size }, { x, y }, { y: up, height }, slice) {
+  const left = x + LETTERS + slice * size.seat;
+  return { x: left, y: y + size.tall - up, width: size.seat - 2, height };
+}
+
+/* The blocks that are not followed come and go while the moment passes. */
+const breathes = ({ now, way }) =>
+  now.phase === "others" && Math.floor(6 * way + 1) % 2 === 1;
+
+/* Bytes on each rank, as the picture shows them. */
+const bytesNow = ({ n, now, ...plan }) =>
+  formatBytes(breathes({ now, ...plan }) ? n.bytes : bytesAt(n, now));
+
+/* How tall the cards are, on their way from the moment before, and the most
+   so far. */
+function swelling({ moments, moment, way, size, now, ...plan }) {
+  const tall = moments.slice(0, moment + 1).map((one) => tallAt(one, size));
+  const [before, goal] = [tall.at(-2) ?? tall[0], tall.at(-1)];
+  const shut = breathes({ now, way, ...plan }) ? size.kept : goal;
+  return {
+    height: before + (shut - before) * Math.min(3 * way, 1),
+    most: Math.max(...tall),
+  };
+}
+
+function* drawCard(id, plan, { rank, x, y }, place, ranks) {
+  const { size, now, wide } = plan;
+  const { height, most } = swelling(plan);
+  const bottom = y + size.tall;
+  const box = { x, y: bottom - height, width: size.wide, height, rx: 5 };
+  const behind = rank === null ? [8, 4] : [];
+  for (const by of behind) {
+    const deck = { ...box, x: x + by - 4, y: box.y - by + 2, class: "mb-deck" };
+    yield svg("rect", deck);
+  }
+  yield svg("rect", { ...box, class: "mb-card" });
+  const rows = rowsAt(now, size).slice(0, breathes(plan) ? 3 : undefined);
+  for (const row of rows) {
+    const part = TRAYS[row.part] ?? row.part;
+    const { y: top } = seat(plan, { x, y }, row, 0);
+    yield text(x + 4, top + row.height - 1, part[0].toUpperCase());
+    for (const [slice, have] of now.cells[row.part][place].entries()) {
+      const of = seat(plan, { x, y }, row, slice);
+      yield* drawSlice(id, part, have, of);
     }
   }
+  if (most > size.kept) {
+    const y = bottom - most;
+    yield line(x, y, x + size.wide, y, "mb-mark");
+  }
+  const name = rank === null ? `${ranks - 4} more` : rank || "rank 0";
+  const bytes = `: ${bytesNow(plan)}`;
+  const words = wide && rank !== null ? name + bytes : name;
+  yield text(x + size.wide / 2, bottom + 15, words, MIDDLE);
 }
 
-/* The slices on their way: from each rank to the next, and from the last,
-   below all of them, to the first. */
-function* drawMoves(id, { plot, stations, rows, now }) {
-  for (const { part, from, to } of now.moves) {
-    const [start, end] = [stations[from].to, stations[to].from];
-    const y = rows[ROWS.indexOf(part)] + plot.tall / 2;
-    const low = rows[2] + plot.tall + 12;
-    const back = to < from;
-    const way = back ? `h5V${low}H${end - 6}V${y}` : `H${end - 4}`;
-    yield svg("path", { d: `M${start} ${y}${way}`, class: "mb-way" });
-    const head = `M${end - 6} ${y - 4}l5 4l-5 4z`;
-    yield svg("path", { d: head, class: "mb-head" });
-    const room = stations[1].from - stations[0].to;
-    const width = Math.min(plot.tall - 3, room - 11);
-    const x = (start + end - width) / 2 - (back ? 0 : 3);
-    const box = { x, y: (back ? low : y) - width / 2, width, height: width };
-    yield* filled(id, part, "rect", box);
+/* The way from each card to the next. */
+function* drawWays({ stations, size, now }) {
+  if (stations.length < 2) return;
+  const [wide, tall] = [size.wide / 2 + 5, size.tall / 2 + 5];
+  const name = 17; // below a card
+  for (const [i, from] of stations.entries()) {
+    const to = stations[(i + 1) % stations.length];
+    const [dx, dy] = [to.x - from.x, to.y - from.y];
+    const [out, into] = [name, 0].map((more) => {
+      const room = tall + (dy > 0 ? more : name - more);
+      return Math.min(wide / Math.abs(dx), room / Math.abs(dy));
+    });
+    const beside = stations.length > 2 ? 0 : Math.sign(dx) * -12;
+    const [x, y] = [from.x + wide - 5, from.y + tall - 5 + beside];
+    const length = Math.hypot(dx, dy) * (1 - out - into);
+    const turn = (Math.atan2(dy, dx) * 180) / Math.PI;
+    const look = now.moves.length ? "mb-way" : "mb-way mb-still";
+    const d = `M0 0H${length.toFixed(1)}m-6 -4l6 4l-6 4`;
+    const at = `translate(${x + out * dx} ${y + out * dy}) rotate(${turn})`;
+    yield svg("path", { d, transform: at, class: look });
   }
 }
 
-/* The step, where it is, and what happens. */
+/* The slices on their way. */
+function* drawMoves(id, plan) {
+  const { now, size, stations, way } = plan;
+  const rows = rowsAt(now, size);
+  for (const { part, from, to, slice } of now.moves) {
+    const row = rows.find((one) => one.part === part);
+    const [start, end] = [from, to].map((of) =>
+      seat(plan, stations[of], row, slice),
+    );
+    const go = (a, b) => a + (b - a) * way;
+    const box = { ...start, x: go(start.x, end.x), y: go(start.y, end.y) };
+    const { phase } = now;
+    const kind = phase === "reduce" ? "waiting" : TRAYS[part] ?? part;
+    yield svg("rect", { ...box, class: "mb-under" });
+    yield* filled(id, kind, "rect", box);
+    yield svg("rect", { ...box, class: "mb-token" });
+  }
+}
+
+/* What happens, and where in the step it is. */
 function* drawTrack(id, plan) {
-  const { moments, edges, track, now } = plan;
+  const { moments, edges, track, now, words, middle, wide } = plan;
   const runs = phaseRuns(moments.map(({ phase }) => phase), edges);
   const named = runs.map(({ phase, ...run }) => {
     const [part, words] = PHASES[phase];
     return { ...run, part, words };
   });
   yield* strip(id, track, named);
-  yield dot(plan.cursor, "mb-handle", 6);
-  const look = { class: "mb-value mb-moment" };
-  yield text(2, track + 41, momentOf(plan), look);
-  const [, , [one, two]] = PHASES[now.phase];
-  yield text(2, track + 58, one);
-  yield text(2, track + 75, two);
+  yield dot({ x: plan.cursor.x, y: track + 3.5 }, "mb-handle", 6);
+  const look = wide ? MIDDLE : {};
+  const [head, place] = momentOf(plan);
+  const [, , lines] = PHASES[now.phase];
+  const bytes = `${bytesNow(plan)} on each rank`;
+  const last = place ? `${place}: ${bytes}` : bytes;
+  yield text(middle, words, head, { ...look, class: "mb-value mb-moment" });
+  for (const [i, one] of [...lines, last].entries()) {
+    yield text(middle, words + 17 + 16 * i, one, look);
+  }
 }
 
-/* What each stage holds, and what it sends: a bar for each. */
-function* drawCharts(id, { charts: { x, y, width, pitch } }, state, all) {
-  const stages = Object.entries(all);
-  function* chart(title, top, most, bar) {
-    const at = (bytes) => x + 54 + ((width - 134) * bytes) / most;
-    yield text(x + 2, top, title, { class: "mb-value" });
-    for (const [i, [stage, n]] of stages.entries()) {
-      const { value, parts } = bar(n);
-      const y = top + 10 + pitch * i;
-      const row = { x, y: y - 2, width, height: 18, class: "mb-chosen" };
-      if (stage === state.stage) yield svg("rect", row);
-      yield text(x + 4, y + 11, nameOf(state, stage));
-      for (const { part, from, to } of pile(parts, at)) {
-        const box = { x: from, y, width: to - from, height: 14 };
-        yield* filled(id, part, "rect", box);
-      }
-      yield text(at(sum(parts)) + 6, y + 11, value);
-    }
+/* The bytes of a rank, against the card. */
+function* drawResult(id, { bar, result, plot, over, wide, ...plan }) {
+  const [big, small, usable] = plan.verdict;
+  const look = `mb-value mb-verdict${over ? " mb-bad" : ""}`;
+  const [y, height] = [bar.y, 15];
+  yield text(plot.left, result + 10, big, { class: look });
+  const [x, places] = wide ? [plot.right, [-6, 12]] : [plot.left, [28, 44]];
+  const lines = [usable, small].map((words, i) =>
+    text(x, result + places[i], words, wide ? END : {}),
+  );
+  yield* lines.slice(usable ? 0 : 1);
+  for (const { part, x, width } of bar.kept) {
+    yield* filled(id, part, "rect", { x, y, width, height });
   }
-  const holds = ({ bytes, parts, fits }) => {
-    const sign = fits === null ? "" : fits ? " ✓" : " ✗";
-    return { value: formatBytes(bytes) + sign, parts };
-  };
-  const sends = ({ sent, each }) => {
-    const gradients = (sent * each.gradients) / sum(each);
-    const parts = { parameters: sent - gradients, gradients };
-    return { value: formatBytes(sent), parts };
-  };
-  const most = countOf(state) * Math.max(...stages.map(([, n]) => sum(n.each)));
-  const low = y + 4 * pitch + 36;
-  yield* chart("held by each rank", y, all.ddp.bytes, holds);
-  yield* chart("sent by each rank per step", low, most, sends);
+  for (const { tray, x, width } of bar.lent) {
+    const [part, have] = [TRAYS[tray], tray === "block" ? "lent" : "part"];
+    yield* drawPart(id, part, have, { x, y, width, height });
+  }
+  if (over) {
+    const box = { x: bar.limit, y: y - 3, width: bar.end - bar.limit };
+    yield* filled(id, "over", "rect", { ...box, height: height + 6 });
+  }
+  if (bar.beyond) yield ragged(plot.right - 12, y - 3, height + 6);
+  if (bar.limit) yield line(bar.limit, y - 5, bar.limit, y + 21, "mb-limit");
+  if (bar.ghost !== null) {
+    yield line(bar.ghost, y - 3, bar.ghost, y + 18, "mb-ghost");
+  }
+  yield* lengthAxis(plot, y + 20, bar.axis);
 }
 
 function numberTable(id, state, all) {
-  const head = ["stage", "parameters", "gradients", "optimizer states", "sent"];
-  const rows = Object.entries(all).map(([stage, { parts, sent }]) => {
+  const stages = Object.keys(all);
+  const bytes = ({ parts, most, sent }) => {
     const gradients = parts.gradients + parts.waiting;
-    const cells = ROWS.concat("sent").map((key) => {
-      const size = { ...parts, gradients, sent }[key];
-      return [`${stage}.${key}`, size, formatBytes(size)];
-    });
-    return { label: nameOf(state, stage), sum: stage === state.stage, cells };
-  });
-  return table(id, head, rows);
+    return { ...parts, gradients, most, sent };
+  };
+  const row = (key, label, part = null) => {
+    const cell = (of) => byteCell(`${of}.${key}`, bytes(all[of])[key]);
+    return { part, label, sum: key === "most", cells: stages.map(cell) };
+  };
+  const head = stages.map((stage) => nameOf(state, stage));
+  return table(id, ["of each rank", ...head], [
+    ...ROWS.map((part) => row(part, PARTS[part].slice(0, -4), part)),
+    row("most", "most in a step"),
+    row("sent", "sent in a step"),
+  ]);
 }
 
 // ---- the widget ----------------------------------------------------------
 
 const keys = [
   ...["model", "ranks", "stage", "recipe", "accumulation_steps"],
-  ...["synchronise_last", "card", "tables"],
+  ...["blocks", "synchronise_last", "card", "tables"],
 ];
 
 function build({ id, get, set, bound, picture, again }) {
@@ -545,6 +693,7 @@ function build({ id, get, set, bound, picture, again }) {
   );
   const bytes = ([name, , each]) => `${name}: ${each.join(" + ")}`;
   const recipe = pick("Recipe, bytes per parameter", "recipe", recipes, bytes);
+  const blocks = power("Blocks, one at a time", "blocks", 128, "block");
   const micro = "accumulation_steps";
   const steps = power("Accumulation steps", micro, 16, "accumulation step");
   const last = checkBox({
@@ -553,21 +702,23 @@ function build({ id, get, set, bound, picture, again }) {
     onChange: (synchronise_last) => set({ synchronise_last }),
   });
 
-  let moment = 0;
+  let tick = TICKS / 2; // half way through a moment where it rests
   let plan;
   const play = player({
     key: "play",
-    every: 450,
+    every: 45,
     step() {
-      const end = plan.moments.length - 1;
-      moment = moment === end ? 1 : moment + 1;
+      const end = TICKS * plan.moments.length - TICKS / 2;
+      if (tick >= end) tick = TICKS / 2;
+      if (still()) tick += TICKS;
+      else tick = tick < TICKS ? TICKS : tick + 1;
       again();
-      return moment < end;
+      return tick < end;
     },
   });
-  const seek = (at) => {
+  const seek = (moment) => {
     play.stop();
-    moment = at;
+    tick = TICKS * (moment + 0.5);
     again();
   };
   const when = slider({
@@ -577,9 +728,9 @@ function build({ id, get, set, bound, picture, again }) {
     onInput: seek,
   });
   drag(picture, {
-    grab({ x, y }) {
-      const [right, far] = [plan.plot.right + 9, y - plan.track];
-      return far > -12 && far < 26 && x < right ? true : null;
+    grab({ y }) {
+      const far = y - plan.track;
+      return far > -12 && far < 26 ? true : null;
     },
     move: ({ x }) => seek(momentAt(plan, x)),
   });
@@ -588,19 +739,21 @@ function build({ id, get, set, bound, picture, again }) {
   const draw = (state, width, before) => {
     if (step(state).length + 2 !== plan?.moments.length) {
       play.stop();
-      moment = 0; // it was of another step
+      tick = TICKS / 2; // it was of another step
     }
-    plan = layout(state, width, moment, before);
+    plan = layout(state, width, tick, before);
     const all = describe(state);
     const typed = typeof state.model === "number";
     const alone = state[micro] === 1 ? "there is one micro-batch" : "";
     const max = plan.moments.length - 1;
-    when.update({ value: moment, max, spoken: momentOf(plan) });
+    const spoken = momentOf(plan).filter(Boolean).join(", ");
+    when.update({ value: plan.moment, max, spoken });
     stage.update({ value: nameOf(state, state.stage), options: names });
     ranks.update(state.ranks);
     model.update({ value: typed ? OWN : state.model });
     count.root.hidden = !typed;
     count.update({ value: countOf(state) });
+    blocks.update(state.blocks);
     steps.update(state[micro]);
     last.update({ value: state.synchronise_last, disabled: alone });
     const [kept] = row(recipes, state.recipe);
@@ -611,11 +764,13 @@ function build({ id, get, set, bound, picture, again }) {
       numbers: [numberTable(id, state, all)],
       height: plan.height,
       drawn: [
-        ...drawCards(id, plan, state.ranks),
-        ...drawSlices(id, plan),
+        ...drawWays(plan),
+        ...plan.stations.flatMap((one, place) => [
+          ...drawCard(id, plan, one, place, state.ranks),
+        ]),
         ...drawMoves(id, plan),
         ...drawTrack(id, plan),
-        ...drawCharts(id, plan, state, all),
+        ...drawResult(id, plan),
       ],
     };
   };
@@ -624,7 +779,7 @@ function build({ id, get, set, bound, picture, again }) {
     controls: [stage, ranks, play],
     legend: legend(id, PARTS),
     // no key: not in the address
-    more: [card, model, count, recipe, steps, last, { root: when.root }],
+    more: [card, model, count, recipe, blocks, steps, last, { root: when.root }],
   };
 }
 

@@ -75,12 +75,12 @@ def _power(value: Any, name: str, most: int = 1024) -> int:
 
 
 class Sharding(Widget):
-    """What each rank holds and sends, with DDP and the stages of ZeRO.
+    """What each rank holds, borrows and sends, with DDP and ZeRO's stages.
 
-    Ranks as cards, with the bytes of the model states that each holds
-    (:func:`membudget.sharding.zero_states`, with Adam); the shards that they
-    send each other, moment by moment of a step; and for each stage the bytes
-    that a rank holds, and sends in an optimizer step
+    Ranks as cards in a ring, with the shards that they send each other,
+    moment by moment of a step. Below it the bytes of the model states that
+    each keeps (:func:`membudget.sharding.zero_states`, with Adam), and of the
+    block that it borrows; in words what it sends in an optimizer step
     (:func:`membudget.sharding.zero_traffic`).
 
     Args:
@@ -89,6 +89,8 @@ class Sharding(Widget):
         ranks: a power of two, from 1 to 1024.
         stage: one of :data:`membudget.sharding.STAGES`.
         recipe: one of :data:`HOW`.
+        blocks: equal parts of the model that are gathered and reduced one
+            after the other: a power of two, from 1 to 128.
         accumulation_steps: micro-batches in a step: 1, 2, 4, 8 or 16.
         synchronise_last: whether gradients are reduced with the last
             micro-batch only. With one micro-batch it changes nothing.
@@ -108,6 +110,7 @@ class Sharding(Widget):
     ranks = Checked(_power, 64).tag(sync=True)
     stage = traitlets.Enum(list(STAGE_NAMES), "zero-3").tag(sync=True)
     recipe = traitlets.Enum(list(HOW), "master").tag(sync=True)
+    blocks = Checked(partial(_power, most=128), 32).tag(sync=True)
     accumulation_steps = Checked(partial(_power, most=16), 1).tag(sync=True)
     synchronise_last = traitlets.Bool(False).tag(sync=True)
     card = traitlets.Enum(list(CARDS), "none").tag(sync=True)
@@ -153,6 +156,22 @@ class Sharding(Widget):
             waiting=self.waiting,
         )
 
+    def borrowed(self) -> int:
+        """Bytes that a rank has on top of them while a block is at work.
+
+        They are the block's whole parameters, where a rank keeps a shard of
+        them, and its whole gradients, where they do not wait.
+        """
+        if self.ranks == 1:
+            return 0
+        kept, gathered, _ = HOW[self.recipe]
+        split = _room().STAGES[self.stage]
+        count = -(-self.parameters // self.blocks)
+        block = _room().zero_states(count, 1, self.stage, kept)
+        parameters = gathered * count if gathered else block.parameters
+        reduced = split.gradients and not self.waiting
+        return parameters * split.parameters + block.gradients * reduced
+
     def sent(self) -> int:
         """Bytes that each rank sends in a step, in the chosen stage."""
         kept, gathered, _ = HOW[self.recipe]
@@ -168,22 +187,26 @@ class Sharding(Widget):
 
     def sentence(self) -> str:
         """What a rank holds and sends in the chosen stage."""
+        lent = self.borrowed()
+        borrows = f", borrows up to {format_bytes(lent)} for a block,"
         return (
             f"{STAGE_NAMES[self.stage]} on {self.ranks} "
             f"rank{'' if self.ranks == 1 else 's'}: each holds "
-            f"{format_bytes(self.states().total)} of model states and sends "
+            f"{format_bytes(self.states().total)} of model states"
+            f"{borrows if lent else ''} and sends "
             f"{format_bytes(self.sent())} per step."
         )
 
 
 def _recipe(name: str) -> list[Any]:
     """A recipe's name, its words, and bytes of each parameter: of what is
-    kept, and by stage :func:`_sent`.
+    kept, by stage :func:`_sent`, and of a parameter that is gathered.
     """
-    kept, _, text = HOW[name]
+    kept, gathered, text = HOW[name]
     each = bytes_per_parameter(kept)
     sizes = [each.parameters, each.gradients, each.optimizer]
-    return [name, text, sizes, [_sent(stage, name) for stage in STAGE_NAMES]]
+    sent = [_sent(stage, name) for stage in STAGE_NAMES]
+    return [name, text, sizes, sent, gathered or each.parameters]
 
 
 def _sent(stage: str, recipe: str) -> list[int]:

@@ -20,6 +20,7 @@ import {
   slider,
   stacked,
   stairs,
+  still,
   svg,
   table,
   text,
@@ -50,14 +51,15 @@ const NOTE =
   "that are still alive, as high as they are large: one with an outline is " +
   "new, a dashed one was freed just now. The framed box runs now. The bar " +
   "below holds what is there all the time. The curve counts the bytes alive " +
-  "after each operator, as far as you have come; the optimizer step always " +
-  "has a fifth of the width. The dashed curve is the step that you chose " +
+  "after each operator, in colour as far as you have come; the optimizer " +
+  "step always has a fifth of the width. The dashed curve is the step that you chose " +
   "before. Temporaries include the gradients on their way back through the " +
   "layers. F forward, B backward, R recomputation.";
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
 const OUTSIDE = ["loss", "step"]; // boxes of no module
 const TICKS = 160; // of a step that is played
+const TICK = 30; // ms, where it plays by itself
 const REST = 2; // ticks more at a stop, until the sentence is said
 const ROWS = 7; // of the largest things alive
 const ONLOOKERS = /^(profiler\.|detach$)/;
@@ -200,25 +202,14 @@ export function sentence(state, reached = state.moment) {
   const [now, end, peak] = [n.now, n.forward_end, n.peak].map(
     ({ total }) => formatBytes(total),
   );
-  const alive = `${place(n)}: ${now} alive`;
-  if (reached < n.peak_moment) return `${alive}.`;
+  const alive = `${place(n)}: ${now} alive.`;
+  const rest = "Play the step, or drag along the curve: the peak is ahead.";
+  if (reached < n.peak_moment) return `${alive} ${rest}`;
   const more = formatBytes(n.peak.total - n.forward_end.total);
   return (
-    `${alive}. The forward pass before the peak ends with ${end}, the peak ` +
-    `is ${peak}. That is ${more} more: ${changes(n).join(", ")}.`
+    `${alive} The forward pass before the peak ends with ${end}, the peak ` +
+    `is ${peak}: ${more} more.`
   );
-}
-
-/* From the end of the forward pass to the peak, the largest first. */
-function changes({ peak, forward_end: end }) {
-  const change = (part) => peak[part] - end[part];
-  const size = (part) => Math.abs(change(part));
-  return PARTS.filter(change)
-    .sort((a, b) => size(b) - size(a))
-    .map((part) => {
-      const sign = change(part) > 0 ? "+" : "−";
-      return `${SHOWN[part]} ${sign}${formatBytes(size(part))}`;
-    });
 }
 
 function place(n) {
@@ -252,7 +243,7 @@ const BOX = { top: 24, bottom: 92 };
 /** Geometry of the picture, in pixels, for a given width. */
 export function layout(state, width, other = null) {
   const { all, now, moment } = chosen(state);
-  const margin = width < 480 ? 78 : 115;
+  const margin = width < 480 ? 98 : 115;
   const plot = { left: 30, right: width - margin, top: 168, bottom: 350 };
   const peaks = all.map(({ known }) => known.peak.total);
   const axis = heights(plot, 1.04 * Math.max(1, ...peaks));
@@ -263,8 +254,7 @@ export function layout(state, width, other = null) {
       x: (edges[moment + 1] + edges[moment + 2]) / 2,
       y: tops[moment + 1],
     });
-    const { step: label, peak, peak_moment, forward_end_moment } = step.known;
-    const name = shortened(label, margin - 12);
+    const { step: name, peak, peak_moment, forward_end_moment } = step.known;
     return {
       ...{ name, bytes: peak.total, edges, tops, mark },
       ...{ peak: mark(peak_moment), forwardEnd: mark(forward_end_moment) },
@@ -406,6 +396,9 @@ function* drawNetwork(id, { boxes, floor, always, width }, n) {
 function* drawCurve(id, plan, n, reached) {
   const { plot, edges, peak, forwardEnd, ghost, cursor, width } = plan;
   yield* axes(plot, plan.axis);
+  const ground = plan.tops.map(() => plot.bottom);
+  const all = band(edges, ground, plan.tops);
+  yield svg("path", { d: all, class: "mb-silhouette" });
   const [seen, ends] = [edges.slice(0, reached + 3), reached + 2];
   for (const { key, lower, upper } of plan.bands) {
     const d = band(seen, lower.slice(0, ends), upper.slice(0, ends));
@@ -419,10 +412,6 @@ function* drawCurve(id, plan, n, reached) {
   yield* phaseStrip(id, plot, plan.phases);
   yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
   yield text(plot.right + 12, plot.bottom + 26, "operators");
-  if (reached < 0) {
-    const middle = (plot.left + plot.right) / 2;
-    yield text(middle, plot.top + 40, "Play draws the curve", MIDDLE);
-  }
   const top = reached >= n.peak_moment;
   const low = reached >= n.forward_end_moment;
   if (top) yield* drawRise(plan, n);
@@ -449,7 +438,7 @@ function* drawRise({ plot, peak, forwardEnd }, n) {
   yield text(peak.x + (right ? 8 : -8), peak.y - 6, words, look);
 }
 
-function memoryTable(id, n, bands) {
+function memoryTable(id, n) {
   const row = (category) => ({
     label: SHOWN[category] ?? category,
     part: SHOWN[category] ? category : null,
@@ -460,7 +449,7 @@ function memoryTable(id, n, bands) {
       return [`${moment}.${category}`, bytes, shown];
     }),
   });
-  const rows = [...bands.map(({ key }) => row(key)).reverse(), row("total")];
+  const rows = [...PARTS.map(row).reverse(), row("total")];
   return table(id, ["bytes alive", "now", "end of forward", "peak"], rows);
 }
 
@@ -484,11 +473,39 @@ function largestTable(id, n) {
 
 // ---- the widget ----------------------------------------------------------
 
-function build({ id, get, set, picture }) {
+/* Goes on by itself, once, as soon as the picture is in view: `first` says
+   whether it may begin, `step` whether there is more. Any touch ends it. */
+function playOnce(picture, { first, step, end }) {
+  let timer = null;
+  const touches = ["pointerdown", "keydown", "change"];
+  const stop = () => {
+    seen.disconnect();
+    if (timer === null) return;
+    clearInterval(timer);
+    timer = null;
+    end();
+  };
+  const begin = ([{ isIntersecting: inView }]) => {
+    if (!inView) return;
+    seen.disconnect();
+    if (still() || !first()) return;
+    const root = picture.closest(".mb-root");
+    for (const touch of touches) root.addEventListener(touch, stop);
+    timer = setInterval(() => step() || stop(), TICK);
+  };
+  const seen = new IntersectionObserver(begin, { threshold: 0.7 });
+  seen.observe(picture);
+  return stop;
+}
+
+function build({ id, get, set, picture, again }) {
   let plan;
   let other = null; // the step that was chosen before
   const reached = new Map(); // by step, the last moment that was shown
   let rest = 0; // ticks to stay at a stop
+  const start = get();
+  let played = -1; // how far it has played by itself
+  let shown = null; // the moment in the picture while it plays by itself
   const now = () => describe(get());
   const jump = (moment) => {
     play.stop();
@@ -534,7 +551,24 @@ function build({ id, get, set, picture }) {
     onInput: (value) => jump(value - 1),
   });
 
-  const colours = legend(id, SHOWN);
+  const isStart = ({ step, moment }) =>
+    moment === -1 && step === start.step && moment === start.moment;
+  const leave = playOnce(picture, {
+    first: () => isStart(get()) && reached.get(start.step) === -1,
+    step() {
+      if (!isStart(get())) return false;
+      const state = { ...get(), moment: shown ?? -1 };
+      shown = following(plan, describe(state));
+      played = Math.max(played, shown);
+      again();
+      return shown + 1 < now().operators;
+    },
+    end() {
+      shown = null;
+      again();
+    },
+  });
+
   drag(picture, {
     grab: ({ y }) => (y > plan.plot.top - 12 ? true : null),
     move: ({ x }) => jump(momentAt(plan, x)),
@@ -546,10 +580,10 @@ function build({ id, get, set, picture }) {
     const n = describe(state);
     const far = Math.max(reached.get(n.step) ?? -1, n.moment);
     reached.set(n.step, far);
-    plan = layout(state, width, other);
-    [...colours.children].forEach((name, i) => {
-      name.hidden = !plan.bands.some(({ key }) => key === PARTS[i]);
-    });
+    const pictured = shown === null ? state : { ...state, moment: shown };
+    plan = layout(pictured, width, other);
+    const p = describe(pictured);
+    const ahead = n.step === start.step ? Math.max(far, played) : far;
     const options = state.steps.steps.map(({ label }) => label);
     step.update({ value: n.step, options });
     moment.update({
@@ -561,17 +595,19 @@ function build({ id, get, set, picture }) {
     return {
       title: "Memory during one training step",
       sentence: sentence(state, far),
-      numbers: [memoryTable(id, n, plan.bands), largestTable(id, n)],
+      numbers: [memoryTable(id, n), largestTable(id, n)],
       height: plan.height,
-      drawn: [...drawNetwork(id, plan, n), ...drawCurve(id, plan, n, far)],
+      drawn: [...drawNetwork(id, plan, p), ...drawCurve(id, plan, p, ahead)],
     };
   };
   const stop = () => {
     play.stop();
+    leave();
     reached.clear();
+    played = -1;
   };
   return {
-    ...{ draw, stop, legend: colours },
+    ...{ draw, stop, legend: legend(id, SHOWN) },
     controls: [step, { root: buttons }, moment],
     note: html("p", { class: "mb-note" }, NOTE),
   };

@@ -3,6 +3,7 @@
 import kind
 import kind_ledger
 import pytest
+import widget_pages as pages
 from widget_pages import control, drag, texts, unfold
 
 from membudget.widgets import Ledger
@@ -91,6 +92,19 @@ def test_gpt2_xl_does_not_fit_an_rtx_4090(show):
     said = page.locator(".mb-live").inner_text()
     assert "needs 29.0 GiB at the peak, in the optimizer’s step" in said
     assert said.endswith("not even one sequence does.")
+
+
+@pytest.mark.parametrize("width", [390, 811])
+def test_nothing_below_moves(show, width):
+    page = show(Ledger(), width=width, style=pages.BOOK_FONT)
+    large = ("batch", 20)
+    states = [
+        [("card", card), ("checkpointed", again), ("steps", steps), large]
+        for card in ("T4", "A100 80 GB", "none")
+        for again in (False, True)
+        for steps in (1, 7)
+    ]
+    assert len(set(pages.walk(page, states, pages.BELOW))) == 1
 
 
 # How it is moved -----------------------------------------------------------

@@ -14,6 +14,7 @@ LONG = {
     "ranks": 1024,
     "stage": "zero-3",
     "recipe": "mixed-precision policy",
+    "blocks": 128,
     "accumulation_steps": 16,
     "synchronise_last": True,
     "card": "A100 80 GB",
@@ -29,6 +30,7 @@ def controls(widget):
         "stage": STAGE_NAMES[widget.stage],
         "recipe": widget.recipe,
         "card": widget.card,
+        "blocks": widget.blocks.bit_length() - 1,
         "accumulation_steps": widget.accumulation_steps.bit_length() - 1,
         "synchronise_last": widget.synchronise_last,
         "moment": 0,
@@ -39,13 +41,18 @@ def printed(widget):
     found = {}
     for stage, of in sharding_cases.numbers(widget).items():
         of["gradients"] += of.pop("waiting")
+        kept = of["parameters"] + of["gradients"] + of["optimizer"]
+        of["most"] = kept + of.pop("borrowed")
         found |= {f"{stage}.{key}": size for key, size in of.items()}
     return found
 
 
 def said(widget):
     total = format_bytes(widget.states().total)
-    found = [f"{STAGE_NAMES[widget.stage]} on ", f"each holds {total} of"]
+    found = [f"{STAGE_NAMES[widget.stage]} on ", f"each holds {total}"]
+    if widget.borrowed():
+        lent = format_bytes(widget.borrowed())
+        found.append(f"borrows {lent} for a block")
     if widget.ranks > 1:
         found.append(f"sends {format_bytes(widget.sent())} per step")
     return found
@@ -75,7 +82,7 @@ KIND = Kind(
     tabs=("stage", "ranks", "play"),
     rest=("ranks", {"ranks": 1024}),
     spoken={"ranks": "64 ranks", "accumulation_steps": "1 accumulation step"},
-    columns=("stage", "parameters", "gradients", "optimizer states", "sent"),
+    columns=("of each rank", *STAGE_NAMES.values()),
     parts=4,
     moves=[
         (

@@ -1,7 +1,9 @@
 """What the package's functions say of settings of the sharding widget."""
 
 from itertools import islice, product
+from math import ceil
 
+from membudget.ledger import bytes_per_parameter
 from membudget.sharding import zero_states, zero_traffic
 from membudget.widgets import Sharding
 from membudget.widgets.sharding import CARDS, HOW, MODELS, STAGE_NAMES
@@ -14,6 +16,7 @@ GRID = {
     "model": (*MODELS, 1, 7, 1001, 2**40 - 1),
     "ranks": RANKS,
     "recipe": tuple(HOW),
+    "blocks": (1, 32, 128),
     "accumulation_steps": (1, 2, 4, 8, 16),
     "synchronise_last": (False, True),
     "card": tuple(CARDS),
@@ -29,12 +32,28 @@ def settings(every):
         yield dict(zip(GRID, values, strict=True)) | stage
 
 
+def borrowed(widget, ranks, stage):
+    """Bytes of the block at work: its parameters in 2 bytes or as they are
+    kept, and its gradients."""
+    if ranks == 1:
+        return 0
+    kept, gathered, _ = HOW[widget.recipe]
+    each = bytes_per_parameter(kept)
+    size = 0
+    if stage == "zero-3":
+        size += gathered or each.parameters
+    if stage in ("zero-2", "zero-3") and not widget.waiting:
+        size += each.gradients
+    return size * ceil(widget.parameters / widget.blocks)
+
+
 def fewest(widget, stage):
-    """The fewest ranks whose states fit the card, or None."""
+    """The fewest ranks whose step fits the card, or None."""
     kept, card = HOW[widget.recipe][0], CARDS[widget.card]
     for ranks in RANKS:
         of = widget.parameters, ranks, stage, kept
-        if zero_states(*of, waiting=widget.waiting).total <= card:
+        states = zero_states(*of, waiting=widget.waiting).total
+        if states + borrowed(widget, ranks, stage) <= card:
             return ranks
     return None
 
@@ -54,6 +73,7 @@ def numbers(widget):
             "gradients": shard.gradients,
             "waiting": held.gradients - shard.gradients,
             "optimizer": held.optimizer,
+            "borrowed": borrowed(widget, widget.ranks, stage),
             "sent": zero_traffic(
                 *(widget.parameters, stage, kept),
                 ranks=widget.ranks,

@@ -33,8 +33,12 @@ def test_defaults(widget):
     assert (widget.recipe, widget.accumulation_steps) == ("master", 1)
     assert (widget.synchronise_last, widget.card) == (False, "none")
     assert widget.sentence() == (
-        "ZeRO-3 on 64 ranks: each holds 1.75 GiB of model states and sends "
-        "41.3 GiB per step."
+        "ZeRO-3 on 64 ranks: each holds 1.75 GiB of model states, borrows up "
+        "to 894 MiB for a block, and sends 41.3 GiB per step."
+    )
+    assert Sharding(stage="ddp").sentence() == (
+        "DDP on 64 ranks: each holds 112 GiB of model states and sends "
+        "27.5 GiB per step."
     )
 
 
@@ -69,7 +73,21 @@ def test_its_own_numbers_are_those_of_every_stage():
         widget = Sharding(**state)
         of = sharding_cases.numbers(widget)[widget.stage]
         assert widget.sent() == of.pop("sent")
+        assert widget.borrowed() == of.pop("borrowed")
         assert widget.states().total == sum(of.values())
+
+
+@pytest.mark.parametrize("blocks", [1, 8, 128])
+def test_fsdp_borrows_more(blocks):
+    """It begins the next block before one is done, so it holds at least what
+    the widget says, but for a shard that is not yet reduced."""
+    count = 2**20
+    widget = Sharding(count, ranks=64, recipe="fp32", blocks=blocks)
+    units = [sharding.Unit("", ((count // blocks,),))] * blocks
+    most = sharding.rank_moments(units, 64, version="2.13").backward
+    extra = most.total - sharding.rank_states(units, 64).total
+    shard = widget.states().gradients // blocks
+    assert widget.borrowed() - shard <= extra
 
 
 def test_the_policy_is_fsdps():
@@ -89,7 +107,8 @@ def test_the_policy_is_fsdps():
 def test_what_the_page_computes_with(widget):
     """Coefficients of bytes that are sent: in fp32 how many Ψ, times 4."""
     rows = {name: rest for name, *rest in widget.tables["recipes"]}
-    for name, (_, each, sent) in rows.items():
+    for name, (_, each, sent, gathered) in rows.items():
+        assert gathered == (2 if name == POLICY else each[0])
         kept = bytes_per_parameter(HOW[name][0])
         assert each == [kept.parameters, kept.gradients, kept.optimizer]
         assert len(sent) == len(STAGE_NAMES)

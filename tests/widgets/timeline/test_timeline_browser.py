@@ -20,7 +20,8 @@ PER_BYTE = 182 / 1.04 / example_steps()["plain"].peak  # pixels
 
 @pytest.fixture
 def page(show):
-    return show(Timeline())
+    """Of a reader who wants less motion: nothing plays by itself."""
+    return show(Timeline(), reduced_motion="reduce")
 
 
 def agree(page, **state):
@@ -34,7 +35,7 @@ def radio(page, name):
 def spot(page, share, y=280):
     """A place in the curve, at a share of its width."""
     box = page.locator(".mb-picture").bounding_box()
-    left, right = 30, box["width"] - (78 if box["width"] < 480 else 115)
+    left, right = 30, box["width"] - (98 if box["width"] < 480 else 115)
     return box["x"] + left + share * (right - left), box["y"] + y
 
 
@@ -47,7 +48,7 @@ def spot(page, share, y=280):
 def test_the_peak_against_the_end_of_the_forward_pass(show, step, width):
     """Two marked points with their numbers, and by how much they differ;
     none before the reader has been there."""
-    page = show(Timeline(step=step), width=width)
+    page = show(Timeline(step=step), width=width, reduced_motion="reduce")
     n = cases.three(Timeline(step=step))
     end, peak = n["forward_end"]["total"], n["peak"]["total"]
     name = "end of forward" if width > 480 else "forward"
@@ -104,7 +105,35 @@ def test_the_ghost_is_the_step_chosen_before(page):
     assert page.eval_on_selector_all(".mb-grid", heights) == grid
     control(page, "reset").click()
     assert ghost.count() == 0
-    assert "Play draws the curve" in texts(page)
+
+
+def test_the_name_of_the_step_before_is_whole_on_a_phone(show):
+    page = show(Timeline(), width=390, reduced_motion="reduce")
+    for before, step in pairwise((*STEPS, STEPS[0])):
+        radio(page, step).check()
+        assert before in texts(page)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_whole_curve_is_there_from_the_beginning(show, step):
+    """A faint silhouette, as high as the peak."""
+    page = show(Timeline(step=step), reduced_motion="reduce")
+    tall = page.locator(".mb-silhouette").evaluate("e => e.getBBox().height")
+    assert tall == pytest.approx(PER_BYTE * example_steps()[step].peak, abs=1)
+    assert page.locator(".mb-peak").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 811])
+def test_nothing_below_moves(show, width):
+    page = show(
+        Timeline(), width=width, reduced_motion="reduce", style=pages.BOOK_FONT
+    )
+    places = [
+        [("step", step), ("moment", slot)]
+        for step in STEPS
+        for slot in (0, 60, 120, 200)
+    ]
+    assert len(set(pages.walk(page, places, pages.BELOW))) == 1
 
 
 # How it is moved -----------------------------------------------------------
@@ -150,8 +179,60 @@ def test_play_goes_through_the_step(show):
     )
 
 
+SEEN = "document.querySelectorAll('.mb-peak').length === 1"
+
+
+def test_it_plays_once_when_it_comes_into_view(show):
+    """The whole curve is drawn; the state stays, and so does the address."""
+    page = show(Timeline(), style=".mb-widget { margin-top: 2000px }")
+    page.wait_for_timeout(300)
+    cursor = "e => e.getAttribute('x1')"
+    start = page.locator(".mb-cursor").evaluate(cursor)
+    assert page.locator(".mb-peak").count() == 0
+    page.locator(".mb-picture").scroll_into_view_if_needed()
+    page.wait_for_function(SEEN)
+    expect(page.locator(".mb-cursor")).to_have_attribute(
+        "x1", start, timeout=30_000
+    )
+    agree(page)
+    assert page.locator(".mb-peak").count() == 1
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_timeout(100)
+    page.locator(".mb-picture").scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    assert page.locator(".mb-cursor").evaluate(cursor) == start
+
+
+@pytest.mark.parametrize("touch", ["mouse", "keyboard"])
+def test_a_touch_ends_what_plays_by_itself(show, touch):
+    page = show(Timeline())
+    moves = "document.querySelector('.mb-runs') !== null"
+    page.wait_for_function(moves)
+    if touch == "mouse":
+        page.locator(".mb-title").click()
+    else:
+        control(page, "moment").press("Shift")
+    agree(page)
+    assert page.locator(".mb-runs").count() == 0
+    page.wait_for_timeout(300)
+    assert page.locator(".mb-runs").count() == 0
+
+
+def test_it_does_not_play_by_itself_where_a_moment_is_given(open_page):
+    page = open_page(Timeline(moment=4))
+    page.wait_for_timeout(300)
+    assert page.locator(".mb-peak").count() == 0
+    agree(page, moment=4)
+    page = open_page(Timeline())
+    page.goto(page.url + "?timeline.moment=9")
+    page.wait_for_timeout(500)
+    assert page.locator(".mb-peak").count() == 0
+    agree(page, moment=8)
+
+
 @pytest.mark.few(0)
-def test_each_phase_is_said_while_it_plays(page):
+def test_each_phase_is_said_while_it_plays(show):
+    page = show(Timeline())
     control(page, "forward_end").click()
     control(page, "play").click()
     live = page.locator(".mb-live")
