@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import setup_cell
-from notebooks import WIDGET_VIEW
+from notebooks import SVG, WIDGET_VIEW
 from project import ROOT, notebooks, pages
 
 MAX_BYTES = 300_000
@@ -14,7 +14,9 @@ MAX_LINES = 15
 MAX_COLUMNS = 79
 MAX_TAGS = 3
 PRIVATE = re.compile(r"/home/|/Users/|/tmp/|/root/")
+MIN_POINTS = 9
 IMAGE = re.compile(r"image/(png|jpeg|svg\+xml)")
+LETTERS = re.compile(r'<text style="font-size: ([\d.]+)px')
 
 
 def problems(path, root=ROOT):
@@ -102,6 +104,10 @@ def of_output(output, cell):
     alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
     if any(IMAGE.match(mime) for mime in data) and not alt:
         yield "a figure without alt text (metadata mystnb.image.alt)"
+    if any(IMAGE.match(mime) for mime in data) and SVG not in data:
+        yield "a figure that is no SVG"
+    if any(float(n) < MIN_POINTS for n in LETTERS.findall(data.get(SVG, ""))):
+        yield f"a figure with letters of less than {MIN_POINTS} points"
     for image in re.findall(r"<img\b[^>]*>", data.get("text/html", "")):
         if not re.search(r'\balt="[^"]', image):
             yield "an <img> without alt text"

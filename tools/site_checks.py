@@ -401,8 +401,8 @@ LOOKS = """async (most) => {
     [all("article h2").some((h2) => size(h2) >= h1), "has a large h2"],
     [all("code .pre").some((flag) => /^--?\\w.{0,20}$/.test(flag.textContent)
       && lines(flag) > 2), "breaks a flag"],
-    [narrow && all(".mb-figure img").some((image) => image.offsetWidth &&
-      image.offsetWidth + 1 < need(image)), "has small labels"],
+    [narrow && all(".mb-figure svg").some((figure) => figure.clientWidth &&
+      figure.clientWidth + 1 < need(figure)), "has small labels"],
   ].filter(([wrong]) => wrong).map(([, words]) => words);
 }"""
 

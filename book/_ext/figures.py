@@ -1,36 +1,68 @@
-"""How wide a figure has to be, on a phone, for its labels to be legible."""
+"""Figures stand in the page itself, where they take its letters and colours.
 
+Matplotlib's SVG has black for the text's colour and white for the ground's,
+as `membudget.plotting.use_style` says.
+"""
+
+import html
 import re
+from pathlib import Path
 
 from docutils import nodes
-from sphinx.util.images import get_image_size
 
 LEGIBLE = 9  # pixels
-DPI, POINTS = 150, 10  # of `membudget.plotting.use_style`
-INCH = 72  # points
-
-FONT = re.compile(r"\bfontsize=([\d.]+)")
-SIZED = re.compile(r'(<img [^>]*)class="mb-(\d+)-(\d+)-(\d+)"([^>]*>)')
-HTML = (
-    r'<div class="output mb-figure">\1width="\3" height="\4"'
-    r' style="--mb-need: \2px"\5</div>'
-)  # the theme lets the keyboard scroll an output that is too wide
-
-
-def note_sizes(app, doctree, docname):
-    """Give the figures of a notebook a class that says their size, and the
-    width where the smallest label has 9 pixels."""
-    for cell in doctree.findall(nodes.container):
-        if "cell" in cell["classes"]:
-            code = cell.next_node(nodes.literal_block)
-            found = FONT.findall(code.astext()) if code else []
-            points = min([POINTS, *map(float, found)])
-            for image in cell.findall(nodes.image):
-                width, height = get_image_size(image["uri"])
-                need = round(width / DPI * INCH / points * LEGIBLE)
-                image["classes"].append(f"mb-{need}-{width}-{height}")
+FONT = re.compile(r'<text style="font-size: ([\d.]+)px')
+HEAD = re.compile(r'<svg [^>]*viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
+GROUND = re.compile(r'<path d="[^"]*" style="fill: #ffffff"/>')
+ID = re.compile(r'(?<= id="|url\(#|ef="#)(?=\w)')
+COLOURS = {
+    "#000000": "currentColor",
+    "#ffffff": "var(--pst-color-background)",
+    "#00618f": "var(--mb-accent)",
+}
 
 
-def write_sizes(body):
-    """The class of :func:`note_sizes` as what a browser reads."""
-    return SIZED.sub(HTML, body)
+class Figure(nodes.General, nodes.Element):
+    """An SVG with what it says in words."""
+
+
+def take(app, doctree, docname):
+    """Put the figures of a notebook's cells where images were."""
+    outputs = (
+        image
+        for cell in doctree.findall(nodes.container)
+        if "cell_output" in cell["classes"]
+        for image in cell.findall(nodes.image)
+        if image["uri"].endswith(".svg")
+    )
+    for number, image in enumerate([*outputs]):
+        svg = (Path(app.srcdir) / image["uri"]).read_text("utf-8")
+        alt = image.get("alt", "")
+        image.replace_self(Figure(svg=inline(svg, alt, f"mb-{number}-")))
+
+
+def inline(svg, alt, name):
+    """The SVG for a page; its ids begin with the name.
+
+    Of its smallest letters the style sheet knows how wide they need it.
+    """
+    svg = GROUND.sub("", svg, count=1)
+    for colour, of_page in COLOURS.items():
+        svg = svg.replace(colour, of_page)
+    svg = ID.sub(name, svg).replace("xlink:href", "href")
+    width, height = map(float, HEAD.match(svg).groups())
+    need = width / min(map(float, FONT.findall(svg))) * LEGIBLE
+    head = (
+        f'<svg role="img" aria-label="{html.escape(alt)}" '
+        f'viewBox="0 0 {width:g} {height:g}" '
+        f'style="--mb-width: {width:g}; --mb-need: {need:.0f}px">'
+    )
+    return HEAD.sub(lambda _: head, svg, count=1)
+
+
+def write(translator, node):
+    """The theme lets the keyboard scroll an output that is too wide."""
+    translator.body.append(
+        f'<div class="output mb-figure">{node["svg"]}</div>'
+    )
+    raise nodes.SkipNode

@@ -10,6 +10,7 @@
   role ``mb-see``, which leads to a section by its heading (`see.py`);
 * the directive ``mb-records``, the list of all measurement records;
 * the directive ``mb-clone``, the commands that fetch the course;
+* figures in the page itself, in its letters and colours (`figures.py`);
 * buttons and set-up cells that know where the course is published, if anyone
   does; on a site the package's wheel lies beside the pages;
 * a link from a page's top to its lines to copy (`hurry.py`);
@@ -367,8 +368,7 @@ def add_head(app, pagename, templatename, context, doctree):
 def finish_body(app, pagename, templatename, context, doctree):
     """What is easier to say of a page's HTML."""
     if "body" in context:
-        body = figures.write_sizes(context["body"])
-        context["body"] = words.mark_chinese(body)
+        context["body"] = words.mark_chinese(context["body"])
 
 
 def write_icons(app, exception):
@@ -500,6 +500,7 @@ def setup(app):
     app.add_config_value("memory_budget_set_up", set_up_digest(), "env")
     for name in "repository", "site", "requirement":
         app.add_config_value(f"memory_budget_{name}", "", "env")
+    app.add_node(figures.Figure, html=(figures.write, None))
     app.add_directive("mb-cards", CardsDirective)
     app.add_directive("mb-clone", CloneDirective)
     app.add_directive("mb-map", course_map.MapDirective)
@@ -519,7 +520,7 @@ def setup(app):
     app.connect("doctree-resolved", folds.gather)
     app.connect("doctree-resolved", hurry.link)
     app.connect("doctree-resolved", find.add)
-    app.connect("doctree-resolved", figures.note_sizes)
+    app.connect("doctree-resolved", figures.take)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", name_chevrons, priority=600)

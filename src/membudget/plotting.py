@@ -4,15 +4,20 @@ import re
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path as Outline
 
     from membudget.checkpointing import Moment, Run
     from membudget.measuring import MemoryMonitor
 
 _PALETTE = Path(__file__).parent / "widgets" / "palette.css"
+ACCENT = "#00618f"
+"""The book's accent; what is no consumer of memory is drawn in it."""
 
 
 def palette() -> dict[str, str]:
@@ -23,7 +28,11 @@ def palette() -> dict[str, str]:
 
 
 def use_style() -> None:
-    """Set matplotlib's defaults: legible at phone width, on a light card."""
+    """Set matplotlib's defaults: SVG, legible at phone width.
+
+    Pictures have a light ground, so that every notebook can show them. Black
+    is the text's colour and white the ground's: the book takes its own.
+    """
     import matplotlib as mpl
     from cycler import cycler
 
@@ -34,19 +43,132 @@ def use_style() -> None:
             "figure.facecolor": "white",
             "figure.constrained_layout.use": True,
             "font.size": 10,
+            "axes.titlesize": "medium",
+            "axes.facecolor": "none",
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
+            "axes.axisbelow": True,
             # for what is not a consumer of memory
-            "axes.prop_cycle": cycler(
-                color=["#24364b", "#b0307a", "#4f8a3c", "#7a7a7a"]
-            ),
-            "grid.alpha": 0.25,
+            "axes.prop_cycle": cycler(color=[ACCENT, "black", "#767676"])
+            + cycler(linestyle=["-", "--", "-."]),
+            "grid.color": "black",
+            "grid.alpha": 0.15,
             "legend.frameon": False,
+            "legend.fontsize": "medium",
             "lines.linewidth": 1.8,
-            "savefig.facecolor": "white",
+            "svg.fonttype": "none",
+            "svg.hashsalt": "membudget",
         }
     )
+    if _in_notebook():
+        _show_svg()
+
+
+def _show_svg() -> None:
+    """Let the notebook take SVG, the same one each time."""
+    from IPython import get_ipython
+    from matplotlib_inline.config import InlineBackend
+
+    options: dict[str, Any] = {
+        "bbox_inches": "tight",
+        "metadata": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+    }
+    inline = InlineBackend.instance(parent=get_ipython())
+    inline.print_figure_kwargs = options
+    inline.figure_formats = {"svg"}
+
+
+def name_areas(*pictures: "Axes", ncols: int = 2) -> None:
+    """Write the names of areas and bars on them.
+
+    A name stands in the largest piece that has room for it. A legend above
+    the figure has the names that fit nowhere, and those of lines.
+
+    Args:
+        pictures: axes of one figure with all that is to be drawn, and their
+            limits.
+        ncols: columns of the legend.
+    """
+    figure = cast("Figure", pictures[0].figure)
+    figure.draw_without_rendering()  # now the layout is known
+    named: dict[str, Artist] = {}
+    written = set()
+    for axes in pictures:
+        found = axes.get_legend_handles_labels()
+        for artist, name in zip(*found, strict=True):
+            named.setdefault(name, artist)
+            if _write_on(axes, artist, name):
+                written.add(name)
+    if left := [name for name in named if name not in written]:
+        artists = [named[name] for name in left]
+        figure.legend(artists, left, loc="outside upper left", ncols=ncols)
+
+
+def _write_on(axes: "Axes", artist: "Artist", name: str) -> bool:
+    """Whether a piece of the artist had room for its name."""
+    text = axes.text(0, 0, name, ha="center", va="center")
+    box = text.get_window_extent()
+    for piece in _pieces(axes, artist):
+        place = _room(piece, 1.1 * box.width + 8, box.height + 4)
+        if place is not None:
+            x, y = axes.transData.inverted().transform(place)
+            text.set_position((x, y))
+            return True
+    text.remove()
+    return False
+
+
+def _pieces(axes: "Axes", artist: "Artist") -> "list[Outline]":
+    """Outlines of an area, or of bars, on the screen; the largest first."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.container import BarContainer
+
+    found = []
+    if isinstance(artist, PolyCollection):
+        to_screen = axes.transData
+        found = [to_screen.transform_path(path) for path in artist.get_paths()]
+    elif isinstance(artist, BarContainer):
+        found = [
+            bar.get_transform().transform_path(bar.get_path())
+            for bar in artist.patches
+        ]
+    return sorted(found, key=_size, reverse=True)
+
+
+def _size(outline: "Outline") -> int:
+    box = outline.get_extents()
+    return round(box.width * box.height)
+
+
+def _room(
+    outline: "Outline", width: float, height: float
+) -> tuple[float, float] | None:
+    """Where in an outline a box has most air above and below; its centre."""
+    import numpy as np
+
+    box = outline.get_extents()
+    if box.width < width or box.height < height:
+        return None
+    x, y, dx = np.meshgrid(
+        np.linspace(box.x0 + width / 2, box.x1 - width / 2, 60),
+        np.linspace(box.y0, box.y1, 80),
+        np.linspace(-width / 2, width / 2, 9),
+        indexing="ij",
+    )
+    points = np.stack([(x + dx).ravel(), y.ravel()], axis=1)
+    inside = np.reshape(outline.contains_points(points), x.shape)
+    free = np.all(inside, axis=2)
+    middle = (box.x0 + box.x1) / 2
+    most, place = (height, -box.width), None
+    for column, here in zip(x[:, 0, 0], [*free], strict=True):
+        rows = zip(here, y[0, :, 0], strict=True)
+        for is_free, run in groupby(rows, lambda row: row[0]):
+            low, *_, high = [row[1] for row in run] * 2
+            air = (round(high - low), -abs(column - middle))
+            if is_free and air > most:
+                most, place = air, (column, (low + high) / 2)
+    return place
 
 
 class MonitorPlot:
@@ -108,11 +230,12 @@ class MonitorPlot:
         width = 1.8 if name == "budget" else 0.9
         self._axes.axhline(height, color=colour, ls="--", lw=width)
         self._axes.annotate(
-            f" {name}",
+            name,
             (1, height),
+            xytext=(4, 0),
             xycoords=("axes fraction", "data"),
+            textcoords="offset points",
             va="center",
-            fontsize="small",
             annotation_clip=False,
         )
 
@@ -206,6 +329,7 @@ def plot_run(axes: "Axes", run: "Run") -> None:
             label = ""
     axes.plot(run.peak_moment + 0.5, run.peak, "ko", markersize=4)
     axes.set(xlabel="action", xlim=(0, count), ylim=(0, None))
+    axes.locator_params("y", integer=True)
 
 
 def _shown(moment: "Moment", part: str) -> int:

@@ -75,7 +75,7 @@ def test_a_first_picture_is_on_the_first_screen(window, site):
     starts = []
     for name in [name for name in PAGES if re.search(r"/\d\d_", name)]:
         page.goto((site / f"{name}.html").as_uri())
-        picture = page.locator(".cell_output img, .mb-widget").first
+        picture = page.locator(".mb-figure, .mb-widget").first
         box = picture.bounding_box()
         starts.append(box["y"])
     assert max(starts) < 750

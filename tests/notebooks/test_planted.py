@@ -76,10 +76,22 @@ def private_path(cells):
     cells[-1].source = "open('/home/me/data')"
 
 
-def no_alt_text(cells):
-    data = {"image/png": ""}
+def picture(cells, data):
     cells[-1].outputs = [nbformat.v4.new_output("display_data", data)]
     cells[-1].metadata = {}
+
+
+def no_alt_text(cells):
+    picture(cells, {"image/svg+xml": ""})
+
+
+def no_svg(cells):
+    picture(cells, {"image/png": ""})
+
+
+def small_letters(cells):
+    text = '<text style="font-size: 8px" x="1">small</text>'
+    picture(cells, {"image/svg+xml": f"<svg>{text}</svg>"})
 
 
 def tag_without_reason(cells):
@@ -97,6 +109,8 @@ FAULTS = {
     semicolon: "semicolon",
     private_path: "somebody's machine",
     no_alt_text: "without alt text",
+    no_svg: "no SVG",
+    small_letters: "less than 9 points",
     tag_without_reason: "without a `reason`",
 }
 
@@ -148,6 +162,28 @@ def test_a_stale_output_turns_red(tmp_path):
     )
     assert "FAILED stale.ipynb::Cell 0" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_pictures_are_not_compared(tmp_path):
+    """They differ between processors in the last digits."""
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    svg = "<svg viewBox='0 0 1 1'><path d='M {} 0'/></svg>"
+    source = f"from IPython.display import SVG\nSVG({svg.format('0.1')!r})"
+    data = {
+        "image/svg+xml": svg.format("0.2"),
+        "text/plain": "<IPython.core.display.SVG object>",
+    }
+    code = nbformat.v4.new_code_cell(source, execution_count=1)
+    code.outputs = [
+        nbformat.v4.new_output("execute_result", data, execution_count=1)
+    ]
+    path = tmp_path / "picture.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[code]), path)
+    command = [sys.executable, "-m", "pytest", "--nbval", path]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
+    code.outputs[0].data["text/plain"] = "something else"
+    nbformat.write(nbformat.v4.new_notebook(cells=[code]), path)
+    assert subprocess.run(command, cwd=tmp_path).returncode == 1
 
 
 def test_the_size_of_a_page(tmp_path):
