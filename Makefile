@@ -32,8 +32,8 @@ $(shell mkdir -p "$(HOME)")
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test lab notebooks measure peers zoo bench soak mutate \
-        matrix lint constraints clean FORCE
+.PHONY: help book serve test lab notebooks pictures measure peers zoo bench \
+        soak mutate matrix lint constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -80,6 +80,9 @@ lab: $(VENV)/test.stamp  ## open the notebooks in JupyterLab
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)
+
+pictures: $(VENV)/test.stamp book  ## write down what widgets draw at first
+	$(PY) tools/pictures.py
 
 measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
 	$(PY) -m membudget_experiments run --size $(SIZE) --out $(OUT)

@@ -16,6 +16,7 @@
 * a link from a page's top to its lines to copy (`hurry.py`);
 * folded code below what it draws (`folds.py`);
 * what people type into a search, for its index (`find.py`);
+* what widgets draw at first, for who runs no scripts (`pictures.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
@@ -50,6 +51,7 @@ import folds  # noqa: E402
 import formulas  # noqa: E402
 import hurry  # noqa: E402
 import icons  # noqa: E402
+import pictures  # noqa: E402
 import predict  # noqa: E402
 import publish  # noqa: E402
 import see  # noqa: E402
@@ -59,7 +61,7 @@ from project import pages  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
 RECORDS = ROOT / "src/membudget/records"
-OWN = "ext", "static", "templates"
+OWN = "ext", "pictures", "static", "templates"
 MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 DETOUR = re.compile(r"/\d\d[a-z]_")
 SEARCH = re.compile(
@@ -524,6 +526,7 @@ def setup(app):
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", name_chevrons, priority=600)
+    app.connect("html-page-context", pictures.add)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
     app.connect("html-page-context", paint_early, priority=900)

@@ -69,7 +69,7 @@ def test_state_and_sentence_are_escaped():
     text = html(Toy())
     assert text.count("</script") == 1
     assert r"a<\/script>" in text
-    assert "1 &lt; 2 &amp; more (With JavaScript" in text
+    assert "1 &lt; 2 &amp; more (Run this cell" in text
 
 
 def test_html_follows_the_traits():

@@ -111,8 +111,8 @@ class Widget(anywidget.AnyWidget):
         state = json.dumps(self.state(), sort_keys=True).replace("</", "<\\/")
         return (
             f'<div class="mb-widget" data-widget="{self.name}">\n'
-            f'<p class="mb-fallback">{escape(self.sentence())} (With '
-            "JavaScript there is a picture here to play with.)</p>\n"
+            f'<p class="mb-fallback">{escape(self.sentence())} (Run '
+            "this cell for a picture to play with.)</p>\n"
             f'<script type="application/json" class="mb-state">{state}'
             "</script>\n</div>"
         )
