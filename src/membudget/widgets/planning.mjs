@@ -524,7 +524,7 @@ export function codeOf(plan) {
 // ---- layout --------------------------------------------------------------
 
 const [BAR, TALL] = [44, 36]; // where the bar begins, and its height
-const [BOTTOM, HEIGHT] = [288, 334]; // of the frontier, of all
+const [BOTTOM, HEIGHT] = [226, 272]; // of the frontier, of all
 const ROW = 17; // of words
 const NARROW = 480;
 

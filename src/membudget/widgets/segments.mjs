@@ -220,8 +220,8 @@ export function layout(state, width, moment = null, before = null) {
   const sides = { left: 34, right: width - 84 };
   const most = Math.max(1, ...n.curve, ...measured.map(({ peak }) => peak));
   const top = state.chain ? 1.04 * most : 20 * Math.ceil(most / 20);
-  const step = { ...sides, top: 82, bottom: 240 };
-  const curve = { ...sides, top: 292, bottom: 376 };
+  const step = { ...sides, top: 82, bottom: 228 };
+  const curve = { ...sides, top: 280, bottom: 358 };
   const units = state.chain ? undefined : "units";
   const axis = heights(step, top, units);
   const below = heights(curve, top, units);
@@ -232,7 +232,7 @@ export function layout(state, width, moment = null, before = null) {
   const words = deed(n.moments[at], `${thingOf(state)} ${stage + 1}`);
   return {
     width,
-    height: 416,
+    height: 398,
     layers: layersLayout(n, at, sides),
     step: stepOf(n),
     axis,
