@@ -67,7 +67,7 @@ test("numbers and sentences are written for people", () => {
   assert.equal(keptText(1 + 2 ** -40, 1), "1.000000000001");
   says(grid.map(({ number }) => sentence(state(number))), [
     " is exact in fp32, tf32, bf16, fp16, fp8-e4m3 and fp8-e5m2.",
-    "0.1 is exact in no format.", "; overflow in ",
+    "0.1 is exact in no format.", "; too large for ",
     "; subnormal in ", "; lost to underflow in ",
   ]);
 });

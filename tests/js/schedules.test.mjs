@@ -64,8 +64,8 @@ test("the sentence names what is won, and the next medal", () => {
   const said = (n, had) => sentence(n, had).split(". ").slice(-2).join(". ");
   const silver = at(16, "0-4.5-8.9-11.12-13");
   const next = "with 14 extra runs: silver. Next,";
-  assert.match(said(silver), RegExp(`${next} gold: ≤ 6 units \\(nest seg`));
-  const last = " platinum: ≤ 6 units (nest segments).";
+  assert.match(said(silver), RegExp(`${next} gold: ≤ 6 units \\(nest deep`));
+  const last = " platinum: ≤ 6 units (nest deeper).";
   assert.ok(said(silver, 3).endsWith(`${next}${last}`));
   assert.match(said(silver, 4), /: silver. All medals of this level are/);
   assert.match(sentence(at(9, "0-2.0-4.5-6")), /10 extra runs: platinum\.$/);

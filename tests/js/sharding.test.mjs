@@ -65,7 +65,8 @@ test("the sentence says each case", () => {
   says(said, [
     "on 1 rank: each holds", "Nothing is sent.", "not yet reduced)",
     "as much as DDP.", "1.5 times as much as DDP", "times less than DDP",
-    "Half the ranks would be too few.", "No number of ranks fits.",
+    "Half the ranks would be too few.",
+    "However many ranks there are, it does not fit.",
   ]);
 });
 

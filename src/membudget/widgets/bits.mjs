@@ -163,14 +163,14 @@ export function sentence(state) {
     listed(describe(state).filter(test).map(({ name }) => name));
   const lost = (kind, words) => {
     const names = where((of) => of.kind === kind);
-    return names && `; ${words} in ${names}`;
+    return names && `; ${words} ${names}`;
   };
   return (
     `${numberText(x)} is exact in ` +
     (where(({ value }) => value === x) || "no format") +
-    lost("subnormal", "subnormal") +
-    lost("underflow", "lost to underflow") +
-    `${lost("overflow", "overflow")}.`
+    lost("subnormal", "subnormal in") +
+    lost("underflow", "lost to underflow in") +
+    `${lost("overflow", "too large for")}.`
   );
 }
 
@@ -337,7 +337,7 @@ function build({ id, get, set, bound, picture }) {
     autocomplete: "off",
     read: parse,
     write: textOf,
-    how: "Write a number that fp64 has, such as 0.1, -1e-5, 2^-24 or inf.",
+    how: "Write a number in fp64’s range, such as 0.1, -1e-5, 2^-24 or inf.",
     onChange: setNumber,
   });
   exact.root.addEventListener("keydown", (event) => {

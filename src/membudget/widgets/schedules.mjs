@@ -187,7 +187,7 @@ export function sentence(n, had = 0) {
       ...(n.extra_time > next.extra ? asked(n, next).slice(0, 1) : []),
     ];
     const deep = next.name === "platinum" || next.peak < n.medals[1].peak;
-    const how = deep && n.most_extra < 2 ? " (nest segments)" : "";
+    const how = deep && n.most_extra < 2 ? " (nest deeper)" : "";
     said.push(`Next, ${next.name}: ${missed.join(", ")}${how}.`);
   }
   if (had === n.medals.length) said.push("All medals of this level are yours.");
@@ -216,8 +216,8 @@ function about(n) {
         `${n.length / 2} GPT blocks; a unit is a block’s input, a pass the ` +
         "forward FLOPs of all. Gold is the best without nesting, " +
         `${cut} extra passes; the optimum is ${best}.`
-    : "A unit is one stage’s output. Equal segments win bronze, unequal ones " +
-        "silver, nested ones gold; platinum is the optimum.";
+    : "A unit is one stage’s output. Equal segments reach bronze, segments " +
+        "side by side silver, only nested ones gold; platinum is the optimum.";
 }
 
 // ---- geometry ------------------------------------------------------------

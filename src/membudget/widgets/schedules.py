@@ -81,8 +81,8 @@ def level_of(level: int | str) -> Level:
 
 def _pars(length: int, points: Points) -> tuple[Medal, ...]:
     """A peak that falls, with at most 2·L extra runs: equal segments reach
-    bronze's, unequal ones silver's, and only nested ones the next. Platinum is
-    the least peak of all, and the fewest runs that it takes."""
+    bronze's, others side by side silver's, and only nested ones the next.
+    Platinum is the least peak of all, and the fewest runs that it takes."""
     most, silver = 2 * length, peak_of_runs(length, 2)
     best, fewest = min(point for point in points if point[1] <= most)
     return (

@@ -300,7 +300,7 @@ export function sentence(state, all = describe(state)) {
     `${formatBytes(n.bytes)}${waiting}${less}` +
     `${lent ? borrows : ""}. ` +
     (ranks === 1 ? "Nothing is sent." : sends) +
-    (never ? " No number of ranks fits." : "") +
+    (never ? " However many ranks there are, it does not fit." : "") +
     (least ? " Half the ranks would be too few." : "")
   );
 }

@@ -30,7 +30,7 @@ def printed(widget):
 
 def said(widget):
     words = {"subnormal": "subnormal", "underflow": "lost to underflow"}
-    words |= {"overflow": "overflow", "normal": "is exact in"}
+    words |= {"overflow": "too large for", "normal": "is exact in"}
     return {words[cases.kind_of(widget.number, name)] for name in FORMATS}
 
 

@@ -114,7 +114,7 @@ def test_what_may_be_written_has_room(show, width):
     field.fill("a half")
     field.press("Enter")
     assert field.bounding_box()["width"] == before > 100
-    how = page.get_by_text("Write a number that fp64 has")
+    how = page.get_by_text("Write a number in fp64’s range")
     fits = "e => e.scrollWidth <= e.clientWidth + 1"
     assert how.evaluate(f"e => ({fits})(e.parentElement)")
     assert how.evaluate("e => getComputedStyle(e).whiteSpace") == "normal"
@@ -129,7 +129,7 @@ def test_a_text_that_is_no_number(page, typed):
         field.fill(text)
         field.press("Enter")
         assert field.get_attribute("aria-invalid") == wrong
-        how = page.get_by_text("Write a number that fp64 has, such as 0.1")
+        how = page.get_by_text("Write a number in fp64’s range, such as 0.1")
         assert how.count() == bool(wrong)
         if wrong:
             printed = pages.walk(page, [[]])[0]["numbers"]["fp16.value"]
