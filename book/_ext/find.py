@@ -52,6 +52,18 @@ TYPED = {
 ANSWERED = {typed.lower() for page in TYPED.values() for typed in page}
 
 
+def entries_of(docname):
+    """The entries of a page as Sphinx's index takes them."""
+    return [(typed, "", "main") for typed in TYPED.get(docname, [])]
+
+
+def keep(app, env):
+    """Give pages that are not written again their entries, which Sphinx
+    forgets."""
+    for docname in TYPED:
+        env._search_index_index_entries[docname] = entries_of(docname)
+
+
 def add(app, doctree, docname):
     """Give a page its entries; the glossary's own would be as high."""
     for index in doctree.findall(addnodes.index):
@@ -60,8 +72,6 @@ def add(app, doctree, docname):
             for entry in index["entries"]
             if entry[1].lower() not in ANSWERED
         ]
-    entries = [
-        ("single", typed, "", "main", None) for typed in TYPED.get(docname, [])
-    ]
-    if entries:
+    if found := entries_of(docname):
+        entries = [("single", *entry, None) for entry in found]
         doctree.insert(0, addnodes.index(entries=entries))

@@ -522,6 +522,7 @@ def setup(app):
     app.connect("doctree-resolved", folds.gather)
     app.connect("doctree-resolved", hurry.link)
     app.connect("doctree-resolved", find.add)
+    app.connect("env-updated", find.keep)
     app.connect("doctree-resolved", figures.take)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
