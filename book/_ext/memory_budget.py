@@ -16,7 +16,7 @@
 * a link from a page's top to its lines to copy (`hurry.py`);
 * folded code below what it draws (`folds.py`);
 * what people type into a search, for its index (`find.py`);
-* what widgets draw at first, for who runs no scripts (`pictures.py`);
+* what widgets draw at first, for who runs no scripts (`stills.py`);
 * questions to predict, whose options become buttons (`predict.py`);
 * a **bold** term of the glossary becomes a link to it. (Notebooks are read on
   Colab as well, which knows no Sphinx roles.)
@@ -51,11 +51,11 @@ import folds  # noqa: E402
 import formulas  # noqa: E402
 import hurry  # noqa: E402
 import icons  # noqa: E402
-import pictures  # noqa: E402
 import predict  # noqa: E402
 import publish  # noqa: E402
 import see  # noqa: E402
 import setup_cell  # noqa: E402
+import stills  # noqa: E402
 import words  # noqa: E402
 from project import pages  # noqa: E402
 
@@ -527,7 +527,7 @@ def setup(app):
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", name_chevrons, priority=600)
-    app.connect("html-page-context", pictures.add)
+    app.connect("html-page-context", stills.add)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)
     app.connect("html-page-context", paint_early, priority=900)
