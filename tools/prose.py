@@ -30,7 +30,6 @@ GIVEN = {
     "07_sharding": {"the record's parameters": "2 048"},
     "07c_a_thousand_ranks": {"the record's parameters": "2 048"},
     "lab2_checkpointing": {BESIDE: "57, 0.06, 3.9", WIDGET: "2.27"},
-    "lab3_mixed_precision": {BESIDE: "3.3"},
     "lab4_fsdp": {BESIDE: "14.5"},
 }
 

@@ -80,3 +80,12 @@ def test_a_first_picture_is_on_the_first_screen(window, site):
         starts.append(box["y"])
     assert max(starts) < 750
     assert sum(y > 450 for y in starts) <= 1
+
+
+def test_a_labs_picture_ends_on_the_first_screen(window, site):
+    page = window("desktop")
+    for name in [name for name in PAGES if "/lab" in name]:
+        page.goto((site / f"{name}.html").as_uri())
+        for picture in page.locator(".mb-figure, .mb-widget").all()[:1]:
+            box = picture.bounding_box()
+            assert box["y"] + box["height"] < 900, name
