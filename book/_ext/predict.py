@@ -31,10 +31,11 @@ def mark(app, doctree, docname):
             options = mark_options(after[0])
         reading = find_reading(after)
         right = reading and ANSWER.search(reading.astext())
-        if len(options) < 2 or not right or right[1] not in options:
+        more = "?" in after_options(paragraph)
+        if len(options) < 2 or not right or right[1] not in options or more:
             logger.warning(
-                "a question needs options (a), (b) …, and a reading that "
-                "begins with the letter of one: %s",
+                "a question needs options (a), (b) …, none after them, and a "
+                "reading that begins with the letter of one: %s",
                 " ".join(paragraph.astext().split())[:70],
                 location=paragraph,
             )
@@ -44,6 +45,16 @@ def mark(app, doctree, docname):
         paragraph["ids"].append(f"predict-{name}")
         paragraph["classes"] += ["mb-predict", f"mb-right-{right[1]}"]
         reading["classes"].append("mb-reading")
+
+
+def after_options(paragraph):
+    """What a question says after its options."""
+    words = ""
+    for child in reversed(paragraph.children):
+        if "mb-or" in getattr(child, "attributes", {}).get("classes", []):
+            return words
+        words = child.astext() + words
+    return ""
 
 
 def find_reading(after):

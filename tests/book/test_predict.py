@@ -5,6 +5,7 @@ import re
 import pytest
 import site_checks as checks
 from docutils import nodes
+from docutils.utils import new_document
 from project import notebooks
 
 from book._ext import predict
@@ -60,6 +61,29 @@ def test_what_has_no_options_stays(text):
     assert split(nodes.Text(text)) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("question", "warnings"),
+    [
+        ("Predict. Is it (a) one or (b) two?", 0),
+        ("Predict. Is it (a) one or (b) two? Then try.", 0),
+        ("Predict. Is it (a) one or (b) two? And how large?", 1),
+        ("Predict. Is it one or two?", 1),
+    ],
+)
+def test_a_question_asks_one_thing(monkeypatch, question, warnings):
+    said = []
+    monkeypatch.setattr(
+        predict.logger, "warning", lambda *a, **_: said.append(a)
+    )
+    page = new_document("page")
+    page += [
+        nodes.paragraph("", question),
+        nodes.paragraph("", "Reading. (b)."),
+    ]
+    predict.mark(None, page, "page")
+    assert len(said) == warnings
+
+
 def questions(site, page):
     article = checks.soup(site, page).article
     return [
@@ -84,6 +108,18 @@ def test_every_question_has_options_one_right_and_a_reading(site, page):
         assert re.search(r"\((\w)\)", reading.get_text())[1] == right
         names.add(question["id"])
     assert len(names) == len(questions(site, page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_output_stands_between_a_question_and_its_reading(site, page):
+    """All that answers opens with the click: folds, and then the reading."""
+    for question in questions(site, page):
+        for node in question.find_all_next(
+            class_=["mb-reading", "cell_output"]
+        ):
+            if "mb-reading" in node["class"]:
+                break
+            assert node.find_parent("details")
 
 
 def test_there_are_many_questions(site):
