@@ -10,6 +10,7 @@ import {
   formatNumber,
   grouped,
   html,
+  labelOf,
   laid,
   legend,
   lengthAxis,
@@ -40,6 +41,7 @@ import {
 const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
 const OWN = "own number"; // of parameters
 const TICKS = 10; // of a moment that is played
+const KEY = "F is forward, B is backward."; // where the letters stand
 
 const PARTS = {
   parameters: "parameters (P)",
@@ -129,7 +131,7 @@ export function describe(state) {
 /** Of each phase: its colour, its names and what happens, in two lines. */
 export const PHASES = {
   rest: ["rest", ["Between two steps"],
-    ["Play a step, or drag along it.", "F is forward, B is backward."]],
+    ["Play a step, or drag along it."]],
   gather: ["parameters", ["all-gather", "gather"],
     ["Each passes a slice on, until", "all have the whole block."]],
   forward: ["phase-forward", PHASE_WORDS.forward,
@@ -586,10 +588,12 @@ function* drawTrack(id, plan) {
   const look = wide ? MIDDLE : {};
   const [head, place] = momentOf(plan);
   const [, , lines] = PHASES[now.phase];
+  const short = named.some((run) => /^[FB]$/.test(labelOf(run)));
+  const key = short && now.phase === "rest" ? [KEY] : [];
   const bytes = `${bytesNow(plan)} on each rank`;
   const last = place ? `${place}: ${bytes}` : bytes;
   yield text(middle, words, head, { ...look, class: "mb-value mb-moment" });
-  for (const [i, one] of [...lines, last].entries()) {
+  for (const [i, one] of [...lines, ...key, last].entries()) {
     yield text(middle, words + 17 + 16 * i, one, look);
   }
 }
