@@ -414,7 +414,7 @@ function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
   yield text(x, plot.top - 11, words, { class: "mb-value" });
 }
 
-function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
+function* drawPlane({ n, plane, step, ghost, width }, goal, scores) {
   const { plot, axis, points, now, goals, ticks } = plane;
   yield* axes(plot, axis);
   for (const { x, label } of ticks) {
@@ -431,7 +431,7 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
   yield svg("rect", { ...area, height: plot.bottom - y, class: look });
   yield svg("path", { d, class: "mb-frontier" });
   for (const point of points) {
-    const had = seen.has(point.key);
+    const had = scores.has(point.key);
     const r = had ? 4 : Math.min(2.5, 40 / points.length);
     yield dot(point, had ? "mb-reached" : "mb-faint", r);
   }
@@ -479,27 +479,27 @@ const NOTE =
   "choose a cell, with Shift more, Enter makes a segment, Delete removes " +
   "it. Left: the memory at every action; drag there to see each. Right: the " +
   "ring is your score, ↑ or → if it is beyond an axis. Dots are the best " +
-  "scores, blue ones were yours. Dashed: before the last move. Diamonds are " +
+  "scores, blue ones are yours. Dashed: before the last move. Diamonds are " +
   "the medals’ limits, the shaded corner is the next one.";
 
 // ---- medals that stay ----------------------------------------------------
 
-const KEPT = "mb-medals";
+/* By level what this browser keeps: the best medal, or the best scores. */
+const [MEDALS, SCORES] = ["mb-medals", "mb-scores"];
 
-/* The best medal of each level, as this browser keeps it. */
-function kept() {
+function kept(key) {
   try {
-    return { ...JSON.parse(localStorage.getItem(KEPT)) };
+    return { ...JSON.parse(localStorage.getItem(key)) };
   } catch {
     return {};
   }
 }
 
-function keep(medals) {
+function keep(key, all) {
   try {
-    localStorage.setItem(KEPT, JSON.stringify(medals));
+    localStorage.setItem(key, JSON.stringify(all));
   } catch {
-    // nothing is kept: they last as long as the page is open
+    // nothing is kept: it lasts as long as the page is open
   }
 }
 
@@ -537,10 +537,9 @@ function build({ id, get, set, picture, again, address }) {
   let spot = null; // those that the keyboard marks
   let told = null; // words instead of the score, and `wrong`
   let history = [];
-  let medals = kept(); // by level, the best so far
-  const seen = new Map(); // by level, the points of the frontier so far
-  const collect = (of, level, more) =>
-    of.set(level, new Set([...(of.get(level) ?? []), ...more]));
+  let medals = kept(MEDALS);
+  let scores = kept(SCORES); // those on the frontier, as "peak time"
+  const scoresOf = (level) => new Set([scores[level] ?? []].flat());
   const fresh = () => {
     play.stop();
     moment.at = draft = told = null;
@@ -553,12 +552,21 @@ function build({ id, get, set, picture, again, address }) {
     again();
   };
   const had = (n) => rankOf(n, medals[n.level]);
+  const collect = ({ level, peak, extra_time, optimal }) => {
+    scores = { ...scores, ...kept(SCORES) };
+    if (!optimal) return;
+    const all = scoresOf(level).add(`${peak} ${extra_time}`);
+    keep(SCORES, Object.assign(scores, { [level]: [...all] }));
+  };
   // the reader's own move: what it wins stays
   const place = (segments) => {
     const n = describe({ ...get(), segments });
-    medals = { ...medals, ...kept() };
+    medals = { ...medals, ...kept(MEDALS) };
     const more = n.won.slice(had(n));
-    if (more.length) keep(Object.assign(medals, { [n.level]: more.at(-1) }));
+    if (more.length) {
+      keep(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
+    }
+    collect(n);
     go({ segments });
     celebrate(picture, more);
   };
@@ -643,8 +651,9 @@ function build({ id, get, set, picture, again, address }) {
     label: "Forget them",
     key: "forget",
     onClick() {
-      medals = {};
-      keep(medals);
+      [medals, scores] = [{}, {}];
+      keep(MEDALS, medals);
+      keep(SCORES, scores);
       again();
     },
   });
@@ -733,8 +742,6 @@ function build({ id, get, set, picture, again, address }) {
     const ours = before?.level === state.level ? before : null;
     plan = layout(shown, width, moment.at, draft ? state : ours);
     const { n } = plan;
-    const point = now.optimal ? [`${now.peak} ${now.extra_time}`] : [];
-    collect(seen, n.level, point);
     const best = had(n);
     const goal = n.medals[best] ?? n.medals.at(-1);
     level.update({ value: String(state.level), options: names });
@@ -760,7 +767,7 @@ function build({ id, get, set, picture, again, address }) {
         ...drawStrip(id, plan, mark),
         ...drawMedals(plan, best),
         ...drawMemory(id, plan, goal),
-        ...drawPlane(plan, goal, seen.get(n.level)),
+        ...drawPlane(plan, goal, scoresOf(n.level)),
       ],
       numbers: results(id, n),
     };
@@ -775,7 +782,6 @@ function build({ id, get, set, picture, again, address }) {
     stop() {
       fresh();
       [history, spot] = [[], null];
-      seen.clear();
     },
   };
 }

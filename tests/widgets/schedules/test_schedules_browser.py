@@ -190,15 +190,18 @@ def test_a_medal_stays_until_it_is_forgotten(open_page):
     for first in (0, 3, 6):
         draw(page, first, first + 2)
     had = page.locator("circle.mb-had")
+    mine = page.locator(".mb-reached")
     assert had.count() == 2
+    assert mine.count() == 1
     control(page, "clear").click()
     assert page.locator("text.mb-won").count() == 0
     control(page, "reset").click()
     go_to(page, 36)
-    assert had.count() == 0
+    assert had.count() == mine.count() == 0
     page.reload()
     go_to(page, 9)
     assert had.count() == 2
+    assert mine.count() == 1
     none = dict.fromkeys(map(str, LEVELS), "no medal")
     assert best_of(page) == none | {"9": "silver"}
     name = page.get_by_role("radio", name="9 stages, silver")
@@ -207,14 +210,18 @@ def test_a_medal_stays_until_it_is_forgotten(open_page):
     assert "Your medals, 2 of 28, stay" in page.inner_text(".mb-tally")
     control(page, "forget").click()
     assert control(page, "forget").is_disabled()
+    assert mine.count() == 0
     page.reload()
     assert best_of(page) == none
+    assert mine.count() == 0
 
 
 @pytest.mark.parametrize("text", ["7", "null", "[", '{"9": "wood", "x": 1}'])
 def test_what_the_browser_kept_may_be_anything(open_page, text):
     page = open_page(Schedules())
-    page.evaluate("text => localStorage.setItem('mb-medals', text)", text)
+    for key in ("mb-medals", "mb-scores"):
+        store = "([key, text]) => localStorage.setItem(key, text)"
+        page.evaluate(store, [key, text])
     page.reload()
     assert set(best_of(page).values()) == {"no medal"}
     draw(page, 0, 4)
