@@ -133,6 +133,36 @@ def test_it_is_shown_while_it_is_dragged(page):
     assert not control(page, "undo").is_disabled()
 
 
+def test_a_long_strip_moves_under_a_finger(show):
+    """On a phone: by the space above it, the bar below it, and by itself
+    while a segment is drawn beyond the edge."""
+    page = show(Schedules(36), width=390)
+    box, cells = picture(page).bounding_box(), page.locator(".mb-cell")
+
+    def middle(stage):
+        cell = cells.nth(stage).bounding_box()
+        assert cell["width"] >= 20
+        return cell["x"] + cell["width"] / 2, cell["y"] + cell["height"] / 2
+
+    def pull(y, start, end):
+        pages.drag(page, *((box["x"] + x, box["y"] + y) for x in (start, end)))
+
+    pull(12, 330, 80)
+    pages.drag(page, middle(20), middle(22))
+    agree(page, 36, kind_schedules.nested(36, [(20, 22)]))
+    control(page, "clear").click()
+    pull(98, 150, -200)
+    assert cells.first.bounding_box()["x"] == box["x"] + 3
+    right = box["x"] + box["width"] - 5
+    pages.drag(page, middle(2), (right, middle(2)[1]), drop=False)
+    page.wait_for_function(
+        "document.querySelector('.mb-mark').getBBox().width > 22 * 20"
+    )
+    page.mouse.up()
+    first, last = control(page, "segments").input_value().split("-")
+    assert (first, int(last) > 20) == ("2", True)
+
+
 def test_all_by_keyboard(page):
     picture(page).focus()
     for key in ("Right", "Right", "Shift+Right", "Shift+Right"):
