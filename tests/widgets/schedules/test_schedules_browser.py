@@ -151,7 +151,7 @@ def test_a_long_strip_moves_under_a_finger(show):
     pages.drag(page, middle(20), middle(22))
     agree(page, 36, kind_schedules.nested(36, [(20, 22)]))
     control(page, "clear").click()
-    pull(98, 150, -200)
+    pull(98, 200, 5)
     assert cells.first.bounding_box()["x"] == box["x"] + 3
     right = box["x"] + box["width"] - 5
     pages.drag(page, middle(2), (right, middle(2)[1]), drop=False)
