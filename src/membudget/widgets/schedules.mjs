@@ -804,7 +804,7 @@ function build({ id, get, set, picture, again, address }) {
       (plan = layout(shown, width, moment.at, draft ? state : ours, pan));
     const { n, at } = lay();
     const stage = moment.at === null ? undefined : n.moments[at].stage;
-    const follow = spot?.to ?? stage;
+    const follow = stage ?? spot?.to;
     if (follow !== undefined && follow !== followed) {
       pan = revealed(plan, follow);
       lay();
