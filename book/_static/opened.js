@@ -1,5 +1,5 @@
 // Which pages this browser has opened, what was predicted there, and the medals
-// of the game. All stay in the browser, and the map has a button to forget them.
+// and scores of the game. All stay in the browser, and the map has a button to forget them.
 (() => {
   const KEY = "mb-opened";
   const read = () => {
@@ -56,6 +56,7 @@
       localStorage.removeItem(KEY);
       localStorage.removeItem("mb-predicted");
       localStorage.removeItem("mb-medals"); // of the game in chapter 5
+      localStorage.removeItem("mb-scores");
     } catch {
       // Nothing was kept.
     }

@@ -218,13 +218,14 @@ def test_the_map_tells_how_many_were_right(opened, site):
     right = answers(site, PAGE)[0]
     first = page.locator(".mb-predict").first
     first.get_by_role("button", name=f"({right})").click()
-    page.evaluate("localStorage.setItem('mb-medals', '{}')")
+    for game in ("mb-medals", "mb-scores"):
+        page.evaluate("key => localStorage.setItem(key, '{}')", game)
     opened("book/map")
     of = len(questions(site, PAGE))
     mark = page.locator(f"[data-page='{PAGE}'] .mb-opened")
     assert mark.inner_text() == f"✓ opened, 1 of {of} right"
     page.get_by_role("button", name="Forget").click()
-    for kept in ("mb-predicted", "mb-medals"):
+    for kept in ("mb-predicted", "mb-medals", "mb-scores"):
         assert page.evaluate("key => localStorage.getItem(key)", kept) is None
 
 

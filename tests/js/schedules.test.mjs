@@ -10,6 +10,7 @@ import {
   nested,
   read as parse,
   result,
+  revealed,
   sentence,
   spansOf,
   stageAt,
@@ -25,6 +26,7 @@ import { read, says, within } from "./grid.mjs";
 const { machine, games, tables, lengths } = read("schedules");
 const full = (state) => Object.freeze({ ...state, tables });
 const states = games.map(({ state }) => full(state));
+const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-9, `${a} ${b}`);
 const bare = (level) =>
   full({ level, segments: nested(lengths[level], []), label: "" });
 
@@ -116,9 +118,12 @@ test("everything is inside the picture, and does not move in a level", () => {
       const plan = layout(state, width, 3, bare(state.level));
       const [right, bottom] = [width, plan.height];
       const all = within({ left: 0, right, top: 0, bottom });
-      for (const { x, y, width, height } of plan.strip.bars) {
-        all({ x, y });
-        all({ x: x + width, y: y + height });
+      const { strip } = plan;
+      const long = within({ left: 0, right: right + strip.more, top: 0, bottom });
+      assert.equal(strip.more > 0, width < 480 && strip.wide === 22);
+      for (const { x, y, width, height } of strip.bars) {
+        long({ x, y });
+        long({ x: x + width, y: y + height });
         assert.ok(y > plan.form.bars - 1 && y + height < plan.form.cells);
       }
       const { step, axis, plane, ghost } = plan;
@@ -135,6 +140,26 @@ test("everything is inside the picture, and does not move in a level", () => {
       assert.deepEqual(axis.ticks, other.axis.ticks);
     }
   }
+});
+
+test("a finger finds each cell of a long strip, which moves to its ends", () => {
+  const state = bare("36");
+  for (const width of [288, 358]) {
+    const { strip } = layout(state, width);
+    assert.ok(strip.wide >= 22);
+    near(strip.x(36), width - 2 + strip.more);
+    for (let stage = 0; stage < 36; stage += 1) {
+      let plan = layout(state, width);
+      plan = layout(state, width, null, null, revealed(plan, stage));
+      const middle = plan.strip.x(stage + 0.5);
+      assert.ok(middle > 12 && middle < width - 12);
+      assert.equal(stageAt(plan, middle), stage);
+    }
+    const end = layout(state, width, null, null, 9999).strip;
+    near(end.x(36), width - 2);
+    assert.equal(layout(state, width, null, null, -9).strip.gone, 0);
+  }
+  assert.equal(layout(state, 760).strip.more, 0);
 });
 
 test("a place is a stage, a moment, a bar", () => {

@@ -63,7 +63,7 @@ test("describe gives Python's numbers, to the byte", () => {
 test("the sentence says each case", () => {
   const said = cases.map(({ state }) => sentence(state));
   says(said, [
-    "on 1 rank: each holds", "Nothing is sent.", "not yet reduced)",
+    "on 1 rank: it holds all", "There is no other to share with.", "not yet reduced)",
     "as much as DDP.", "1.5 times as much as DDP", "times less than DDP",
     "Half the ranks would be too few.",
     "However many ranks there are, it does not fit.",
@@ -176,6 +176,16 @@ test("everything is inside the picture, at every width", () => {
         words.forEach((line) => assert.ok(2 + 7.1 * line.length < room));
       }
     }
+  }
+});
+
+test("one rank alone stands in the middle, and its words below", () => {
+  for (const width of [284, 358, 760, 950]) {
+    const plan = layout({ ...plain, stage: "zero-3", ranks: 1 }, width);
+    const [{ x, y }] = plan.stations;
+    near(x + plan.size.wide / 2, width / 2);
+    assert.ok(y + plan.size.tall + 16 < plan.words - 9);
+    assert.ok(plan.words + 64 < plan.track);
   }
 });
 

@@ -1,5 +1,6 @@
 """What every widget promises its reader, in a browser without a kernel."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,12 @@ from membudget.widgets import bundle
 from tests.soak import SOAK
 
 pytestmark = [every_kind, pytest.mark.few(3)]
+
+
+@pytest.fixture
+def show(show):
+    """For who wants less motion: nothing plays by itself."""
+    return partial(show, reduced_motion="reduce")
 
 
 @pytest.fixture

@@ -311,14 +311,17 @@ export const budgetLine = (id, plot, y, over) => {
   ];
 };
 
+/** The first words of a run that have room. */
+export const labelOf = ({ width, words }) =>
+  words.find((word) => LETTER * word.length + 4 < width);
+
 /** A strip that names what runs where: { part, x, width, words }, of which
     the first words that have room are written. */
 export const strip = (id, y, runs) =>
   runs.flatMap(({ part, x, width, words }) => {
     const wide = width > 3 ? width - 1 : width;
     const box = { x: x + (width - wide) / 2, y, width: wide, height: 7 };
-    const fits = (word) => LETTER * word.length + 4 < width;
-    const label = words.find(fits);
+    const label = labelOf({ width, words });
     const look = { "text-anchor": "middle" };
     return [
       ...filled(id, part, "rect", box),

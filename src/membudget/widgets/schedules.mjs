@@ -222,9 +222,11 @@ function about(n) {
 
 // ---- geometry ------------------------------------------------------------
 
-/* Heights of what stands in the picture. */
-const WIDE = { bars: 2, cells: 56, tall: 36, medals: 102, height: 370 };
-const NARROW = { bars: 2, cells: 58, tall: 34, medals: 102, height: 488 };
+/* Heights of what stands in the picture, and the least width of a cell: on a
+   phone that of a finger. */
+const BOTH = { bars: 2, medals: 102 };
+const WIDE = { ...BOTH, cells: 56, tall: 36, height: 370, least: 0 };
+const NARROW = { ...BOTH, cells: 58, tall: 34, height: 488, least: 22 };
 
 /* The axes of the memory and of the score: beside or below each other. */
 function plots(width) {
@@ -237,8 +239,9 @@ function plots(width) {
 
 /** Geometry of the picture, in pixels: the strip below its segments, the
     medals, the memory at every moment, and the plane of the score. The axes
-    follow from the level alone. */
-export function layout(state, width, moment = null, before = null) {
+    follow from the level alone. Where the strip is longer than the picture,
+    `pan` pixels of it are beyond the left edge. */
+export function layout(state, width, moment = null, before = null, pan = 0) {
   const n = describe(state);
   const form = width < 480 ? NARROW : WIDE;
   const [step, plane] = plots(width);
@@ -249,7 +252,7 @@ export function layout(state, width, moment = null, before = null) {
   const at = Math.min(moment ?? n.place, n.moments.length - 1);
   return {
     ...{ n, width, form, axis, at, moment, height: form.height },
-    strip: stripLayout(n, at, width, form),
+    strip: stripLayout(n, at, width, form, pan),
     step: stepLayout(n.moments, step, y(step)),
     plane: planeLayout(n, plane, top, y(plane)),
     ghost: before && {
@@ -260,14 +263,17 @@ export function layout(state, width, moment = null, before = null) {
 }
 
 /* The cells at a moment, and the bars of the segments above them. */
-function stripLayout(n, at, width, { bars, cells }) {
-  const wide = (width - 4) / n.length;
+function stripLayout(n, at, width, { bars, cells, least }, pan) {
+  const room = width - 4;
+  const wide = Math.max(room / n.length, least);
+  const more = Math.max(n.length * least - room, 0); // of what can be seen
+  const gone = Math.min(Math.max(pan, 0), more);
   const { holds, kept, running } = heldAt(n.moments, at, n.length);
-  const x = (stage) => 2 + stage * wide;
+  const x = (stage) => 2 + stage * wide - gone;
   const deepest = Math.max(1, ...n.spans.map(({ height }) => height));
   const step = Math.min(18, (cells - bars - 4) / deepest);
   return {
-    ...{ wide, x },
+    ...{ wide, x, room, more, gone },
     cells: holds.map((part, i) => {
       return { part, x: x(i), runs: i === running };
     }),
@@ -309,6 +315,14 @@ const inside = (value, most) => Math.min(Math.max(Math.floor(value), 0), most);
 /** The stage at a place in the strip. */
 export const stageAt = ({ strip, n }, x) =>
   inside((x - strip.x(0)) / strip.wide, n.length - 1);
+
+/** How far the strip has to be moved for a stage to be seen with its
+    neighbours. */
+export function revealed({ strip }, stage) {
+  const { wide, room, gone } = strip;
+  const least = (stage + 2) * wide - room;
+  return Math.min(Math.max(gone, least), (stage - 1) * wide);
+}
 
 /** The bar at a place, the innermost of those that are near. */
 export const barAt = ({ strip }, { x, y }) =>
@@ -362,8 +376,11 @@ function* drawStrip(id, plan, mark) {
     const look = { ...MIDDLE, class: "mb-halo" };
     const some = i % 5 === 0 && i < strip.cells.length - 1;
     if (!some && !fits("00", wide - 2)) continue;
-    yield text(x + strip.wide / 2, top + tall / 2 + 4, String(i), look);
+    const middle = x + strip.wide / 2;
+    const seen = middle > 8 && middle < plan.width - 8;
+    if (seen) yield text(middle, top + tall / 2 + 4, String(i), look);
   }
+  if (strip.more) yield* drawPan(plan);
   if (!mark) return;
   const width = (mark.to - mark.from + 1) * strip.wide;
   const words = mark.from < mark.to ? `${mark.from} to ${mark.to}` : mark.from;
@@ -374,6 +391,15 @@ function* drawStrip(id, plan, mark) {
     ...{ x: strip.x(mark.from), y: top - 3, width, height: tall + 6, rx: 5 },
     class: mark.wrong ? "mb-mark mb-cross" : "mb-mark",
   });
+}
+
+/* Which part of the strip is seen. */
+function* drawPan({ strip: { room, more, gone }, form }) {
+  const box = { x: 2, y: form.cells + form.tall + 3, height: 5, rx: 2.5 };
+  const share = room / (room + more);
+  yield svg("rect", { ...box, width: room, class: "mb-tray" });
+  const part = { ...box, x: 2 + gone * share, width: room * share };
+  yield svg("rect", { ...part, class: "mb-pan" });
 }
 
 function* drawMedals({ n, width, form }, had) {
@@ -414,7 +440,7 @@ function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
   yield text(x, plot.top - 11, words, { class: "mb-value" });
 }
 
-function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
+function* drawPlane({ n, plane, step, ghost, width }, goal, scores) {
   const { plot, axis, points, now, goals, ticks } = plane;
   yield* axes(plot, axis);
   for (const { x, label } of ticks) {
@@ -431,7 +457,7 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, seen) {
   yield svg("rect", { ...area, height: plot.bottom - y, class: look });
   yield svg("path", { d, class: "mb-frontier" });
   for (const point of points) {
-    const had = seen.has(point.key);
+    const had = scores.has(point.key);
     const r = had ? 4 : Math.min(2.5, 40 / points.length);
     yield dot(point, had ? "mb-reached" : "mb-faint", r);
   }
@@ -477,29 +503,30 @@ const NOTE =
   "to wrap it, on one cell for a segment of one. Click a bar to remove it; " +
   "its tile is the input, hollow while it is not kept. By keyboard: arrows " +
   "choose a cell, with Shift more, Enter makes a segment, Delete removes " +
-  "it. Left: the memory at every action; drag there to see each. Right: the " +
-  "ring is your score, ↑ or → if it is beyond an axis. Dots are the best " +
-  "scores, blue ones were yours. Dashed: before the last move. Diamonds are " +
-  "the medals’ limits, the shaded corner is the next one.";
+  "it. On a phone a long strip moves with the space above its cells, or with " +
+  "the bar below them. Left: the memory at every action; drag there to see " +
+  "each. Right: the ring is your score, ↑ or → if it is beyond an axis. Dots " +
+  "are the best scores, blue ones are yours. Dashed: before the last move. " +
+  "Diamonds are the medals’ limits, the shaded corner is the next one.";
 
 // ---- medals that stay ----------------------------------------------------
 
-const KEPT = "mb-medals";
+/* By level what this browser keeps: the best medal, or the best scores. */
+const [MEDALS, SCORES] = ["mb-medals", "mb-scores"];
 
-/* The best medal of each level, as this browser keeps it. */
-function kept() {
+function kept(key) {
   try {
-    return { ...JSON.parse(localStorage.getItem(KEPT)) };
+    return { ...JSON.parse(localStorage.getItem(key)) };
   } catch {
     return {};
   }
 }
 
-function keep(medals) {
+function keep(key, all) {
   try {
-    localStorage.setItem(KEPT, JSON.stringify(medals));
+    localStorage.setItem(key, JSON.stringify(all));
   } catch {
-    // nothing is kept: they last as long as the page is open
+    // nothing is kept: it lasts as long as the page is open
   }
 }
 
@@ -537,10 +564,12 @@ function build({ id, get, set, picture, again, address }) {
   let spot = null; // those that the keyboard marks
   let told = null; // words instead of the score, and `wrong`
   let history = [];
-  let medals = kept(); // by level, the best so far
-  const seen = new Map(); // by level, the points of the frontier so far
-  const collect = (of, level, more) =>
-    of.set(level, new Set([...(of.get(level) ?? []), ...more]));
+  let pan = 0; // how far a long strip is moved
+  let followed = null; // the stage that was last brought into view
+  let creeping; // while a segment is drawn beyond the edge
+  let medals = kept(MEDALS);
+  let scores = kept(SCORES); // those on the frontier, as "peak time"
+  const scoresOf = (level) => new Set([scores[level] ?? []].flat());
   const fresh = () => {
     play.stop();
     moment.at = draft = told = null;
@@ -553,12 +582,21 @@ function build({ id, get, set, picture, again, address }) {
     again();
   };
   const had = (n) => rankOf(n, medals[n.level]);
+  const collect = ({ level, peak, extra_time, optimal }) => {
+    scores = { ...scores, ...kept(SCORES) };
+    if (!optimal) return;
+    const all = scoresOf(level).add(`${peak} ${extra_time}`);
+    keep(SCORES, Object.assign(scores, { [level]: [...all] }));
+  };
   // the reader's own move: what it wins stays
   const place = (segments) => {
     const n = describe({ ...get(), segments });
-    medals = { ...medals, ...kept() };
+    medals = { ...medals, ...kept(MEDALS) };
     const more = n.won.slice(had(n));
-    if (more.length) keep(Object.assign(medals, { [n.level]: more.at(-1) }));
+    if (more.length) {
+      keep(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
+    }
+    collect(n);
     go({ segments });
     celebrate(picture, more);
   };
@@ -576,6 +614,7 @@ function build({ id, get, set, picture, again, address }) {
 
   const enter = (name) => {
     spot = null;
+    pan = 0;
     const level = name === "boss" ? name : Number(name);
     const length = get().tables[name].stages.length;
     go({ level, segments: nested(length, []) });
@@ -643,8 +682,9 @@ function build({ id, get, set, picture, again, address }) {
     label: "Forget them",
     key: "forget",
     onClick() {
-      medals = {};
-      keep(medals);
+      [medals, scores] = [{}, {}];
+      keep(MEDALS, medals);
+      keep(SCORES, scores);
       again();
     },
   });
@@ -676,32 +716,61 @@ function build({ id, get, set, picture, again, address }) {
     event.preventDefault();
     again();
   });
+  const shift = (to) => {
+    pan = to;
+    again();
+  };
+  // what is marked from the stage that is held to where the pointer is
+  const stretch = ({ from: one, x }) => {
+    const [from, to] = [one, stageAt(plan, x)].sort((a, b) => a - b);
+    const span = { from, to };
+    if (draft && same(draft, span)) return;
+    fresh();
+    draft = span;
+    told = refusal(describe(get()), span);
+    again();
+  };
+  const creep = (held) => {
+    const way = (held.x > plan.width - 20) - (held.x < 20);
+    if (!way || !draft || draft.from === draft.to) return;
+    shift(plan.strip.gone + 7 * way);
+    stretch(held);
+  };
+  const halt = () => clearInterval(creeping);
+  picture.addEventListener("pointercancel", halt);
   drag(picture, {
-    grab(place) {
+    grab({ x, y }) {
       const { cells, tall } = plan.form;
       const { plot } = plan.step;
+      const { more, gone, room } = plan.strip;
       draft = spot = null;
       play.stop();
-      const bar = barAt(plan, place);
-      if (bar) return { bar: bar.span, x: place.x };
-      if (place.y > cells - 6 && place.y < cells + tall + 10) {
-        return { from: stageAt(plan, place.x) };
+      halt();
+      const bar = barAt(plan, { x, y });
+      if (bar) return { bar: bar.span, x, gone, speed: -1 };
+      const below = more ? cells + tall : cells + tall + 10;
+      if (y > cells - 6 && y < below) {
+        const held = { from: stageAt(plan, x), x };
+        if (more) creeping = setInterval(() => creep(held), 40);
+        return held;
       }
-      const step = place.x < plot.right + 8 && place.y > plot.top - 12;
-      return step && place.y < plot.bottom + 30 ? { step } : null;
+      if (more && y < cells) return { x, gone, speed: -1 };
+      if (more && y < below + 24) return { x, gone, speed: 1 + more / room };
+      const step = x < plot.right + 8 && y > plot.top - 12;
+      return step && y < plot.bottom + 30 ? { step } : null;
     },
     move({ x }, held) {
       if (held.step) return see(momentAt(plan.step, x));
-      if (held.bar) return (held.off ||= Math.abs(x - held.x) > 12);
-      const [from, to] = [held.from, stageAt(plan, x)].sort((a, b) => a - b);
-      const span = { from, to };
-      if (draft && same(draft, span)) return;
-      fresh();
-      draft = span;
-      told = refusal(describe(get()), span);
-      again();
+      if (held.speed) {
+        held.off ||= Math.abs(x - held.x) > 12;
+        const to = held.gone + held.speed * (x - held.x);
+        return held.bar && !held.off ? undefined : shift(to);
+      }
+      held.x = x;
+      stretch(held);
     },
     drop(held) {
+      halt();
       if (held.bar && !held.off) remove(held.bar);
       if (held.from !== undefined && draft) mark(draft);
     },
@@ -731,10 +800,16 @@ function build({ id, get, set, picture, again, address }) {
     const next = draft && drawn(now.length, now.segments, draft);
     const shown = next ? { ...state, segments: next } : state;
     const ours = before?.level === state.level ? before : null;
-    plan = layout(shown, width, moment.at, draft ? state : ours);
-    const { n } = plan;
-    const point = now.optimal ? [`${now.peak} ${now.extra_time}`] : [];
-    collect(seen, n.level, point);
+    const lay = () =>
+      (plan = layout(shown, width, moment.at, draft ? state : ours, pan));
+    const { n, at } = lay();
+    const stage = moment.at === null ? undefined : n.moments[at].stage;
+    const follow = stage ?? spot?.to;
+    if (follow !== undefined && follow !== followed) {
+      pan = revealed(plan, follow);
+      lay();
+    }
+    followed = follow;
     const best = had(n);
     const goal = n.medals[best] ?? n.medals.at(-1);
     level.update({ value: String(state.level), options: names });
@@ -760,7 +835,7 @@ function build({ id, get, set, picture, again, address }) {
         ...drawStrip(id, plan, mark),
         ...drawMedals(plan, best),
         ...drawMemory(id, plan, goal),
-        ...drawPlane(plan, goal, seen.get(n.level)),
+        ...drawPlane(plan, goal, scoresOf(n.level)),
       ],
       numbers: results(id, n),
     };
@@ -774,8 +849,8 @@ function build({ id, get, set, picture, again, address }) {
     draw,
     stop() {
       fresh();
+      halt();
       [history, spot] = [[], null];
-      seen.clear();
     },
   };
 }

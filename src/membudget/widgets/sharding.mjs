@@ -10,6 +10,7 @@ import {
   formatNumber,
   grouped,
   html,
+  labelOf,
   laid,
   legend,
   lengthAxis,
@@ -40,6 +41,7 @@ import {
 const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
 const OWN = "own number"; // of parameters
 const TICKS = 10; // of a moment that is played
+const KEY = "F is forward, B is backward."; // where the letters stand
 
 const PARTS = {
   parameters: "parameters (P)",
@@ -129,7 +131,7 @@ export function describe(state) {
 /** Of each phase: its colour, its names and what happens, in two lines. */
 export const PHASES = {
   rest: ["rest", ["Between two steps"],
-    ["Play a step, or drag along it.", "F is forward, B is backward."]],
+    ["Play a step, or drag along it."]],
   gather: ["parameters", ["all-gather", "gather"],
     ["Each passes a slice on, until", "all have the whole block."]],
   forward: ["phase-forward", PHASE_WORDS.forward,
@@ -295,11 +297,13 @@ export function sentence(state, all = describe(state)) {
   const sends = `Each sends ${formatBytes(n.sent)} per step${more}.`;
   const never = card !== "none" && !n.fewest;
   const least = !wait && ranks > 1 && n.fewest === ranks;
+  const alone = `it holds all ${formatBytes(n.bytes)}${waiting}. `;
+  const shares =
+    `each holds ${formatBytes(n.bytes)}${waiting}${less}` +
+    `${lent ? borrows : ""}. ${sends}`;
   return (
-    `${nameOf(state, stage)} on ${plural(ranks, "rank")}: each holds ` +
-    `${formatBytes(n.bytes)}${waiting}${less}` +
-    `${lent ? borrows : ""}. ` +
-    (ranks === 1 ? "Nothing is sent." : sends) +
+    `${nameOf(state, stage)} on ${plural(ranks, "rank")}: ` +
+    (ranks > 1 ? shares : `${alone}There is no other to share with.`) +
     (never ? " However many ranks there are, it does not fit." : "") +
     (least ? " Half the ranks would be too few." : "")
   );
@@ -338,7 +342,7 @@ const NOTE =
 
 /* Where the cards of a ring stand, as shares of the room for them. */
 const RING = {
-  1: [[0.12, 0.5]],
+  1: [[0.5, 0.5]],
   2: [[0.12, 0.5], [0.88, 0.5]],
   4: [[0.12, 0], [0.88, 0], [0.88, 1], [0.12, 1]],
   5: [[0.5, 0], [1, 0.08], [0.88, 1], [0.12, 1], [0, 0.08]],
@@ -346,10 +350,12 @@ const RING = {
 
 const LETTERS = 17; // beside the slices
 
-/* Sizes of a card; its trays stand above what it keeps. */
+/* Sizes of a card; its trays stand above what it keeps. One alone, which
+   borrows nothing, is large. */
 function sizesOf(count, width, wide) {
   const most = wide ? 176 : 0.26 * width;
-  const [row, tray] = wide ? [18, 22] : [13, 15];
+  const many = wide ? [18, 22] : [13, 15];
+  const [row, tray] = count > 1 ? many : [many[0] * 2, 0];
   const seat = Math.min(3 * row, (most - LETTERS - 4) / count);
   const kept = 3 * row + 6;
   const tall = kept + 2 * tray + 5;
@@ -426,7 +432,7 @@ export function layout(state, width, tick = TICKS / 2, before = null) {
   const count = drawnOf(state.ranks).length;
   const size = sizesOf(count, width, wide);
   const ring = wide ? 304 : 236;
-  const words = wide ? { 2: 50, 5: 145 }[count] ?? 118 : ring + 12;
+  const words = wide ? { 1: 237, 2: 50, 5: 145 }[count] ?? 118 : ring + 12;
   const plot = { left: 4, right: width - 4 };
   const track = wide ? ring + 10 : words + 74;
   const edges = edgesOf(moments, plot);
@@ -515,7 +521,7 @@ function* drawCard(id, plan, { rank, x, y }, place, ranks) {
   for (const row of rows) {
     const part = TRAYS[row.part] ?? row.part;
     const { y: top } = seat(plan, { x, y }, row, 0);
-    yield text(x + 4, top + row.height - 1, part[0].toUpperCase());
+    yield text(x + 4, top + row.height / 2 + 4, part[0].toUpperCase());
     for (const [slice, have] of now.cells[row.part][place].entries()) {
       const of = seat(plan, { x, y }, row, slice);
       yield* drawSlice(id, part, have, of);
@@ -586,10 +592,13 @@ function* drawTrack(id, plan) {
   const look = wide ? MIDDLE : {};
   const [head, place] = momentOf(plan);
   const [, , lines] = PHASES[now.phase];
-  const bytes = `${bytesNow(plan)} on each rank`;
+  const short = named.some((run) => /^[FB]$/.test(labelOf(run)));
+  const key = short && now.phase === "rest" ? [KEY] : [];
+  const on = plan.stations.length > 1 ? "on each rank" : "on the rank";
+  const bytes = `${bytesNow(plan)} ${on}`;
   const last = place ? `${place}: ${bytes}` : bytes;
   yield text(middle, words, head, { ...look, class: "mb-value mb-moment" });
-  for (const [i, one] of [...lines, last].entries()) {
+  for (const [i, one] of [...lines, ...key, last].entries()) {
     yield text(middle, words + 17 + 16 * i, one, look);
   }
 }

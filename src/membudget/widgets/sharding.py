@@ -187,12 +187,14 @@ class Sharding(Widget):
 
     def sentence(self) -> str:
         """What a rank holds and sends in the chosen stage."""
+        name, total = STAGE_NAMES[self.stage], self.states().total
+        if self.ranks == 1:
+            return f"{name} on 1 rank: it holds all {format_bytes(total)}."
         lent = self.borrowed()
         borrows = f", borrows up to {format_bytes(lent)} for a block,"
         return (
-            f"{STAGE_NAMES[self.stage]} on {self.ranks} "
-            f"rank{'' if self.ranks == 1 else 's'}: each holds "
-            f"{format_bytes(self.states().total)} of model states"
+            f"{name} on {self.ranks} ranks: each holds "
+            f"{format_bytes(total)} of model states"
             f"{borrows if lent else ''} and sends "
             f"{format_bytes(self.sent())} per step."
         )

@@ -474,16 +474,17 @@ function largestTable(id, n) {
 // ---- the widget ----------------------------------------------------------
 
 /* Goes on by itself, once, as soon as the picture is in view: `first` says
-   whether it may begin, `step` whether there is more. Any touch ends it. */
+   whether it may begin, `step` whether there is more. Any touch ends it, and
+   `end` is told whether one did. */
 function playOnce(picture, { first, step, end }) {
   let timer = null;
   const touches = ["pointerdown", "keydown", "change"];
-  const stop = () => {
+  const stop = (touch) => {
     seen.disconnect();
     if (timer === null) return;
     clearInterval(timer);
     timer = null;
-    end();
+    end(Boolean(touch));
   };
   const begin = ([{ isIntersecting: inView }]) => {
     if (!inView) return;
@@ -504,8 +505,7 @@ function build({ id, get, set, picture, again }) {
   const reached = new Map(); // by step, the last moment that was shown
   let rest = 0; // ticks to stay at a stop
   const start = get();
-  let played = -1; // how far it has played by itself
-  let shown = null; // the moment in the picture while it plays by itself
+  let shown = null; // the moment to be seen while it plays by itself
   const now = () => describe(get());
   const jump = (moment) => {
     play.stop();
@@ -559,11 +559,12 @@ function build({ id, get, set, picture, again }) {
       if (!isStart(get())) return false;
       const state = { ...get(), moment: shown ?? -1 };
       shown = following(plan, describe(state));
-      played = Math.max(played, shown);
       again();
       return shown + 1 < now().operators;
     },
-    end() {
+    end(touched) {
+      const stay = touched && shown !== null && isStart(get());
+      if (stay) set({ moment: shown });
       shown = null;
       again();
     },
@@ -575,15 +576,13 @@ function build({ id, get, set, picture, again }) {
     drop: () => moment.focus(),
   });
 
-  const draw = (state, width, before) => {
+  const draw = ({ ...state }, width, before) => {
     if (!before) other = null;
+    state.moment = shown ?? state.moment;
     const n = describe(state);
     const far = Math.max(reached.get(n.step) ?? -1, n.moment);
     reached.set(n.step, far);
-    const pictured = shown === null ? state : { ...state, moment: shown };
-    plan = layout(pictured, width, other);
-    const p = describe(pictured);
-    const ahead = n.step === start.step ? Math.max(far, played) : far;
+    plan = layout(state, width, other);
     const options = state.steps.steps.map(({ label }) => label);
     step.update({ value: n.step, options });
     moment.update({
@@ -597,14 +596,13 @@ function build({ id, get, set, picture, again }) {
       sentence: sentence(state, far),
       numbers: [memoryTable(id, n), largestTable(id, n)],
       height: plan.height,
-      drawn: [...drawNetwork(id, plan, p), ...drawCurve(id, plan, p, ahead)],
+      drawn: [...drawNetwork(id, plan, n), ...drawCurve(id, plan, n, far)],
     };
   };
   const stop = () => {
     play.stop();
     leave();
     reached.clear();
-    played = -1;
   };
   return {
     ...{ draw, stop, legend: legend(id, SHOWN) },

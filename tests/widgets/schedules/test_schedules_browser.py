@@ -133,6 +133,36 @@ def test_it_is_shown_while_it_is_dragged(page):
     assert not control(page, "undo").is_disabled()
 
 
+def test_a_long_strip_moves_under_a_finger(show):
+    """On a phone: by the space above it, the bar below it, and by itself
+    while a segment is drawn beyond the edge."""
+    page = show(Schedules(36), width=390)
+    box, cells = picture(page).bounding_box(), page.locator(".mb-cell")
+
+    def middle(stage):
+        cell = cells.nth(stage).bounding_box()
+        assert cell["width"] >= 20
+        return cell["x"] + cell["width"] / 2, cell["y"] + cell["height"] / 2
+
+    def pull(y, start, end):
+        pages.drag(page, *((box["x"] + x, box["y"] + y) for x in (start, end)))
+
+    pull(12, 330, 80)
+    pages.drag(page, middle(20), middle(22))
+    agree(page, 36, kind_schedules.nested(36, [(20, 22)]))
+    control(page, "clear").click()
+    pull(98, 200, 5)
+    assert cells.first.bounding_box()["x"] == box["x"] + 3
+    right = box["x"] + box["width"] - 5
+    pages.drag(page, middle(2), (right, middle(2)[1]), drop=False)
+    page.wait_for_function(
+        "document.querySelector('.mb-mark').getBBox().width > 22 * 20"
+    )
+    page.mouse.up()
+    first, last = control(page, "segments").input_value().split("-")
+    assert (first, int(last) > 20) == ("2", True)
+
+
 def test_all_by_keyboard(page):
     picture(page).focus()
     for key in ("Right", "Right", "Shift+Right", "Shift+Right"):
@@ -190,15 +220,18 @@ def test_a_medal_stays_until_it_is_forgotten(open_page):
     for first in (0, 3, 6):
         draw(page, first, first + 2)
     had = page.locator("circle.mb-had")
+    mine = page.locator(".mb-reached")
     assert had.count() == 2
+    assert mine.count() == 2
     control(page, "clear").click()
     assert page.locator("text.mb-won").count() == 0
     control(page, "reset").click()
     go_to(page, 36)
-    assert had.count() == 0
+    assert had.count() == mine.count() == 0
     page.reload()
     go_to(page, 9)
     assert had.count() == 2
+    assert mine.count() == 2
     none = dict.fromkeys(map(str, LEVELS), "no medal")
     assert best_of(page) == none | {"9": "silver"}
     name = page.get_by_role("radio", name="9 stages, silver")
@@ -207,14 +240,18 @@ def test_a_medal_stays_until_it_is_forgotten(open_page):
     assert "Your medals, 2 of 28, stay" in page.inner_text(".mb-tally")
     control(page, "forget").click()
     assert control(page, "forget").is_disabled()
+    assert mine.count() == 0
     page.reload()
     assert best_of(page) == none
+    assert mine.count() == 0
 
 
 @pytest.mark.parametrize("text", ["7", "null", "[", '{"9": "wood", "x": 1}'])
 def test_what_the_browser_kept_may_be_anything(open_page, text):
     page = open_page(Schedules())
-    page.evaluate("text => localStorage.setItem('mb-medals', text)", text)
+    for key in ("mb-medals", "mb-scores"):
+        store = "([key, text]) => localStorage.setItem(key, text)"
+        page.evaluate(store, [key, text])
     page.reload()
     assert set(best_of(page).values()) == {"no medal"}
     draw(page, 0, 4)

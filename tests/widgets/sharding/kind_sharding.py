@@ -49,7 +49,8 @@ def printed(widget):
 
 def said(widget):
     total = format_bytes(widget.states().total)
-    found = [f"{STAGE_NAMES[widget.stage]} on ", f"each holds {total}"]
+    holds = "each holds" if widget.ranks > 1 else "it holds all"
+    found = [f"{STAGE_NAMES[widget.stage]} on ", f"{holds} {total}"]
     if widget.borrowed():
         lent = format_bytes(widget.borrowed())
         found.append(f"borrows {lent} for a block")

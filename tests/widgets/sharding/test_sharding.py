@@ -40,6 +40,8 @@ def test_defaults(widget):
         "DDP on 64 ranks: each holds 112 GiB of model states and sends "
         "27.5 GiB per step."
     )
+    alone = Sharding(ranks=1).sentence()
+    assert alone == "ZeRO-3 on 1 rank: it holds all 112 GiB."
 
 
 def test_names_are_the_rooms():

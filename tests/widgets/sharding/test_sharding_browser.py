@@ -108,6 +108,17 @@ def test_nothing_below_moves(show, width):
     assert len(set(pages.walk(page, states, pages.BELOW))) == 1
 
 
+@pytest.mark.parametrize("width", [390, 660, 811])
+def test_letters_are_explained_where_they_stand(show, width):
+    page = show(Sharding(**FITS), width=width)
+    for stage in STAGE_NAMES:
+        choose(page, stage)
+        found = texts(page)
+        short = bool({"F", "B"} & set(found))
+        assert ("F is forward, B is backward." in found) == short
+        assert short or width > 390
+
+
 # How it is moved -----------------------------------------------------------
 
 

@@ -183,13 +183,17 @@ SEEN = "document.querySelectorAll('.mb-peak').length === 1"
 
 
 def test_it_plays_once_when_it_comes_into_view(show):
-    """The whole curve is drawn; the state stays, and so does the address."""
+    """The whole curve is drawn and the slider goes along; then both are where
+    they began, the state stays, and so does the address."""
     page = show(Timeline(), style=".mb-widget { margin-top: 2000px }")
     page.wait_for_timeout(300)
     cursor = "e => e.getAttribute('x1')"
     start = page.locator(".mb-cursor").evaluate(cursor)
     assert page.locator(".mb-peak").count() == 0
     page.locator(".mb-picture").scroll_into_view_if_needed()
+    page.wait_for_function(
+        "document.querySelector('[data-key=moment]').value > 200"
+    )
     page.wait_for_function(SEEN)
     expect(page.locator(".mb-cursor")).to_have_attribute(
         "x1", start, timeout=30_000
@@ -205,17 +209,32 @@ def test_it_plays_once_when_it_comes_into_view(show):
 
 @pytest.mark.parametrize("touch", ["mouse", "keyboard"])
 def test_a_touch_ends_what_plays_by_itself(show, touch):
+    """And all stays where it was just then."""
     page = show(Timeline())
-    moves = "document.querySelector('.mb-runs') !== null"
-    page.wait_for_function(moves)
+    moment = control(page, "moment")
+    page.wait_for_function(
+        "document.querySelector('[data-key=moment]').value > 9"
+    )
     if touch == "mouse":
         page.locator(".mb-title").click()
     else:
-        control(page, "moment").press("Shift")
-    agree(page)
-    assert page.locator(".mb-runs").count() == 0
+        moment.press("Shift")
+    there = int(moment.input_value())
+    assert 9 < there < 275
+    agree(page, moment=there - 1)
     page.wait_for_timeout(300)
-    assert page.locator(".mb-runs").count() == 0
+    agree(page, moment=there - 1)
+    moment.press("ArrowRight")
+    agree(page, moment=there)
+
+
+def test_another_step_ends_it_at_its_own_start(show):
+    page = show(Timeline())
+    page.wait_for_function(
+        "document.querySelector('[data-key=moment]').value > 9"
+    )
+    radio(page, "checkpointed").check()
+    agree(page, step="checkpointed")
 
 
 def test_it_does_not_play_by_itself_where_a_moment_is_given(open_page):
