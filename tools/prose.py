@@ -27,8 +27,8 @@ GIVEN = {
     "06_precision": {
         "PyTorch's default": "65 536",
     },
-    "07_sharding": {"the record's parameters": "2 048"},
-    "07c_a_thousand_ranks": {"the record's parameters": "2 048"},
+    "09_sharding": {"the record's parameters": "2 048"},
+    "09c_a_thousand_ranks": {"the record's parameters": "2 048"},
     "lab2_checkpointing": {BESIDE: "57, 0.06, 3.9", WIDGET: "2.27"},
     "lab4_fsdp": {BESIDE: "14.5"},
 }
@@ -132,16 +132,17 @@ def links(text, root=ROOT):
     """Links and sections that are not what their words say."""
     for words, target, section in LINK.findall(text):
         page = target.rpartition("/")[2]
-        for kind, start in ("chapter", "0"), ("lab", "lab"):
-            if named := re.search(rf"\b{kind}( \d)?\b", words, re.I):
-                number = (named[1] or "").strip()
-                if not page.startswith(f"{start}{number}"):
+        for kind, name in ("chapter", "0?{}[a-d]?_"), ("lab", "lab{}_"):
+            if named := re.search(rf"\b{kind}( \d+)?\b", words, re.I):
+                number = (named[1] or r"\d+").strip()
+                if not re.match(name.format(number), page):
                     yield f"[{words}] leads to {target}"
         if section and section not in sections_of(page[:2], root):
             yield f"{target} has no section {section}"
     for found in SECTION.finditer(text):
         for number in re.findall(r"\d+\.\d+", found[0]):
-            if number not in sections_of(f"0{number[0]}", root):
+            chapter = number.partition(".")[0]
+            if number not in sections_of(chapter.zfill(2), root):
                 yield f"there is no section {number}"
 
 

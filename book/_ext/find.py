@@ -44,7 +44,7 @@ TYPED = {
         "GradScaler",
     ],
     "chapters/06a_every_bit": ["fp8"],
-    "chapters/07_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
+    "chapters/09_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
     "labs/lab4_fsdp": ["offload", "CPU offload"],
 }
 

@@ -16,8 +16,8 @@ TYPED = {
     "batch size": "chapters/03_accumulation",
     "gradient checkpointing": "chapters/04_checkpointing",
     "bf16 T4": "chapters/06_precision",
-    "DeepSpeed": "chapters/07_sharding",
-    "FSDP": "chapters/07_sharding",
+    "DeepSpeed": "chapters/09_sharding",
+    "FSDP": "chapters/09_sharding",
     "offload": "labs/lab4_fsdp",
 }
 
@@ -38,7 +38,7 @@ def test_the_page_that_answers_is_first(window, site, typed):
 
 def test_the_way_to_search_stays_when_the_menu_scrolls(window, site):
     page = window("desktop")
-    page.goto((site / "chapters/09_claims.html").as_uri())
+    page.goto((site / "chapters/12_claims.html").as_uri())
     menu = page.locator(".bd-sidebar-primary")
     menu.evaluate("(it) => it.scrollTo(0, it.scrollHeight)")
     assert menu.evaluate("(it) => it.scrollTop") > 200

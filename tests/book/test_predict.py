@@ -12,7 +12,7 @@ from book._ext import predict
 from tests.soak import SOAK
 
 PAGE = "chapters/02_ledger"
-QUIZ = "chapters/09_claims"
+QUIZ = "chapters/12_claims"
 PAGES = [f"{path.parent.name}/{path.stem}" for path in notebooks()]
 
 

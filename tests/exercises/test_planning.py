@@ -1,4 +1,4 @@
-"""The exercises of chapter 8 against definitions that try everything, and
+"""The exercises of chapter 11 against definitions that try everything, and
 that of lab 5 against the whole batch."""
 
 from random import Random

@@ -1,4 +1,4 @@
-"""The solutions of chapter 7 against the room."""
+"""The solutions of chapter 9 against the room."""
 
 import pytest
 

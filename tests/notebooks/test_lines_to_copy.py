@@ -21,8 +21,8 @@ CHAPTERS = Path(__file__).parents[2] / "chapters"
 
 ELSEWHERE = {
     "01a_caching_allocator.ipynb": "records the history of a CUDA device",
-    "07_sharding.ipynb": "needs ranks: lab 4's program has the same lines",
-    "07b_a_rank_dies.ipynb": "needs ranks: sharding.save and load are these",
+    "09_sharding.ipynb": "needs ranks: lab 4's program has the same lines",
+    "09b_a_rank_dies.ipynb": "needs ranks: sharding.save and load are these",
 }
 """Pages whose lines this test does not run, and why."""
 
@@ -151,8 +151,8 @@ SAYS = {
     ("05_schedules.ipynb", 1): lambda s: s["net"](s["x"]).shape == (4, 8, 16),
     ("06a_every_bit.ipynb", 0): lambda s: True,
     ("06c_by_hand.ipynb", 0): lambda s: s["y"].dtype == torch.float32,
-    ("08_planning.ipynb", 0): lambda s: s["answer"].best,
-    ("09_claims.ipynb", 0): lambda s: s["account"].peak > 0,
+    ("11_planning.ipynb", 0): lambda s: s["answer"].best,
+    ("12_claims.ipynb", 0): lambda s: s["account"].peak > 0,
 }
 """What holds after the lines have run once."""
 

@@ -1,4 +1,4 @@
-"""What chapter 8 says to try first, by the planner's own answers."""
+"""What chapter 11 says to try first, by the planner's own answers."""
 
 from dataclasses import replace
 

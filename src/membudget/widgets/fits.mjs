@@ -42,7 +42,7 @@ const SWITCHES = {
   cut: ["Split the batch", "one sequence at a time", "03_accumulation"],
   forget: ["Forget activations", "keep each block’s input", "04_checkpointing"],
   half: ["Mix precisions", "16-bit products, fp32 Adam", "06_precision"],
-  share: ["Share over cards", "weights, Adam and batch", "07_sharding"],
+  share: ["Share over cards", "weights, Adam and batch", "09_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
 

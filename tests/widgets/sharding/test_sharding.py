@@ -93,7 +93,7 @@ def test_fsdp_borrows_more(blocks):
 
 
 def test_the_policy_is_fsdps():
-    """As chapter 7 measures it: 4 + 4 + 8 bytes in shards, 8 bytes moved."""
+    """As chapter 9 measures it: 4 + 4 + 8 bytes in shards, 8 bytes moved."""
     widget = Sharding(2**20, ranks=4, recipe=POLICY)
     assert widget.states().total == 16 * 2**20 // 4
     assert widget.sent() == (2 + 2 + 4) * 2**20 * 3 // 4
