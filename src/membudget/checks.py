@@ -207,6 +207,16 @@ def listed(
     return items
 
 
+def strings(
+    values: Iterable[str], name: str, what: str, least: int = 1
+) -> tuple[str, ...]:
+    """As :func:`listed`, of strings alone."""
+    return tuple(
+        instance(value, str, f"one of {name}", "a string")
+        for value in listed(values, name, what, least)
+    )
+
+
 def scalar_loss(loss: object) -> torch.Tensor:
     """The loss, if it is a tensor of one element with a graph."""
     if not isinstance(loss, torch.Tensor):

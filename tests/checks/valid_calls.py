@@ -18,6 +18,7 @@ from torch import nn
 
 from membudget import (
     accumulation,
+    adapters,
     checkpointing,
     data,
     ledger,
@@ -42,6 +43,7 @@ ROOMS = (
     policy,
     ledger,
     accumulation,
+    adapters,
     checkpointing,
     precision,
     schedules,
@@ -252,6 +254,13 @@ ROWS = {
         add=accumulation.new_sum,
     ),
     "accumulation.windows": lambda: dict(micro_batches=[1, 2, 3]),
+    # adapters
+    "adapters.LoRA": lambda: dict(base=nn.Linear(4, 3), rank=2),
+    "adapters.LoRA.forward": lambda: dict(
+        self=adapters.LoRA(nn.Linear(4, 3), 2), x=torch.ones(1, 4)
+    ),
+    "adapters.adapt": lambda: dict(targets=["0"], rank=2),
+    "adapters.train_only": lambda: dict(patterns=["*"]),
     # checkpointing
     "checkpointing.Checkpointed": lambda: dict(
         stages=(nn.Linear(2, 2), nn.ReLU()),
@@ -269,6 +278,7 @@ ROWS = {
     ),
     "checkpointing.simulate": lambda: dict(schedule=[[0, 1], 2, 3]),
     # ledger
+    "ledger.Adapter": lambda: dict(targets=["out"]),
     "ledger.Chain": lambda: dict(sample=(4,), segments=((0, 1),)),
     "ledger.Transformer": lambda: GPT | dict(context=8, hidden=16, kv_heads=2),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),

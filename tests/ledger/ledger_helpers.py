@@ -1,6 +1,7 @@
 """What the tests of the ledger share: the same step, traced and on paper."""
 
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from unittest import mock
@@ -8,13 +9,14 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from membudget import ledger
+from membudget import adapters, ledger
 from membudget.checkpointing import ATTENTION
 from membudget.ledger import operators as op
 from membudget.ledger.paper import Paper, PaperTensor
@@ -252,6 +254,9 @@ def traced(
     loss_chunks=None,
     foreach=False,
     kept_attention=False,
+    trained=None,
+    adapter=None,
+    peft=False,
 ):
     """The step that ``predict`` predicts with these arguments.
 
@@ -259,6 +264,7 @@ def traced(
         recipe: one without a master copy.
         lists: whose autocast :class:`membudget.precision.Autocast` is on;
             None: PyTorch's for a CPU.
+        peft: whether the adapter is ``peft``'s or the course's.
 
     Returns:
         Its tracker, and the bytes of the model's buffers.
@@ -283,6 +289,8 @@ def traced(
     if recipe == "bf16":
         model = model.to(torch.bfloat16)
         x = x.to(torch.bfloat16) if x.is_floating_point() else x
+    if trained is not None or adapter:
+        tune(model, trained, adapter, peft)
     buffers = sum(b.nbytes for b in model.buffers())
     once_more = partial(checkpoint, context_fn=_contexts(context))
     with mock.patch("membudget.models.checkpoint", once_more):
@@ -291,17 +299,45 @@ def traced(
             within(context, loss),
             x,
             y,
-            optimizer=MAKE[optimizer](model.parameters(), foreach),
+            optimizer=MAKE[optimizer](
+                [p for p in model.parameters() if p.requires_grad], foreach
+            ),
             micro_batch=micro_batch,
         )
     return tracker, buffers
 
 
-def same(network, batch, *tokens, optimizer=None, **options):
+def tune(model, trained, adapter, peft=False):
+    """Freeze and adapt a model as ``predict`` is told to."""
+    names = dict(model.named_parameters(remove_duplicate=False))
+    model.requires_grad_(False)
+    if adapter and peft:
+        add_peft(model, adapter)
+    elif adapter:
+        dropout = 0.1 * adapter.dropout
+        how = {"rank": adapter.rank, "dtype": DTYPES[adapter.itemsize]}
+        adapters.adapt(model, adapter.targets, dropout=dropout, **how)
+    for name, parameter in names.items():
+        if any(fnmatchcase(name, wanted) for wanted in trained or ()):
+            parameter.requires_grad_()
+
+
+def add_peft(model, adapter):
+    """``peft``'s LoRA, in place."""
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_dropout=0.1 * adapter.dropout,
+        target_modules=list(adapter.targets),
+    )
+    wide = adapter.itemsize == 4
+    get_peft_model(model, config, autocast_adapter_dtype=wide)
+
+
+def same(network, batch, *tokens, optimizer=None, peft=False, **options):
     """Predicted and traced are the same; returns the prediction."""
     step = network, batch, *tokens
     options["optimizer"] = optimizer
-    tracker, buffers = traced(*step, **options)
+    tracker, buffers = traced(*step, peft=peft, **options)
     predicted = ledger.predict(*step, buffers=buffers, **options)
     micro = options.get("micro_batch")
     agree(predicted, tracker, bool(micro) and micro < batch)

@@ -8,6 +8,7 @@ down as rows and walks through them (what :class:`Transformer` and
 """
 
 from membudget.ledger.account import Account, account
+from membudget.ledger.adapters import TARGETS, Adapter
 from membudget.ledger.formulas import (
     activations,
     block_activations,
@@ -42,7 +43,9 @@ __all__ = [
     "OPTIMIZERS",
     "PRESETS",
     "RECIPES",
+    "TARGETS",
     "Account",
+    "Adapter",
     "Chain",
     "Optimizer",
     "PaperMoment",

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 from numbers import Integral
@@ -24,6 +25,7 @@ from membudget.checks import (
 )
 from membudget.checks import device as checked_device
 from membudget.ledger import operators as op
+from membudget.ledger.adapters import Adapter, check_matched, check_targets
 from membudget.ledger.paper import Paper, PaperTensor
 from membudget.measuring.storages import module_tensors
 from membudget.models import GPT, Llama, MLPBlock
@@ -156,6 +158,8 @@ class Transformer:
         checkpointed: bool | int | Sequence[int] = False,
         loss_chunks: int | None = None,
         kept_attention: bool = False,
+        trained: Sequence[str] = ("*",),
+        adapter: Adapter | None = None,
     ) -> Paper:
         """The forward pass and the loss, on paper.
 
@@ -167,8 +171,9 @@ class Transformer:
 
         Raises:
             ValueError: more tokens than learned positions, blocks that do
-                not exist or are named twice, or attention to be kept that is
-                not fused.
+                not exist or are named twice, attention to be kept that is
+                not fused, patterns that match no weight, or an adapter's
+                target or rank that no layer has.
         """
         if kept_attention and not self.fused:
             raise ValueError(
@@ -177,12 +182,22 @@ class Transformer:
             )
         if self.family == "gpt":
             check_positions(tokens, self.context)
+        if adapter:
+            check_targets(adapter, self.family)
         paper = Paper(autocast, lists, kernels)
         chosen = _chosen(checkpointed, self.depth, "block")
         written = _Written(
-            self, paper, batch, tokens, itemsize, kept_attention
+            self,
+            paper,
+            batch,
+            tokens,
+            itemsize,
+            kept_attention,
+            trained,
+            adapter,
         )
         written.write(chosen, loss_chunks)
+        check_matched(trained, written.names)
         return paper
 
 
@@ -209,27 +224,35 @@ class _Written:
     tokens: int
     itemsize: int
     kept: bool  # whether attention's results are
+    trained: Sequence[str]
+    adapter: Adapter | None
+    names: list[str] = field(default_factory=list)  # of the weights
 
     def write(self, checkpointed: set[int], chunks: int | None) -> None:
         shape, paper = self.shape, self.paper
         ids = paper.input(self.batch * self.tokens, 8)
         targets = paper.input(self.batch * self.tokens, 8)
-        table = self.weight(shape.vocabulary * shape.width)
+        table = self.weight(shape.vocabulary * shape.width, "token.weight")
         gpt = shape.family == "gpt"
         if gpt:
             x = self.gpt_start(table, ids)
+            variables: tuple[PaperTensor, ...] = self.places, x
         else:
             size = shape.width // shape.heads
             self.turns = op.constant(paper, self.tokens * (size // 2), 8)
             x = op.embedding(paper, table, ids, shape.width)
+            variables = (self.turns,)
         for index in range(shape.depth):
             start = len(paper.rows)
             with paper.inside(f"blocks.{index}"):
                 x = self.gpt_block(x) if gpt else self.llama_block(x)
                 if index in checkpointed:
                     paper.checkpoint(start)
-        x = self.norm(x)
-        head = table if shape.tied else self.weight(table.elements)
+        x = self.norm(x, "norm")
+        paper.last.watches += variables
+        head = table
+        if not shape.tied:
+            head = self.weight(table.elements, "head.weight")
         if chunks is not None:
             op.loss_in_chunks(
                 paper, x, head, targets, shape.vocabulary, chunks
@@ -239,32 +262,49 @@ class _Written:
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
         op.cross_entropy(paper, logits, targets)
 
-    def weight(self, elements: int) -> PaperTensor:
-        return self.paper.parameter(elements, self.itemsize)
+    def weight(self, elements: int, name: str) -> PaperTensor:
+        name = ".".join([*self.paper.module, name])
+        self.names.append(name)
+        trained = any(fnmatchcase(name, wanted) for wanted in self.trained)
+        return self.paper.parameter(elements, self.itemsize, trained)
 
-    def norm(self, x: PaperTensor, *watches: PaperTensor) -> PaperTensor:
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
         width = self.shape.width
+        weight = self.weight(width, f"{name}.weight")
         if self.shape.family == "llama":
-            weight = self.weight(width)
             if self.paper.kernels == "cuda":
                 return op.fused_rms_norm(self.paper, x, weight)
             return op.rms_norm(self.paper, x, weight, watches)
-        return op.layer_norm(
-            self.paper, x, self.weight(width), self.weight(width)
-        )
+        bias = self.weight(width, f"{name}.bias")
+        return op.layer_norm(self.paper, x, weight, bias)
 
     def linear(self, x: PaperTensor, name: str, inputs: int, outputs: int):
-        bias = self.shape.family == "gpt"
-        weight = self.weight(inputs * outputs)
         with self.paper.inside(name):
-            return op.linear(
-                self.paper,
-                x,
-                weight,
-                outputs,
-                self.weight(outputs) if bias else None,
-                folds=True,
-            )
+            weight = self.weight(inputs * outputs, "weight")
+            bias = None
+            if self.shape.family == "gpt":
+                bias = self.weight(outputs, "bias")
+            y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
+            if self.adapter and name in self.adapter.targets:
+                y = self.adapted(self.adapter, x, y, inputs, outputs)
+        return y
+
+    def adapted(
+        self,
+        adapter: Adapter,
+        x: PaperTensor,
+        y: PaperTensor,
+        inputs: int,
+        outputs: int,
+    ) -> PaperTensor:
+        rank = whole(adapter.rank, "rank", most=min(inputs, outputs))
+        down, up = (
+            self.paper.parameter(rank * width, adapter.itemsize)
+            for width in (inputs, outputs)
+        )
+        return op.low_rank(self.paper, x, y, down, up, rank, adapter.dropout)
 
     def drop(self, x: PaperTensor) -> PaperTensor:
         return op.dropout(self.paper, x) if self.shape.dropout else x
@@ -295,30 +335,30 @@ class _Written:
 
     def gpt_start(self, table, ids) -> PaperTensor:
         paper, width = self.paper, self.shape.width
-        places = op.constant(paper, self.tokens, 8)
-        positions = self.weight(self.shape.context * width)
+        self.places = op.constant(paper, self.tokens, 8)
+        positions = self.weight(self.shape.context * width, "position.weight")
         with paper.inside("token"):
             x = op.embedding(paper, table, ids, width)
         with paper.inside("position"):
-            y = op.embedding(paper, positions, places, width)
+            y = op.embedding(paper, positions, self.places, width)
         return op.add(paper, x, y, broadcast=True)
 
     def gpt_block(self, x: PaperTensor) -> PaperTensor:
-        paper, d = self.paper, self.shape.width
-        qkv = self.linear(self.norm(x), "qkv", d, 3 * d)
+        paper, d, given = self.paper, self.shape.width, x
+        qkv = self.linear(self.norm(x, "norm1"), "qkv", d, 3 * d)
         q, k, v = op.split(paper, qkv, (self.batch * self.tokens * d,) * 3)
         attended = self.attend(q, k, v)
         y = self.linear(attended, "out", d, d)
         x = op.add(paper, x, self.drop(y), watches=(q, k, v, attended))
-        up = self.linear(self.norm(x), "up", d, 4 * d)
+        up = self.linear(self.norm(x, "norm2"), "up", d, 4 * d)
         up = op.of_input(paper, up, "gelu")
         y = self.drop(self.linear(up, "down", 4 * d, d))
-        return op.add(paper, x, y)
+        return op.add(paper, x, y, watches=(given,))
 
     def llama_block(self, x: PaperTensor) -> PaperTensor:
         paper, shape, d = self.paper, self.shape, self.shape.width
-        fused = shape.fused
-        normed = self.norm(x)
+        fused, given = shape.fused, x
+        normed = self.norm(x, "norm1")
         q, k, v = (
             self.linear(normed, name, d, outputs)
             for name, outputs in (
@@ -327,25 +367,26 @@ class _Written:
                 ("value", shape.shared),
             )
         )
-        given = q, k
+        straight = q, k
         q, k = (
             op.rotate_pairs(
-                paper, op.heads_of(paper, part), self.turns, fused, given
+                paper, op.heads_of(paper, part), self.turns, fused, straight
             )
-            for part in given
+            for part in straight
         )
         if not fused:
             v = op.heads_of(paper, v)
         attended = self.attend(q, k, v)
         x = op.add(paper, x, self.linear(attended, "out", d, d))
-        normed = self.norm(x, normed)
+        normed = self.norm(x, "norm2", normed)
         gate = self.linear(normed, "gate", d, shape.hidden)
         gate = op.of_input(paper, gate, "silu")
         up = op.multiply(
             paper, gate, self.linear(normed, "up", d, shape.hidden)
         )
         y = self.linear(up, "down", shape.hidden, d)
-        return op.add(paper, x, y, watches=(q, k, v, attended, normed))
+        held = given, q, k, v, attended, normed
+        return op.add(paper, x, y, watches=held)
 
 
 GPT2 = Transformer(50257, 768, 12, 12, 1024, tied=True)

@@ -28,7 +28,7 @@ what the operator returns.
 """
 
 from membudget.checks import told
-from membudget.ledger.paper import Paper, PaperTensor
+from membudget.ledger.paper import Paper, PaperTensor, Step
 
 
 def _new(like: PaperTensor, elements: int | None = None) -> PaperTensor:
@@ -85,12 +85,17 @@ def cast(
     return _row(paper, "cast", y, {"x": x}, watches=watches)
 
 
+def _factors(x: PaperTensor, y: PaperTensor) -> tuple[PaperTensor, ...]:
+    """What a product saves: each factor for the other's gradient."""
+    return (x,) * y.trained + (y,) * x.trained
+
+
 def _autocast(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x as a matrix product under autocast takes it."""
     if paper.autocast is None or paper.autocast == x.itemsize:
         return x
-    if x.kind == "parameter":
-        # the copy is cached until autocast ends
+    if x.kind == "parameter" and x.trained:
+        # the copy is cached until autocast ends; a frozen weight's is not
         if id(x) not in paper._casts:
             paper.pinned.append(cast(paper, x, paper.autocast))
             paper._casts[id(x)] = paper.last
@@ -125,7 +130,8 @@ def linear(
     bias: PaperTensor | None = None,
     folds: bool = False,
 ) -> PaperTensor:
-    """``F.linear``: saves its input; rows = x.elements / inputs.
+    """``F.linear``: saves its input, for the gradient of a trained weight;
+    rows = x.elements / inputs.
 
     Args:
         folds: whether x has more dimensions than rows and columns.
@@ -140,13 +146,38 @@ def linear(
         "linear",
         tuple(reads.values()),
         (y,),
-        saves=(given, reads["w"]) if given.trained else (given,),
+        saves=_factors(given, reads["w"]),
         steps=tuple((name, steps[name]) for name in order),
         gives=tuple((t, name) for name, t in reads.items()),
         views=("x", "w") if folds else ("w",),
         watches=(x,),
     )
     return y
+
+
+def low_rank(
+    paper: Paper,
+    x: PaperTensor,
+    y: PaperTensor,
+    down: PaperTensor,
+    up: PaperTensor,
+    rank: int,
+    drop: bool,
+) -> PaperTensor:
+    """``y + up(down(dropout(x))) · scale``, LoRA's branch beside y.
+
+    Hu et al. (2021, arXiv 2106.09685). The input is first cast to the dtype
+    of the adapter, as ``peft`` does; so is y before the sum, and the sum is
+    cast back.
+    """
+    given = cast(paper, x, down.itemsize, watches=(x, y))
+    dropped = dropout(paper, given) if drop else given
+    thin = linear(paper, dropped, down, rank, folds=True)
+    branch = linear(paper, thin, up, up.elements // rank, folds=True)
+    total = add(paper, y, scale(paper, branch))
+    out = cast(paper, total, y.itemsize)
+    paper.last.watches += (x, given)
+    return out
 
 
 def add(
@@ -194,7 +225,8 @@ def of_input(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
 
 def multiply(paper: Paper, x: PaperTensor, y: PaperTensor) -> PaperTensor:
     """``x * y`` of the same shape: saves both."""
-    return _row(paper, "mul", _new(x), {"x": x, "y": y}, saves=(x, y))
+    reads = {"x": x, "y": y}
+    return _row(paper, "mul", _new(x), reads, saves=_factors(x, y))
 
 
 def scale(paper: Paper, x: PaperTensor) -> PaperTensor:
@@ -247,8 +279,9 @@ def rms_norm(
 ) -> PaperTensor:
     """``F.rms_norm``, which a CPU runs as a chain of small operators.
 
-    It saves its input and the normalised input, both in fp32, and 1/rms of
-    each token. On a GPU it is one operator: :func:`fused_rms_norm`.
+    It saves its input and, for the gradient of a trained weight, the
+    normalised input, both in fp32, and 1/rms of each token. On a GPU it is
+    one operator: :func:`fused_rms_norm`.
     """
     whole = cast(paper, x, 4)
     tokens = x.elements // weight.elements
@@ -285,19 +318,20 @@ def rms_norm(
     watches += (x, whole, root)  # variables until the norm returns
     out = _new(normed)
     small = weight.itemsize < 4
+    steps: tuple[Step, ...] = (
+        ("a", n),
+        ("x", n),
+        ("saved", 0),
+        *([("s", w), ("a", 0)] if small else []),
+        ("w", weight.bytes),
+        ("s" if small else "a", 0),
+    )
     paper.write(
         "mul",
         (normed, weight),
         (out,),
-        saves=(normed,),
-        steps=(
-            ("a", n),
-            ("x", n),
-            ("saved", 0),
-            *([("s", w), ("a", 0)] if small else []),
-            ("w", weight.bytes),
-            ("s" if small else "a", 0),
-        ),
+        saves=_factors(normed, weight),
+        steps=steps if weight.trained else (("x", n), ("saved", 0)),
         gives=((normed, "x"), (weight, "w")),
         watches=watches,
     )
@@ -390,14 +424,19 @@ def fused_attention(
     2022, arXiv 2205.14135.)
     """
     y = _new(q)
-    return _row(
-        paper,
+    reads = {"q": q, "k": k, "v": v}
+    # the kernel makes all three gradients, wanted or not
+    idle = tuple((name, 0) for name, t in reads.items() if not t.trained)
+    paper.write(
         "attention",
-        y,
-        {"q": q, "k": k, "v": v},
+        (q, k, v),
+        (y,),
         saves=(q, k, v, y),
         extra=4 * statistics,
+        steps=tuple((name, t.bytes) for name, t in reads.items()) + idle,
+        gives=tuple((t, name) for name, t in reads.items() if t.trained),
     )
+    return y
 
 
 def contiguous(
@@ -434,7 +473,7 @@ def matmul(
         "matmul",
         _new(x, elements),
         {"y": y, "x": x},
-        saves=(x, y),
+        saves=_factors(x, y),
         watches=watches,
     )
 

@@ -136,6 +136,8 @@ class Paper:
         rows: what was written.
         inputs: tensors that are there before the step.
         parameters: the trained weights, in order of use.
+        frozen: the other ones.
+        module: the names of the modules that the next row is in.
         pinned: what stays until the forward pass is over: the copies of
             parameters that autocast keeps.
     """
@@ -146,8 +148,9 @@ class Paper:
     rows: list[Row | Segment] = field(default_factory=list, init=False)
     inputs: list[PaperTensor] = field(default_factory=list, init=False)
     parameters: list[PaperTensor] = field(default_factory=list, init=False)
+    frozen: list[PaperTensor] = field(default_factory=list, init=False)
     pinned: list[PaperTensor] = field(default_factory=list, init=False)
-    _module: list[str] = field(default_factory=list, init=False)
+    module: list[str] = field(default_factory=list, init=False)
     _casts: dict[int, Row] = field(default_factory=dict, init=False)
 
     def input(self, elements: int, itemsize: int = 4) -> PaperTensor:
@@ -156,18 +159,20 @@ class Paper:
         self.inputs.append(tensor)
         return tensor
 
-    def parameter(self, elements: int, itemsize: int = 4) -> PaperTensor:
-        """A trained weight."""
-        tensor = PaperTensor(elements, itemsize, True, "parameter")
-        self.parameters.append(tensor)
+    def parameter(
+        self, elements: int, itemsize: int = 4, trained: bool = True
+    ) -> PaperTensor:
+        """A weight; a frozen one takes its bytes and nothing else."""
+        tensor = PaperTensor(elements, itemsize, trained, "parameter")
+        (self.parameters if trained else self.frozen).append(tensor)
         return tensor
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """``with paper.inside("blocks.0"):`` names the rows written there."""
-        self._module.append(name)
+        self.module.append(name)
         yield
-        self._module.pop()
+        self.module.pop()
 
     def write(
         self,
@@ -189,7 +194,7 @@ class Paper:
         if not gives:
             steps = ()
             rest["saves"] = ()
-        name = " ".join([".".join(self._module), operator]).strip()
+        name = " ".join([".".join(self.module), operator]).strip()
         row = Row(
             name,
             reads,

@@ -5,6 +5,7 @@ from typing import Any
 
 from membudget.checks import flag, instance, one_of, whole
 from membudget.ledger import operators as op
+from membudget.ledger.adapters import Adapter, checked_adapter, checked_trained
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
@@ -31,6 +32,8 @@ def predict(
     fused: bool = False,
     buffers: int | None = None,
     keep_gradients: bool = False,
+    trained: Sequence[str] | None = None,
+    adapter: Adapter | None = None,
 ) -> Prediction:
     """Predict a training step: nothing runs, nothing is allocated.
 
@@ -68,12 +71,19 @@ def predict(
             of the network.
         keep_gradients: the gradients stay from step to step, as after
             ``zero_grad(set_to_none=False)`` or in the buckets of DDP.
+        trained: of a transformer, which weights are trained: names, or
+            patterns such as ``"blocks.[45].*"`` or ``"*.bias"``. By default
+            all are, and beside an adapter none.
+        adapter: of a transformer, the LoRA in its blocks.
 
     Raises:
         ValueError: more tokens than learned positions, blocks that do not
             exist or are named twice, attention to be kept that is not fused,
-            an optimizer both ``foreach`` and ``fused``, or a chain with an
-            option that is a transformer's.
+            an optimizer both ``foreach`` and ``fused``, a chain with an
+            option that is a transformer's, an adapter's target that does not
+            exist, a rank above a layer's width, an adapter beside master
+            copies or beside trained weights of another dtype, or nothing
+            that is trained.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(fused, "fused")
@@ -98,12 +108,18 @@ def predict(
             "sequence for a Transformer, and none for a Chain"
         )
     how: dict[str, Any] = {}
-    if wanted:
-        how = {"loss_chunks": loss_chunks, "kept_attention": kept_attention}
-    elif loss_chunks is not None or kept_attention:
+    if isinstance(network, Transformer):
+        how = {
+            "loss_chunks": loss_chunks,
+            "kept_attention": kept_attention,
+            "trained": checked_trained(trained, adapter),
+            "adapter": checked_adapter(adapter, recipe, trained),
+        }
+    elif loss_chunks is not None or kept_attention or trained or adapter:
         raise ValueError(
-            "only a Transformer's loss is cut into chunks and its attention "
-            "kept: leave loss_chunks and kept_attention out for a Chain"
+            "only a Transformer's loss is cut into chunks, its attention "
+            "kept, its weights frozen or adapted: leave loss_chunks, "
+            "kept_attention, trained and adapter out for a Chain"
         )
     full, rest = divmod(batch, size)
     # every full micro-batch but the first is like the second
@@ -124,11 +140,13 @@ def predict(
         papers.append(paper)
     if not papers[0].parameters:
         raise ValueError(
-            "the network has no parameters, so that no step trains it: use "
-            "one with a layer that has weights"
+            "no parameter is trained: use a network with a layer that has "
+            "weights, and patterns that some of their names match"
         )
     sample = sum(t.bytes for t in papers[0].inputs) // min(size, batch)
     weights = [w.elements for w in papers[0].parameters]
+    if recipe == "bf16" and papers[0].parameters[0].itemsize == 4:
+        recipe = "fp32"  # that of the adapter
     there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
     if optimizer is not None:
@@ -140,7 +158,7 @@ def predict(
         papers,
         states=kept,
         inputs=sample * batch,
-        gradients=chosen.gradients * sum(weights) if there else 0,
+        gradients=RECIPES[recipe].gradients * sum(weights) if there else 0,
         buffers=buffers,
         workspace=workspace,
     )

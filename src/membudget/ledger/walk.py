@@ -97,7 +97,7 @@ def walk(
     machine = _Walk()
     weights = papers[0].parameters
     machine.live.update(
-        parameters=buffers + sum(w.bytes for w in weights),
+        parameters=buffers + sum(w.bytes for w in weights + papers[0].frozen),
         optimizer=states,
         inputs=inputs,
         gradients=gradients,

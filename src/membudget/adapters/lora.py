@@ -1,0 +1,134 @@
+"""LoRA by hand: a linear layer with two thin ones beside it."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from membudget.checks import instance, module, number, shown, strings, whole
+
+
+class LoRA(nn.Module):
+    """``base(x) + b(a(dropout(x))) · alpha / rank``.
+
+    Hu et al. (2021, arXiv 2106.09685, section 4.1), as ``peft`` computes it:
+    x is cast to the adapter's dtype, and the sum back to that of ``base(x)``.
+    ``lora_b`` begins with zeros, so that nothing changes at first.
+
+    Args:
+        base: the layer, which is frozen.
+        rank: outputs of ``lora_a``, at most the layer's inputs and outputs.
+        alpha: the larger, the more the adapter counts.
+        dropout: the share of x's numbers that the adapter does not see.
+        dtype: of the adapter.
+    """
+
+    def __init__(
+        self,
+        base: nn.Linear,
+        rank: int = 8,
+        alpha: float = 16,
+        dropout: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        instance(base, nn.Linear, "the base", "a torch.nn.Linear")
+        inputs, outputs = base.in_features, base.out_features
+        rank = whole(rank, "rank", most=min(inputs, outputs))
+        self.scale = number(alpha, "alpha", above=0) / rank
+        dropout = number(dropout, "dropout", 0, 1)
+        use = "a torch.dtype with a fraction"
+        if not instance(dtype, torch.dtype, "dtype", use).is_floating_point:
+            raise ValueError(f"dtype is {dtype}: use {use}")
+        self.base = base.requires_grad_(False)
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
+        with base.weight.device:
+            self.lora_a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+            self.lora_b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
+        nn.init.zeros_(self.lora_b.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.base(instance(x, torch.Tensor, "x", "a tensor"))
+        dtype = y.dtype
+        x = x.to(self.lora_a.weight.dtype)
+        y = y + self.lora_b(self.lora_a(self.drop(x))) * self.scale
+        return y.to(dtype)
+
+
+def adapt(
+    model: nn.Module,
+    targets: Sequence[str],
+    rank: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Freeze a model, and put a :class:`LoRA` beside each target.
+
+    Args:
+        model: changed in place.
+        targets: the last names of linear layers, such as ``"query"``.
+        rank, alpha, dropout, dtype: of each :class:`LoRA`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a target that is the name of no linear layer.
+    """
+    module(model).requires_grad_(False)
+    for target in strings(targets, "targets", "names of linear layers"):
+        layers = _named(model, target)
+        if not layers:
+            known = sorted(
+                {
+                    name.rpartition(".")[2]
+                    for name, layer in model.named_modules()
+                    if isinstance(layer, nn.Linear)
+                }
+            )
+            raise ValueError(
+                f"no linear layer is named {shown(target)}: use "
+                f"{', '.join(known)}"
+            )
+        for name, layer in layers:
+            branch = LoRA(layer, rank, alpha, dropout, dtype)
+            model.set_submodule(name, branch)
+    return model
+
+
+def _named(model: nn.Module, target: str) -> list[tuple[str, nn.Linear]]:
+    return [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] == target
+    ]
+
+
+def train_only(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
+    """Freeze all parameters but those whose names match.
+
+    Args:
+        model: changed in place.
+        patterns: names, with ``*`` for any part: ``"blocks.[45].*"``,
+            ``"*.bias"``. A tied parameter is trained under either name.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: a pattern that matches no parameter.
+    """
+    named = list(module(model).named_parameters(remove_duplicate=False))
+    model.requires_grad_(False)
+    for wanted in strings(patterns, "patterns", "names of parameters"):
+        found = [p for name, p in named if fnmatchcase(name, wanted)]
+        if not found:
+            raise ValueError(
+                f"no parameter is named {shown(wanted)}: use names such as "
+                f"{named[0][0]}, with * for any part"
+            )
+        for p in found:
+            p.requires_grad_()
+    return model

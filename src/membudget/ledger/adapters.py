@@ -1,0 +1,97 @@
+"""What is trained of a model: adapters beside its weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from membudget.checks import flag, instance, shown, strings, whole
+
+TARGETS = {
+    "gpt": ("qkv", "out", "up", "down"),
+    "llama": ("query", "key", "value", "out", "gate", "up", "down"),
+}
+"""The linear layers of a block, by family of transformers."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA: beside a linear layer two thin ones, which alone are trained.
+
+    ``y = W x + up(down(dropout(x))) · scale`` with rank · (inputs + outputs)
+    weights (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+
+    Args:
+        targets: names of the linear layers that have one
+            (:data:`TARGETS`), in each block.
+        rank: outputs of the first and inputs of the second.
+        itemsize: bytes of a number of the adapter: 4, ``peft``'s default for
+            a model in 16 bits, too, or 2.
+        dropout: whether there is dropout before the first.
+    """
+
+    targets: Sequence[str]
+    rank: int = 8
+    itemsize: int = 4
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", whole(self.rank, "rank"))
+        itemsize = whole(self.itemsize, "itemsize")
+        if itemsize not in (2, 4):
+            raise ValueError(
+                f"itemsize is {shown(itemsize)}: use 4 (fp32) or 2 (bf16)"
+            )
+        flag(self.dropout, "dropout")
+        names = strings(self.targets, "targets", "names of linear layers")
+        object.__setattr__(self, "targets", names)
+
+
+def checked_trained(
+    trained: Sequence[str] | None, adapter: Adapter | None
+) -> tuple[str, ...]:
+    """Patterns of the names of the weights that are trained."""
+    if trained is None:
+        return ("*",) if adapter is None else ()
+    return strings(trained, "trained", "names or patterns of them", 0)
+
+
+def checked_adapter(
+    adapter: Adapter | None, recipe: str, trained: Sequence[str] | None
+) -> Adapter | None:
+    """The adapter, if a recipe can have it."""
+    if adapter is None:
+        return None
+    instance(adapter, Adapter, "the adapter", "an Adapter")
+    if recipe.startswith("master"):
+        raise ValueError(
+            "an adapter is trained as it is, and its model has no fp32 copy: "
+            'use the recipe "bf16" with an adapter of 4 bytes'
+        )
+    base = 2 if recipe == "bf16" else 4
+    if adapter.itemsize < base or (trained and adapter.itemsize > base):
+        raise ValueError(
+            f"the adapter has {adapter.itemsize} bytes for a number, and "
+            f"weights that are trained beside it or cast to it {base}: use "
+            f"an adapter of {base} bytes"
+        )
+    return adapter
+
+
+def check_targets(adapter: Adapter, family: str) -> None:
+    """Refuse names that no linear layer of a block has."""
+    unknown = [name for name in adapter.targets if name not in TARGETS[family]]
+    if unknown:
+        raise ValueError(
+            f"a block has no linear layer {shown(unknown[0])}: use "
+            f"{', '.join(TARGETS[family])}"
+        )
+
+
+def check_matched(trained: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse patterns that match no weight."""
+    for wanted in trained:
+        if not any(fnmatchcase(name, wanted) for name in names):
+            raise ValueError(
+                f"no weight is named {shown(wanted)}: use names such as "
+                f"{names[0]} or {names[-1]}, with * for any part"
+            )
