@@ -21,6 +21,7 @@ SUBJECTS = (
     "schedules",
     "precision",
     "amp_loops",
+    "adapters",
     "planning",
     "policy",
     "sharding",
