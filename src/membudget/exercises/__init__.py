@@ -21,6 +21,7 @@ SUBJECTS = (
     "schedules",
     "precision",
     "amp_loops",
+    "four_bits",
     "planning",
     "policy",
     "sharding",
