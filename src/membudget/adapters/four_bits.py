@@ -212,13 +212,12 @@ def _quantisable(weight: torch.Tensor) -> torch.Tensor:
 class Quantised4(nn.Module):
     """A linear layer without a bias, its frozen weight in 4 bits.
 
-    Its tensors are buffers: no optimizer sees them, and they move with the
-    model but are not cast by ``model.bfloat16()``.
+    Its scales are in 8 bits. Its tensors are buffers: no optimizer sees them,
+    and they move with the model but are not cast by ``model.bfloat16()``.
 
     Args:
         weight: of shape (outputs, inputs), frozen, as :func:`quantise` takes
             it.
-        double: whether the scales are in 8 bits themselves.
         plain: dequantise by ordinary operators. Then autograd keeps each
             dequantised weight until the backward pass. Otherwise nothing is
             kept: the backward pass dequantises again.
@@ -233,12 +232,10 @@ class Quantised4(nn.Module):
         >>> frozen = Quantised4(linear.weight)
     """
 
-    def __init__(
-        self, weight: torch.Tensor, double: bool = True, plain: bool = False
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, plain: bool = False) -> None:
         super().__init__()
         self.plain = flag(plain, "plain")
-        bits = quantise(weight, double)
+        bits = quantise(weight)
         if len(bits.shape) != 2:
             raise ValueError(
                 f"the weight has shape {shown(bits.shape)}: use a matrix, "
