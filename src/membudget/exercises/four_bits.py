@@ -1,6 +1,5 @@
 """The exercises of the page on 4 bits: bytes, and a product to repair."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -20,7 +19,8 @@ def four_bit_bytes(matrices, others):
     total = 2 * others
     for weights in matrices:
         scales = weights // 64
-        total += weights // 2 + scales + 4 * math.ceil(scales / 256) + 4
+        groups = (scales + 255) // 256
+        total += weights // 2 + scales + 4 * groups + 4
     return total
 
 
@@ -34,24 +34,24 @@ check_four_bit_bytes = Exercise(
     ],
     observe=answer,
     mistakes="""
-        + scales + 4 * math.ceil(scales / 256) + 4 =>
+        + scales + 4 * groups + 4 =>
             these are the codes alone. Each block of 64 has a scale, a byte,
             each 256 scales share 4 bytes, and a matrix has one mean.
-        scales + 4 * math.ceil(scales / 256) + 4 => 4 * scales
+        scales + 4 * groups + 4 => 4 * scales
             the scales are in fp32 here, 4 bytes each: with double
             quantisation a scale is one byte, and 256 of them share 4.
-        4 * math.ceil(scales / 256) + 4 => 0
+        4 * groups + 4 => 0
             the numbers of the second quantisation are missing: 4 bytes for
             256 scales, and 4 for their mean.
-        + 4 * math.ceil(scales / 256) =>
+        + 4 * groups =>
             the second quantisation needs a scale itself, 4 bytes for each
             256 scales.
-        / 256) + 4 => / 256)
+        groups + 4 => groups
             the mean of its scales, 4 bytes for each matrix, is missing.
-        math.ceil(scales / 256) => (scales // 256)
+        (scales + 255) // 256 => scales // 256
             the last group of scales may be smaller than 256, and has its
             4 bytes, too: round up.
-        4 * math.ceil(scales / 256) => math.ceil(scales / 256)
+        4 * groups => groups
             what 256 scales share is in fp32, 4 bytes.
         weights // 2 => weights * 2
             in 4 bits two weights share a byte.
