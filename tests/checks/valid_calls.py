@@ -164,6 +164,7 @@ TABLE = tabletop.scenes(2, seeded())
 EXAMPLES = tabletop.examples(2, seeded())
 POLICY = policy.Policy(4, 1, 2, 32)
 TENSORS = [torch.ones(3)]
+MATRIX = torch.ones(2, 64)
 HERE = Path(__file__).parent
 
 STAND_INS = {
@@ -255,11 +256,17 @@ ROWS = {
     ),
     "accumulation.windows": lambda: dict(micro_batches=[1, 2, 3]),
     # adapters
+    "adapters.FourBits.dequantise": lambda: dict(
+        self=adapters.quantise(MATRIX), dtype=torch.bfloat16
+    ),
     "adapters.LoRA": lambda: dict(base=nn.Linear(4, 3), rank=2),
     "adapters.LoRA.forward": lambda: dict(
         self=adapters.LoRA(nn.Linear(4, 3), 2), x=torch.ones(1, 4)
     ),
+    "adapters.Quantised4": lambda: dict(weight=MATRIX),
+    "adapters.Quantised4.forward": lambda: dict(x=MATRIX),
     "adapters.adapt": lambda: dict(targets=["0"], rank=2),
+    "adapters.quantise": lambda: dict(weight=MATRIX),
     "adapters.train_only": lambda: dict(patterns=["*"]),
     # checkpointing
     "checkpointing.Checkpointed": lambda: dict(

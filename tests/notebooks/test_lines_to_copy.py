@@ -21,6 +21,7 @@ CHAPTERS = Path(__file__).parents[2] / "chapters"
 
 ELSEWHERE = {
     "01a_caching_allocator.ipynb": "records the history of a CUDA device",
+    "07a_four_bits.ipynb": "loads a model, which has to be downloaded",
     "09_sharding.ipynb": "needs ranks: lab 4's program has the same lines",
     "09b_a_rank_dies.ipynb": "needs ranks: sharding.save and load are these",
 }

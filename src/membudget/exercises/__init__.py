@@ -22,6 +22,7 @@ SUBJECTS = (
     "precision",
     "amp_loops",
     "adapters",
+    "four_bits",
     "planning",
     "policy",
     "sharding",
