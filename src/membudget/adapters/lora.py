@@ -6,7 +6,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from membudget.adapters.four_bits import Quantised4
 from membudget.checks import instance, module, number, shown, strings, whole
+from membudget.measuring.storages import module_tensors
 
 
 class LoRA(nn.Module):
@@ -17,7 +19,8 @@ class LoRA(nn.Module):
     ``lora_b`` begins with zeros, so that nothing changes at first.
 
     Args:
-        base: the layer, which is frozen.
+        base: the layer, which is frozen; :class:`Quantised4` makes it QLoRA
+            (Dettmers et al. 2023, arXiv 2305.14314).
         rank: outputs of ``lora_a``, at most the layer's inputs and outputs.
         alpha: the larger, the more the adapter counts.
         dropout: the share of x's numbers that the adapter does not see.
@@ -26,14 +29,15 @@ class LoRA(nn.Module):
 
     def __init__(
         self,
-        base: nn.Linear,
+        base: nn.Linear | Quantised4,
         rank: int = 8,
         alpha: float = 16,
         dropout: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        instance(base, nn.Linear, "the base", "a torch.nn.Linear")
+        use = "a torch.nn.Linear or a Quantised4"
+        instance(base, nn.Linear | Quantised4, "the base", use)
         inputs, outputs = base.in_features, base.out_features
         rank = whole(rank, "rank", most=min(inputs, outputs))
         self.scale = number(alpha, "alpha", above=0) / rank
@@ -43,7 +47,7 @@ class LoRA(nn.Module):
             raise ValueError(f"dtype is {dtype}: use {use}")
         self.base = base.requires_grad_(False)
         self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
-        with base.weight.device:
+        with module_tensors(base)[0].device:
             self.lora_a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
             self.lora_b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
         nn.init.zeros_(self.lora_b.weight)
