@@ -281,9 +281,7 @@ ROWS = {
         sizes=(1, 2), timelines=[[10, 20], [20, 40]]
     ),
     "ledger.predict": lambda: dict(micro_batch=1, buffers=0),
-    "ledger.states": lambda: dict(
-        model=[(3, 4)], optimizer="galore", rank=2
-    ),
+    "ledger.states": lambda: dict(model=[(3, 4)], optimizer="galore", rank=2),
     "ledger.update_workspace": lambda: dict(sizes=[3]),
     # measuring
     "measuring.CachingAllocator.free": lambda: dict(
