@@ -290,13 +290,16 @@ ROWS = {
     "ledger.Transformer": lambda: GPT | dict(context=8, hidden=16, kv_heads=2),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),
     "ledger.largest_batch": lambda: stepped() | dict(limit=2000, of=2),
-    "ledger.optimizer_bytes": lambda: dict(optimizer="adam"),
+    "ledger.optimizer_bytes": lambda: dict(
+        sizes=[(3, 4)], optimizer="galore", rank=2
+    ),
     "ledger.peak_at": lambda: dict(lines=[ledger.PeakLine(100, 10)]),
     "ledger.peak_lines": lambda: dict(
         sizes=(1, 2), timelines=[[10, 20], [20, 40]]
     ),
     "ledger.predict": lambda: dict(micro_batch=1, buffers=0),
-    "ledger.states": lambda: dict(model=[3]),
+    "ledger.states": lambda: dict(model=[(3, 4)], optimizer="galore", rank=2),
+    "ledger.update_workspace": lambda: dict(sizes=[3]),
     # measuring
     "measuring.CachingAllocator.free": lambda: dict(
         self=(allocator := measuring.CachingAllocator()),

@@ -30,13 +30,13 @@ from torch import nn
 from membudget.checkpointing import Checkpointed
 from membudget.ledger import (
     GPT2,
-    OPTIMIZERS,
     RECIPES,
     Chain,
     Transformer,
     predict,
     states,
 )
+from membudget.ledger.recipes import STEPS as RULES
 from membudget.measuring import trace_step
 from membudget.models import convnet, mlp, mlp_blocks
 from membudget.schedules import every_first
@@ -329,7 +329,7 @@ def test_a_loss_in_chunks_leaves_the_peak_to_the_weights():
 
 def test_what_was_there_before_the_step():
     shape = NETS["gpt"]()
-    for recipe, optimizer in product(RECIPES, OPTIMIZERS):
+    for recipe, optimizer in product(RECIPES, RULES):
         predicted = predict(shape, 4, 8, recipe=recipe, optimizer=optimizer)
         weights = [w.elements for w in shape.write(4, 8).parameters]
         held = states(weights, recipe, optimizer)

@@ -10,7 +10,7 @@ from ledger_helpers import DTYPES, MAKE
 from torch import nn
 
 from membudget.ledger import (
-    OPTIMIZERS,
+    PLANNED,
     RECIPES,
     States,
     Transformer,
@@ -44,7 +44,7 @@ TABLE = {
 
 
 def test_bytes_per_parameter():
-    assert list(TABLE) == list(product(RECIPES, OPTIMIZERS))
+    assert list(TABLE) == list(product(RECIPES, PLANNED))
     for names, row in TABLE.items():
         found = bytes_per_parameter(*names)
         assert found == States(*row)

@@ -152,6 +152,9 @@ SAYS = {
     ("05_schedules.ipynb", 1): lambda s: s["net"](s["x"]).shape == (4, 8, 16),
     ("06a_every_bit.ipynb", 0): lambda s: True,
     ("06c_by_hand.ipynb", 0): lambda s: s["y"].dtype == torch.float32,
+    ("07b_which_optimizer.ipynb", 0): lambda s: s["optimizer"].defaults[
+        "fused"
+    ],
     ("11_planning.ipynb", 0): lambda s: s["answer"].best,
     ("12_claims.ipynb", 0): lambda s: s["account"].peak > 0,
 }

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.ledger import (
     GPT2,
-    OPTIMIZERS,
+    PLANNED,
     PRESETS,
     RECIPES,
     Transformer,
@@ -180,7 +180,7 @@ def any_shape(rng):
     job = Job(network, tokens, share * ranks, device)
     names = [
         rng.choice([*RECIPES]),
-        rng.choice([*OPTIMIZERS]),
+        rng.choice([*PLANNED]),
         rng.choice(["ddp", "zero-2", "zero-3"]) if ranks > 1 else "ddp",
     ]
     if names[1:] in (["adam-8bit", "zero-2"], ["adam-8bit", "zero-3"]):

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import (
 )
 
 from membudget.checkpointing import ATTENTION
-from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
+from membudget.ledger import PLANNED, RECIPES, Transformer
 from membudget.models import chunked_loss
 from membudget.planning import Job, Plan, WorkCounter, work
-from membudget.planning.plan import STAGES as PLANNED
+from membudget.planning.plan import STAGES as PLAN_STAGES
 from membudget.planning.work import MAKE, update
 from membudget.sharding import STAGES, fsdp_traffic, units_of
 from tests.soak import part_of
@@ -143,7 +143,7 @@ def test_8_bit_adam_moves_less_than_adam(recipe):
     """It reads the gradient, and all else twice: two bytes of states, and
     their scales."""
     shape = Transformer(64, 64, 1, 4)
-    counts = {way: update(shape, recipe, way, False) for way in OPTIMIZERS}
+    counts = {way: update(shape, recipe, way, False) for way in PLANNED}
     small, adam = counts["adam-8bit"], counts["adam"]
     assert small[1] < adam[1] and small[2] < adam[2]
     copies = counts["sgd"][1] - 3 * RECIPES[recipe].stepped * shape.parameters
@@ -152,7 +152,7 @@ def test_8_bit_adam_moves_less_than_adam(recipe):
     assert 3 * item + 4 < states < 3 * item + 5
 
 
-@pytest.mark.parametrize("stage", PLANNED)
+@pytest.mark.parametrize("stage", PLAN_STAGES)
 def test_ranks_share_the_batch_and_send(stage):
     """Fourteen sequences on four ranks: one has four, in two parts."""
     network = SHAPES["gpt"]

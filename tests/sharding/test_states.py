@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membudget import sharding
-from membudget.ledger import OPTIMIZERS, RECIPES, States
+from membudget.ledger import PLANNED, RECIPES, States
 from membudget.sharding import STAGES, zero_states, zero_traffic
 
 BILLION = 10**9
@@ -68,7 +68,7 @@ recipes = st.sampled_from(sorted(RECIPES))
     groups,
     stages,
     recipes,
-    st.sampled_from(sorted(OPTIMIZERS)),
+    st.sampled_from(sorted(PLANNED)),
     st.booleans(),
 )
 def test_states_are_fractions_rounded_up(

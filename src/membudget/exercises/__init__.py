@@ -15,6 +15,7 @@ SUBJECTS = (
     "measuring",
     "ledger",
     "own_ledger",
+    "optimizers",
     "accumulation",
     "reacting",
     "checkpointing",

@@ -23,11 +23,10 @@ from membudget.ledger.networks import (
     Chain,
     Transformer,
 )
+from membudget.ledger.optimizers import OPTIMIZERS, PLANNED, Optimizer
 from membudget.ledger.predict import predict, rules
 from membudget.ledger.recipes import (
-    OPTIMIZERS,
     RECIPES,
-    Optimizer,
     Recipe,
     States,
     bytes_per_parameter,
@@ -41,6 +40,7 @@ __all__ = [
     "GPT2",
     "LLAMA3_8B",
     "OPTIMIZERS",
+    "PLANNED",
     "PRESETS",
     "RECIPES",
     "TARGETS",

@@ -49,7 +49,8 @@ def predict(
         recipe: one of :data:`RECIPES`.
         lists: whose operator lists autocast follows, ``"cpu"`` or
             ``"cuda"``.
-        optimizer: one of :data:`OPTIMIZERS`; None for a step without.
+        optimizer: one of :data:`OPTIMIZERS` for whose step
+            :func:`update_workspace` has a rule; None for a step without.
         micro_batch: samples that run at once; the last may be fewer. Of the
             full ones the first two are walked through.
         checkpointed: which blocks of a transformer, or segments of a chain,
@@ -77,7 +78,8 @@ def predict(
         adapter: of a transformer, the LoRA in its blocks.
 
     Raises:
-        ValueError: more tokens than learned positions, blocks that do not
+        ValueError: an optimizer without a rule for its step,
+            more tokens than learned positions, blocks that do not
             exist or are named twice, attention to be kept that is not fused,
             an optimizer both ``foreach`` and ``fused``, a chain with an
             option that is a transformer's, an adapter's target that does not
@@ -150,10 +152,10 @@ def predict(
     there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
     if optimizer is not None:
-        kept = optimizer_bytes(weights, recipe, optimizer)
         workspace = update_workspace(
             weights, recipe, optimizer, foreach, fused
         )
+        kept = optimizer_bytes(weights, recipe, optimizer)
     return walk(
         papers,
         states=kept,

@@ -1,11 +1,20 @@
 """Bytes per parameter: recipes of precision, and optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 from torch import nn
 
-from membudget.checks import flag, listed, one_of, whole
+from membudget.checks import flag, one_of, whole
+from membudget.ledger.optimizers import (
+    OPTIMIZERS,
+    Optimizer,
+    Sizes,
+    kept_bytes,
+    shapes_of,
+)
 
 
 @dataclass(frozen=True)
@@ -57,43 +66,6 @@ section 3.1); with fp32 gradients it is Megatron-LM's, 2 + 4 + 12.
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """What an optimizer keeps for each parameter.
-
-    Attributes:
-        numbers: how many.
-        itemsize: bytes of each; None for those of the parameter it steps.
-        block: numbers that share one scale of 4 bytes; 0 without.
-        counts: whether it counts its steps, in 4 bytes for each tensor.
-        text: in words.
-    """
-
-    numbers: int
-    itemsize: int | None
-    block: int
-    counts: bool
-    text: str
-
-
-OPTIMIZERS = {
-    "sgd": Optimizer(0, None, 0, False, "SGD"),
-    "momentum": Optimizer(1, None, 0, False, "SGD with momentum"),
-    "adam": Optimizer(2, None, 0, True, "Adam, AdamW"),
-    "adam-8bit": Optimizer(2, 1, 256, False, "Adam with 8-bit states"),
-}
-"""The optimizers by name.
-
-``"adam-8bit"`` keeps its states as bitsandbytes does: in bytes, with a scale
-for every block of 256, two tables of 256 numbers that all parameters share,
-and in fp32 for tensors of fewer than 4 096 numbers (Dettmers et al. 2022,
-arXiv 2110.02861).
-"""
-
-SMALL = 4096
-"""Numbers in a tensor, below which 8-bit states stay in fp32."""
-
-
-@dataclass(frozen=True)
 class States:
     """Bytes that are there through every step, however small the batch.
 
@@ -121,16 +93,26 @@ def bytes_per_parameter(
     It leaves out what does not grow with each parameter: Adam's counter of
     4 bytes per tensor, and the scales of 8-bit states (2/64 bytes per
     parameter).
+
+    Raises:
+        ValueError: an optimizer whose states depend on shapes.
     """
     r, o = _named(recipe, optimizer)
+    if o.shaped:
+        raise ValueError(
+            f"what {optimizer!r} keeps depends on the parameters' shapes, so "
+            "that no number per parameter says it: use ledger.states with "
+            "the model"
+        )
     kept = o.numbers * (o.itemsize or r.stepped)
     return States(r.parameters, r.gradients, r.master + kept)
 
 
 def states(
-    model: nn.Module | Sequence[int],
+    model: nn.Module | Sizes,
     recipe: str = "fp32",
     optimizer: str = "adam",
+    rank: int | None = None,
 ) -> States:
     """Bytes of parameters, gradients and optimizer states, to the byte.
 
@@ -138,21 +120,29 @@ def states(
         model: on any device, ``meta`` included; its parameters count once
             each, in the dtype of the recipe, and so do frozen ones, which
             have neither gradients nor states. Buffers are not counted. Or
-            the numbers of elements of the parameters.
+            the shapes of the parameters, or their numbers of elements.
         recipe: one of :data:`RECIPES`.
         optimizer: one of :data:`OPTIMIZERS`.
+        rank: of GaLore's and APOLLO's projection; None for the others.
+
+    Raises:
+        ValueError: a rank missing, or one too many; sizes without shapes
+            for an optimizer that looks at shapes.
     """
     r, _ = _named(recipe, optimizer)
     if isinstance(model, nn.Module):
-        everything = [p.numel() for p in model.parameters()]
-        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        parameters = list(model.parameters())
+        everything = [tuple(p.shape) for p in parameters]
+        trained = [tuple(p.shape) for p in parameters if p.requires_grad]
     else:
-        what = "sizes of parameters, or a torch.nn.Module"
-        everything = trained = _sizes(model, what)
+        what = "shapes or sizes of parameters, or a torch.nn.Module"
+        everything = shapes_of(model, what)
+        _needs(model, optimizer)
+        trained = everything
     return States(
-        parameters=r.parameters * sum(everything),
-        gradients=r.gradients * sum(trained),
-        optimizer=optimizer_bytes(trained, recipe, optimizer),
+        parameters=r.parameters * sum(map(prod, everything)),
+        gradients=r.gradients * sum(map(prod, trained)),
+        optimizer=optimizer_bytes(trained, recipe, optimizer, rank),
     )
 
 
@@ -162,34 +152,54 @@ def _named(recipe: str, optimizer: str) -> tuple[Recipe, Optimizer]:
     return RECIPES[recipe], OPTIMIZERS[optimizer]
 
 
-def _sizes(
-    sizes: Sequence[int], what: str = "sizes of parameters"
-) -> list[int]:
-    """Numbers of elements, which may be 0."""
-    return [
-        whole(size, "the size of a parameter", 0)
-        for size in listed(sizes, "sizes", what, 0)
-    ]
+def _needs(sizes: Sizes, optimizer: str) -> None:
+    """Refuse bare sizes where an optimizer looks at shapes."""
+    bare = [size for size in sizes if not isinstance(size, tuple | list)]
+    if bare and OPTIMIZERS[optimizer].shaped:
+        raise ValueError(
+            f"what {optimizer!r} keeps depends on shapes, and {bare[0]} is a "
+            "size: use shapes, such as (4096, 1024), or (4096,) for a vector"
+        )
 
 
-def optimizer_bytes(sizes: Sequence[int], recipe: str, optimizer: str) -> int:
-    """Bytes an optimizer keeps for parameters of these sizes."""
-    r, o = _named(recipe, optimizer)
-    sizes = _sizes(sizes)
-    total = r.master * sum(sizes) + 4 * o.counts * len(sizes)
-    if not o.block:
-        return total + o.numbers * r.stepped * sum(sizes)
-    large = [n for n in sizes if n >= SMALL]
-    for n in sizes:
-        if n < SMALL:
-            total += o.numbers * 4 * n
-        else:
-            total += o.numbers * (n + 4 * -(-n // o.block))
-    return total + (2 * 256 * 4 if large else 0)
+def _rank(optimizer: str, rank: int | None) -> int:
+    """The rank, checked; 0 for an optimizer without."""
+    if OPTIMIZERS[optimizer].ranked == (rank is not None):
+        return 0 if rank is None else whole(rank, "rank")
+    if rank is None:
+        raise ValueError(
+            f"{optimizer!r} projects the gradients to a rank: name one, such "
+            "as rank=128"
+        )
+    raise ValueError(
+        f"{optimizer!r} has no rank: leave it out, or use 'galore' or 'apollo'"
+    )
+
+
+def optimizer_bytes(
+    sizes: Sizes, recipe: str, optimizer: str, rank: int | None = None
+) -> int:
+    """Bytes an optimizer keeps for parameters of these sizes or shapes.
+
+    Args:
+        sizes: numbers of elements, or shapes; :data:`OPTIMIZERS` says whose
+            bytes depend on shapes.
+        recipe: one of :data:`RECIPES`; its fp32 copy counts.
+        optimizer: one of :data:`OPTIMIZERS`.
+        rank: of GaLore's and APOLLO's projection; None for the others.
+
+    Raises:
+        ValueError: as :func:`states` does.
+    """
+    r, _ = _named(recipe, optimizer)
+    shapes, rank = shapes_of(sizes), _rank(optimizer, rank)
+    _needs(sizes, optimizer)
+    copy = r.master * sum(map(prod, shapes))
+    return copy + kept_bytes(shapes, optimizer, r.stepped, rank)
 
 
 def update_workspace(
-    sizes: Sequence[int],
+    sizes: Sizes,
     recipe: str = "fp32",
     optimizer: str = "adam",
     foreach: bool = False,
@@ -204,10 +214,13 @@ def update_workspace(
     parameters are there: 4 bytes per fp32 parameter more. Fused
     (``fused=True``, never PyTorch's own choice) one kernel makes neither.
     With a master copy the gradients of all parameters are first copied to
-    fp32, where they are not there in fp32. SGD and 8-bit Adam make nothing.
+    fp32, where they are not there in fp32. SGD and the 8-bit optimizers make
+    nothing. Lion's, as lion-pytorch steps, makes two tensors of one
+    parameter at a time, whatever the flags.
 
     Raises:
-        ValueError: an optimizer both ``foreach`` and ``fused``.
+        ValueError: an optimizer both ``foreach`` and ``fused``, or one for
+            whose step there is no rule.
     """
     r, _ = _named(recipe, optimizer)
     flag(foreach, "foreach"), flag(fused, "fused")
@@ -215,16 +228,45 @@ def update_workspace(
         raise ValueError(
             "foreach and fused are two ways of one step: use one of them"
         )
-    sizes, copies = _sizes(sizes), 0
+    if optimizer not in STEPS:
+        raise ValueError(
+            f"there is no rule for what the step of {optimizer!r} allocates: "
+            "ledger.states gives its states, and ledger.account runs the step "
+            "without data, or measuring.trace_step with"
+        )
+    counts, copies = list(map(prod, shapes_of(sizes))), 0
     if r.master and r.gradients < r.master:
-        copies = r.master * sum(sizes)
-    moments = [0]
-    if optimizer == "adam" and not fused:
-        item, before = r.stepped, 0
-        if foreach:
-            moments = [item * sum(sizes)]
-        else:
-            for n in sizes:
-                moments.append(before + 2 * item * n)
-                before = item * n
-    return [copies + size for size in moments]
+        copies = r.master * sum(counts)
+    steps = STEPS[optimizer](r.stepped, counts, foreach, fused)
+    return [copies + size for size in steps]
+
+
+def _nothing(item: int, sizes: list[int], *way: bool) -> list[int]:
+    return [0]
+
+
+def _adam(
+    item: int, sizes: list[int], foreach: bool, fused: bool
+) -> list[int]:
+    if fused:
+        return [0]
+    if foreach:
+        return [item * sum(sizes)]
+    pairs = pairwise([0, *sizes])
+    return [0, *(item * (before + 2 * n) for before, n in pairs)]
+
+
+def _lion(item: int, sizes: list[int], *way: bool) -> list[int]:
+    return [0, *(2 * item * n for n in sizes)]
+
+
+STEPS: dict[str, Callable[..., list[int]]] = {
+    "sgd": _nothing,
+    "momentum": _nothing,
+    "adam": _adam,
+    "adam-8bit": _nothing,
+    "amsgrad": _adam,
+    "lion": _lion,
+    "lion-8bit": _nothing,
+}
+"""For which optimizers' steps there is a rule."""

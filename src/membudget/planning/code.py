@@ -10,7 +10,7 @@ OPTIMIZERS = {
     "adam": "torch.optim.AdamW({}, lr=1e-3{})",
     "adam-8bit": "bitsandbytes.optim.Adam8bit({}, lr=1e-3)",
 }
-"""How each of :data:`membudget.ledger.OPTIMIZERS` is made."""
+"""How each of :data:`membudget.ledger.PLANNED` is made."""
 
 WIDTH = 79
 """Of a line, at most."""

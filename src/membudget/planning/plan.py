@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from membudget.checks import check_positions, flag, instance, one_of, whole
-from membudget.ledger import OPTIMIZERS, RECIPES, Transformer
+from membudget.ledger import PLANNED, RECIPES, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.planning import code
 from membudget.planning.trainer import arguments
@@ -132,7 +132,7 @@ class Plan:
         recipe: one of :data:`membudget.ledger.RECIPES`. FSDP2 keeps the
             numbers that the optimizer steps, gathers them in the dtype of
             the model, and reduces in that of the gradients.
-        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        optimizer: one of :data:`membudget.ledger.PLANNED`.
         stage: one of :data:`STAGES`; on one rank ``"ddp"`` is a plain loop.
         ranks: that share the batch equally.
         kept_attention: whether checkpointed blocks keep the results of fused
@@ -165,7 +165,7 @@ class Plan:
             object.__setattr__(self, name, value)
         flag(self.kept_attention, "kept_attention"), flag(self.fused, "fused")
         one_of(self.recipe, RECIPES, "recipe")
-        one_of(self.optimizer, OPTIMIZERS, "optimizer")
+        one_of(self.optimizer, PLANNED, "optimizer")
         one_of(self.stage, STAGES, "stage of a plan")
         if self.stage != "ddp" and self.optimizer == "adam-8bit":
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from membudget.cards import GIB
 from membudget.checks import flag, instance, listed, one_of, shown, whole
-from membudget.ledger import OPTIMIZERS, RECIPES
+from membudget.ledger import PLANNED, RECIPES
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import peak, static
@@ -242,7 +242,7 @@ def _axes(
         "checkpointed": range(depth + 1),
         "loss_chunks": (None,) if own else CHUNKS,
         "recipe": RECIPES,
-        "optimizer": OPTIMIZERS,
+        "optimizer": PLANNED,
         "stage": STAGES if ranks > 1 else ("ddp",),
         "kept_attention": (False,),
         "fused": (True,),

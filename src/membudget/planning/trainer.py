@@ -8,7 +8,7 @@ OPTIMIZERS = {
     "adam": {"optim": "adamw_torch"},
     "adam-8bit": {"optim": "adamw_bnb_8bit"},
 }
-"""How each of :data:`membudget.ledger.OPTIMIZERS` is named there."""
+"""How each of :data:`membudget.ledger.PLANNED` is named there."""
 
 
 def arguments(depth: int, plan, share: int) -> dict[str, object]:

@@ -289,7 +289,7 @@ def update(
         network: with all its blocks.
         recipe: one of :data:`membudget.ledger.RECIPES`; a master copy's
             gradients are cast before the step, and the copy back after it.
-        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        optimizer: one of :data:`membudget.ledger.PLANNED`.
         fused: whether one kernel does Adam's.
     """
     kind = RECIPES[recipe]

@@ -17,7 +17,7 @@ from membudget.checks import (
     one_of,
     whole,
 )
-from membudget.ledger import OPTIMIZERS, States
+from membudget.ledger import OPTIMIZERS, PLANNED, States
 from membudget.measuring import optimizer_tensors
 from membudget.measuring.storages import storages
 
@@ -249,7 +249,7 @@ def rank_states(
     rank = whole(rank, "rank", 0, ranks - 1)
     if itemsize is not None:
         itemsize = whole(itemsize, "itemsize")
-    known = [name for name in OPTIMIZERS if not OPTIMIZERS[name].block]
+    known = [name for name in PLANNED if not OPTIMIZERS[name].block]
     kind = OPTIMIZERS[one_of(optimizer, known, "optimizer")]
     trained = [unit.trained for unit in units]
     own = sum(

@@ -54,7 +54,8 @@ def zero_states(
         stage: one of :data:`STAGES`.
         recipe: one of :data:`membudget.ledger.RECIPES`. The fp32 copy of
             ``"master"`` counts as optimizer state.
-        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        optimizer: one of :data:`membudget.ledger.OPTIMIZERS` whose bytes do
+            not depend on shapes.
         waiting: whether micro-batches wait for a later one to reduce their
             gradients; these are whole on every rank until then.
     """

@@ -9,6 +9,7 @@ from membudget.cards import CARDS
 from membudget.checks import whole
 from membudget.ledger import (
     OPTIMIZERS,
+    PLANNED,
     PRESETS,
     RECIPES,
     Prediction,
@@ -39,7 +40,7 @@ class Ledger(Widget):
             ``batch / steps``, rounded up.
         checkpointed: whether each block is checkpointed.
         recipe: one of :data:`membudget.widgets.ledger_rows.MIXES`.
-        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        optimizer: one of :data:`membudget.ledger.PLANNED`.
         foreach: whether Adam works on all parameters at once without a card,
             too.
         card: one of :data:`membudget.cards.CARDS`, or ``"none"``.
@@ -62,7 +63,7 @@ class Ledger(Widget):
     steps = Checked(partial(whole, least=1, most=64), 1).tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
     recipe = traitlets.Enum(list(MIXES), "fp32").tag(sync=True)
-    optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
+    optimizer = traitlets.Enum(list(PLANNED), "adam").tag(sync=True)
     foreach = traitlets.Bool(False).tag(sync=True)
     card = traitlets.Enum([NONE, *CARDS], "T4").tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
@@ -142,7 +143,7 @@ def _tables() -> dict[str, Any]:
         "models": known(),
         "token": token_bytes(),
         "recipes": [[name, f"{name}: {RECIPES[name].text}"] for name in MIXES],
-        "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},
+        "optimizers": {name: OPTIMIZERS[name].text for name in PLANNED},
         "cards": {
             name: {"usable": card.usable, "bf16": card.bf16}
             for name, card in CARDS.items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from membudget.ledger import (
-    OPTIMIZERS,
+    PLANNED,
     PRESETS,
     RECIPES,
     PaperMoment,
@@ -97,7 +97,7 @@ def table(shape: Transformer) -> dict[str, Any]:
             "parameters": recipe.parameters * shape.parameters,
             "gradients": recipe.gradients * shape.parameters,
             "rows": found.index(both),
-            "optimizers": {one: optimizer(name, one) for one in OPTIMIZERS},
+            "optimizers": {one: optimizer(name, one) for one in PLANNED},
         }
     return {
         "parameters": shape.parameters,

@@ -7,7 +7,7 @@ import traitlets
 
 from membudget.cards import CARDS
 from membudget.checks import whole
-from membudget.ledger import OPTIMIZERS, PRESETS, RECIPES
+from membudget.ledger import OPTIMIZERS, PLANNED, PRESETS, RECIPES
 from membudget.planning import (
     STAGES,
     Answer,
@@ -68,7 +68,7 @@ class Planning(Widget):
             :data:`membudget.widgets.planning_rows.TOKENS` for the model.
         recipe: one of :data:`membudget.widgets.planning_rows.MIXES`, or
             ``"any"``.
-        optimizer: one of :data:`membudget.ledger.OPTIMIZERS`.
+        optimizer: one of :data:`membudget.ledger.PLANNED`.
         checkpointed: ``"any"``, ``"none"`` or ``"all"``.
         chunks: ``"any"``, ``"none"`` or a number as text.
         micro: the micro-batch's lock; 0 for none.
@@ -96,7 +96,7 @@ class Planning(Widget):
     batch = Checked(partial(power, most=LARGEST), 16).tag(sync=True)
     tokens = Checked(whole, 8192).tag(sync=True)
     recipe = traitlets.Enum([ANY, *MIXES], "autocast").tag(sync=True)
-    optimizer = traitlets.Enum(list(OPTIMIZERS), "adam").tag(sync=True)
+    optimizer = traitlets.Enum(list(PLANNED), "adam").tag(sync=True)
     checkpointed = traitlets.Enum([ANY, "none", "all"], ANY).tag(sync=True)
     chunks = traitlets.Enum(list(CHUNKS), ANY).tag(sync=True)
     micro = traitlets.Enum(list(SIZES), 0).tag(sync=True)
@@ -238,7 +238,7 @@ def _tables() -> dict[str, Any]:
             }
             for name in MIXES
         },
-        "optimizers": {name: one.text for name, one in OPTIMIZERS.items()},
+        "optimizers": {name: OPTIMIZERS[name].text for name in PLANNED},
         "cards": {
             name: {
                 "usable": card.usable,

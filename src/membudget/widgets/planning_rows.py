@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from membudget.ledger import OPTIMIZERS, PRESETS, Transformer
+from membudget.ledger import PLANNED, PRESETS, Transformer
 from membudget.planning.counter import added, less
 from membudget.planning.memory import (
     Beside,
@@ -172,7 +172,7 @@ def states_table(network: Transformer) -> dict[str, Any]:
     found: dict[str, Any] = {"states": {}, "updates": {}}
     for recipe in MIXES:
         states, updates = {}, {}
-        for optimizer in OPTIMIZERS:
+        for optimizer in PLANNED:
             family = Plan(1, recipe=recipe, optimizer=optimizer)
             held = states_of(network, family)
             work = workspace(network, family, "cuda")
@@ -233,7 +233,7 @@ def sharded_table(
 
     def one(ranks: int, stage: str) -> dict[str, Any]:
         own = {}
-        for optimizer in OPTIMIZERS:
+        for optimizer in PLANNED:
             if optimizer == "adam-8bit":
                 continue
             how = {"optimizer": optimizer, "stage": stage, "ranks": ranks}

@@ -6,7 +6,7 @@ import ledger_cases
 from kind import Kind, flat
 
 from membudget import widgets
-from membudget.ledger import OPTIMIZERS
+from membudget.ledger import PLANNED
 from membudget.widgets import format_bytes
 from membudget.widgets.ledger_rows import MIXES
 
@@ -67,7 +67,7 @@ KIND = Kind(
         )
     ]
     + [{"recipe": recipe} for recipe in MIXES]
-    + [{"optimizer": optimizer} for optimizer in reversed(OPTIMIZERS)]
+    + [{"optimizer": optimizer} for optimizer in reversed(PLANNED)]
     + [{"card": "none"}, {"foreach": True}, {"steps": 20}, {"tokens": 16}]
     + [{"model": "Llama 3.2 1B"}, {"tokens": 2048}, {"card": "RTX 4090"}],
     given=[

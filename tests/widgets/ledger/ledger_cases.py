@@ -4,7 +4,7 @@ import random
 from functools import lru_cache
 from itertools import product
 
-from membudget.ledger import OPTIMIZERS, RECIPES, predict, rules
+from membudget.ledger import PLANNED, RECIPES, predict, rules
 from membudget.widgets import Ledger
 from membudget.widgets.ledger_rows import BARS as PASSES
 from membudget.widgets.ledger_rows import MIXES
@@ -83,7 +83,7 @@ def settings(rng, widget, count):
         widget.checkpointed = rng.random() < 0.5
         widget.foreach = rng.random() < 0.5
         widget.recipe = MIXES[index % len(MIXES)]
-        widget.optimizer = rng.choice(("adam", *OPTIMIZERS))
+        widget.optimizer = rng.choice(("adam", *PLANNED))
         yield widget
 
 

@@ -3,7 +3,7 @@
 import random
 
 from membudget.cards import CARDS, GIB
-from membudget.ledger import OPTIMIZERS
+from membudget.ledger import PLANNED
 from membudget.planning import (
     CAUSES,
     STAGES,
@@ -114,7 +114,7 @@ def widgets_(rng, count):
         )
         recipes = ("any", *MIXES) if SOAK else ("fp32", "fp32", "any")
         widget.recipe = recipes[index % len(recipes)]
-        widget.optimizer = rng.choice(list(OPTIMIZERS))
+        widget.optimizer = rng.choice(list(PLANNED))
         widget.stage = rng.choice(("any", "any", *STAGES))
         widget.chunks = rng.choice(("any", "any", "none", "8"))
         widget.checkpointed = rng.choice(("any", "any", "none", "all"))
