@@ -11,7 +11,7 @@ FLOORS = [
     "stepping",
     "measuring",
     "ledger",
-    "accumulation checkpointing precision sharding",
+    "accumulation adapters checkpointing precision sharding",
     "schedules",
     "planning",
     "plotting",

@@ -18,6 +18,7 @@ from torch import nn
 
 from membudget import (
     accumulation,
+    adapters,
     checkpointing,
     data,
     ledger,
@@ -42,6 +43,7 @@ ROOMS = (
     policy,
     ledger,
     accumulation,
+    adapters,
     checkpointing,
     precision,
     schedules,
@@ -252,6 +254,8 @@ ROWS = {
         add=accumulation.new_sum,
     ),
     "accumulation.windows": lambda: dict(micro_batches=[1, 2, 3]),
+    # adapters
+    "adapters.optimizer_in_backward": lambda: dict(optimizer=optimizer()),
     # checkpointing
     "checkpointing.Checkpointed": lambda: dict(
         stages=(nn.Linear(2, 2), nn.ReLU()),
