@@ -21,6 +21,7 @@ SUBJECTS = (
     "schedules",
     "precision",
     "amp_loops",
+    "in_backward",
     "planning",
     "policy",
     "sharding",
