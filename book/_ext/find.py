@@ -21,8 +21,8 @@ TYPED = {
         "torch.OutOfMemoryError",
         "memory leak",
     ],
-    "chapters/02_ledger": ["flash attention", "8-bit Adam", "bitsandbytes"],
-    "chapters/02b_five_calculators": ["LoRA", "QLoRA", "PEFT", "calculator"],
+    "chapters/02_ledger": ["flash attention"],
+    "chapters/02b_five_calculators": ["calculator"],
     "chapters/03_accumulation": [
         "batch size",
         "gradient accumulation",
@@ -44,6 +44,21 @@ TYPED = {
         "GradScaler",
     ],
     "chapters/06a_every_bit": ["fp8"],
+    "chapters/07_adapters": [
+        "LoRA",
+        "QLoRA",
+        "PEFT",
+        "adapter",
+        "fine-tuning",
+    ],
+    "chapters/07a_four_bits": ["NF4", "4-bit", "bitsandbytes"],
+    "chapters/07b_which_optimizer": [
+        "8-bit Adam",
+        "Adafactor",
+        "GaLore",
+        "Lion",
+        "Muon",
+    ],
     "chapters/09_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
     "labs/lab4_fsdp": ["offload", "CPU offload"],
 }

@@ -268,6 +268,7 @@ ROWS = {
     "adapters.adapt": lambda: dict(targets=["0"], rank=2),
     "adapters.quantise": lambda: dict(weight=MATRIX),
     "adapters.train_only": lambda: dict(patterns=["*"]),
+    "adapters.optimizer_in_backward": lambda: dict(optimizer=optimizer()),
     # checkpointing
     "checkpointing.Checkpointed": lambda: dict(
         stages=(nn.Linear(2, 2), nn.ReLU()),

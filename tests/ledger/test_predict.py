@@ -126,7 +126,10 @@ def test_attention_that_a_checkpoint_keeps(family, recipe):
     assert kept.saved - again.saved == 2 * numbers
     for plain, message in (
         (Transformer(fused=False), "use fused=True, or no kept_attention"),
-        (NETS["mlp"](), "leave loss_chunks, kept_attention, trained and adapter out"),
+        (
+            NETS["mlp"](),
+            "leave loss_chunks, kept_attention, trained and adapter out",
+        ),
     ):
         tokens = [12] if isinstance(plain, Transformer) else []
         with pytest.raises(ValueError, match=message):

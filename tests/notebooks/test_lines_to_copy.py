@@ -8,10 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from membudget import accumulation, ledger, models, planning, schedules
 from membudget import checkpointing as ck
@@ -113,6 +119,26 @@ def labels_model(space):
     space["x"] = torch.randint(256, (4, 8), device="meta")
 
 
+def a_small_llama(space):
+    """And an optimizer's parameters are the adapters'."""
+    space |= {"LoraConfig": LoraConfig, "get_peft_model": get_peft_model}
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, intermediate_size=32,
+        num_attention_heads=2, num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    space["model"] = LlamaForCausalLM(config).bfloat16()
+
+
+def all_in_bf16(space):
+    """None but adapters is trained, all in 16 bits."""
+    named = space["model"].named_parameters()
+    trained = {name: p.dtype for name, p in named if p.requires_grad}
+    return all(
+        "lora_" in name and dtype == torch.bfloat16
+        for name, dtype in trained.items()
+    ) and len(trained) == len(space["optimizer"].param_groups[0]["params"])
+
+
 def hidden_rows(space):
     """Layers, and what the first is called with."""
     space |= {"layers": space["model"].blocks, "x": torch.rand(4, 8, 16)}
@@ -136,6 +162,7 @@ PREPARE = {
     ("04c_my_loop.ipynb", 0): sequential,
     ("05_schedules.ipynb", 1): hidden_rows,
     ("06c_by_hand.ipynb", 0): hidden_rows,
+    ("07_adapters.ipynb", 0): a_small_llama,
 }
 ON_A_CPU = {'"cuda"': '"cpu"', "pin_memory=True": "pin_memory=False"}
 
@@ -155,6 +182,7 @@ SAYS = {
     ("07b_which_optimizer.ipynb", 0): lambda s: s["optimizer"].defaults[
         "fused"
     ],
+    ("07_adapters.ipynb", 0): all_in_bf16,
     ("11_planning.ipynb", 0): lambda s: s["answer"].best,
     ("12_claims.ipynb", 0): lambda s: s["account"].peak > 0,
 }

@@ -1,4 +1,4 @@
-"""Adapters: train less of a model, and see what its step still keeps."""
+"""Adapters: train less of a model, or keep less while you train it."""
 
 from membudget.adapters.four_bits import (
     BLOCK,
@@ -9,6 +9,7 @@ from membudget.adapters.four_bits import (
     bits_per_weight,
     quantise,
 )
+from membudget.adapters.in_backward import optimizer_in_backward
 from membudget.adapters.lora import LoRA, adapt, train_only
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Quantised4",
     "adapt",
     "bits_per_weight",
+    "optimizer_in_backward",
     "quantise",
     "train_only",
 ]

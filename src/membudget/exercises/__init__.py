@@ -24,6 +24,7 @@ SUBJECTS = (
     "amp_loops",
     "adapters",
     "four_bits",
+    "in_backward",
     "planning",
     "policy",
     "sharding",
