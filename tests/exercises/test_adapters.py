@@ -74,4 +74,4 @@ def test_another_right_answer():
 
 
 def test_a_list_of_bytes_is_no_answer():
-    rejects("kept_inputs", lambda *_: [1, 2], "a number is needed")
+    rejects("kept_inputs", lambda *_: [1, 2], "must be a single number")

@@ -44,15 +44,13 @@ check_adapter_states = Exercise(
         rank * sum => sum
             each of an adapter's matrices has `rank` rows or columns.
         (4 + 4 + 8) => (2 + 2 + 4)
-            the adapters are in fp32: 4 bytes each, and so are their gradients
-            and both of Adam's numbers.
+            8 bytes are too few: the adapters are in fp32, 4 bytes each, and
+            so are their gradients and both of Adam's moments.
         (4 + 4 + 8) => (4 + 8)
             4 bytes are missing: weights, gradients and both of Adam's
             moments count.
         (4 + 4 + 8) => 4
             this is the adapter itself: it has gradients, and Adam's states.
-        (4 + 4 + 8) => 8
-            these are Adam's states, or adapter and gradient: all three count.
     """,
     shown="For Llama 3 8B with rank 16 in all layers it is 15.6 GiB.",
 )
