@@ -149,7 +149,8 @@ def test_a_button_that_is_not_there(copy, page):
         ("<style>h2 { font-size: 5rem }</style></article>", "large h2"),
         (
             '<p style="width: 0"><code><span class="pre" style="display: '
-            'block; width: 2em">--a-flag</span></code></p></article>',
+            'block; white-space: normal; width: 2em">--a-flag</span></code>'
+            "</p></article>",
             "breaks a flag",
         ),
         (

@@ -213,7 +213,9 @@ def test_only_sequentials_are_chains():
 
 
 def test_a_chain_without_parameters_has_no_step():
-    with pytest.raises(ValueError, match="so that no step trains it"):
+    with pytest.raises(
+        ValueError, match="use a network with a layer that has weights"
+    ):
         predict(Chain(nn.Sequential(nn.ReLU()), (4,)), 2)
 
 
