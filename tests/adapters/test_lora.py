@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from membudget.adapters import LoRA, adapt, train_only
+from membudget.adapters import LoRA, Quantised4, adapt, train_only
 from membudget.ledger import TARGETS
 from membudget.measuring import SavedBytes, trace_step
 from membudget.models import GPT, Llama
@@ -100,6 +100,41 @@ def test_only_what_matches_is_trained():
     }
     tied = train_only(GPT(40, 16, 16, tied=True), ["head.weight"])
     assert tied.token.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: adapt(model, ["qkv", "q_proj"]),
+        lambda model: adapt(model, ["head", "qkv"], 17),
+        lambda model: train_only(model, ["head.*", "*.wight"]),
+    ],
+)
+def test_what_is_refused_changes_nothing(change):
+    model = GPT(40, 16, 16)
+    with pytest.raises(ValueError):
+        change(model)
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(isinstance(m, LoRA) for m in model.modules())
+
+
+def test_a_base_in_four_bits():
+    """The same as on the dequantised weight, gradients too."""
+    torch.manual_seed(0)
+    four = Quantised4(torch.randn(8, 64))
+    plain = nn.Linear(64, 8, bias=False)
+    plain.weight.data = four.bits.dequantise(torch.float32)
+    found = []
+    for base in (four, plain):
+        torch.manual_seed(1)
+        layer = LoRA(base, 3)
+        nn.init.normal_(layer.lora_b.weight)
+        x = torch.ones(5, 64, requires_grad=True)
+        y = layer(x)
+        y.square().sum().backward()
+        found.append([y, x.grad, *(p.grad for p in trained(layer))])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,13 @@ class LoRA(nn.Module):
         use = "a torch.dtype with a fraction"
         if not instance(dtype, torch.dtype, "dtype", use).is_floating_point:
             raise ValueError(f"dtype is {dtype}: use {use}")
-        self.base = base.requires_grad_(False)
+        self.base = base
         self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         with module_tensors(base)[0].device:
             self.lora_a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
             self.lora_b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
         nn.init.zeros_(self.lora_b.weight)
+        base.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(instance(x, torch.Tensor, "x", "a tensor"))
@@ -79,12 +80,14 @@ def adapt(
         The model.
 
     Raises:
-        ValueError: a target that is the name of no linear layer.
+        ValueError: a target that is the name of no linear layer, or what
+            :class:`LoRA` refuses; the model is as it was.
     """
-    module(model).requires_grad_(False)
+    module(model)
+    layers: dict[str, nn.Linear] = {}
     for target in strings(targets, "targets", "names of linear layers"):
-        layers = _named(model, target)
-        if not layers:
+        found = _named(model, target)
+        if not found:
             known = sorted(
                 {
                     name.rpartition(".")[2]
@@ -96,18 +99,23 @@ def adapt(
                 f"no linear layer is named {shown(target)}: use "
                 f"{', '.join(known)}"
             )
-        for name, layer in layers:
-            branch = LoRA(layer, rank, alpha, dropout, dtype)
-            model.set_submodule(name, branch)
+        layers |= found
+    least = min(n for m in layers.values() for n in m.weight.shape)
+    whole(rank, "rank", most=least)
+    for name, layer in layers.items():
+        branch = LoRA(layer, rank, alpha, dropout, dtype)
+        model.set_submodule(name, branch)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in f".{name}")
     return model
 
 
-def _named(model: nn.Module, target: str) -> list[tuple[str, nn.Linear]]:
-    return [
-        (name, layer)
+def _named(model: nn.Module, target: str) -> dict[str, nn.Linear]:
+    return {
+        name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and name.rpartition(".")[2] == target
-    ]
+    }
 
 
 def train_only(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
@@ -122,10 +130,11 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
         The model.
 
     Raises:
-        ValueError: a pattern that matches no parameter.
+        ValueError: a pattern that matches no parameter; the model is as it
+            was.
     """
     named = list(module(model).named_parameters(remove_duplicate=False))
-    model.requires_grad_(False)
+    chosen = []
     for wanted in strings(patterns, "patterns", "names of parameters"):
         found = [p for name, p in named if fnmatchcase(name, wanted)]
         if not found:
@@ -133,6 +142,8 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
                 f"no parameter is named {shown(wanted)}: use names such as "
                 f"{named[0][0]}, with * for any part"
             )
-        for p in found:
-            p.requires_grad_()
+        chosen += found
+    model.requires_grad_(False)
+    for p in chosen:
+        p.requires_grad_()
     return model
