@@ -20,19 +20,21 @@
       // A browser that keeps nothing: the map shows no marks.
     }
   }
-  const predicted = (() => {
+  const predictions = () => {
     try {
       return JSON.parse(localStorage.getItem("mb-predicted")) ?? {};
     } catch {
       return {};
     }
-  })();
+  };
   const line = document.querySelector(".mb-forget");
   if (!line) return;
   const pages = [...document.querySelectorAll(".mb-map [data-page]")].filter(
     (item) => /^(chapters|labs)\//.test(item.dataset.page),
   );
-  const show = (opened) => {
+  const show = () => {
+    const opened = read();
+    const predicted = predictions();
     for (const item of pages) {
       item.querySelector(".mb-opened")?.remove();
       if (!opened.has(item.dataset.page)) continue;
@@ -60,10 +62,11 @@
     } catch {
       // Nothing was kept.
     }
-    show(new Set());
+    show();
   });
   line.append("", button);
   line.prepend(document.createTextNode(""));
   line.hidden = false;
-  show(opened);
+  window.addEventListener("storage", show); // another tab went on reading
+  show();
 })();

@@ -93,9 +93,12 @@ def test_the_map_knows_what_was_opened(browser, site):
         page.goto((site / "chapters/01_measuring.html").as_uri())
         page.goto((site / "book/map.html").as_uri())
         chapter = page.locator("[data-page='chapters/01_measuring']")
-        assert chapter.locator(".mb-opened").is_visible()
+        chapter.locator(".mb-opened").wait_for()
         assert page.locator(".mb-opened").count() == 1
         page.get_by_role("button", name="Forget").click()
         assert page.locator(".mb-opened").count() == 0
         page.reload()
         assert page.locator(".mb-opened").count() == 0
+        with context.new_page() as other:  # a tab in which one reads on
+            other.goto((site / "chapters/02_ledger.html").as_uri())
+            page.locator(".mb-opened").wait_for()
