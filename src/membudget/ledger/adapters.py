@@ -27,12 +27,16 @@ class Adapter:
         itemsize: bytes of a number of the adapter: 4, ``peft``'s default for
             a model in 16 bits, too, or 2.
         dropout: whether there is dropout before the first.
+        four_bits: whether the frozen linear layers of the blocks lie in NF4
+            with scales in 8 bits (QLoRA, Dettmers et al. 2023,
+            arXiv 2305.14314), as bitsandbytes has them.
     """
 
     targets: Sequence[str]
     rank: int = 8
     itemsize: int = 4
     dropout: bool = False
+    four_bits: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", whole(self.rank, "rank"))
@@ -41,9 +45,20 @@ class Adapter:
             raise ValueError(
                 f"itemsize is {shown(itemsize)}: use 4 (fp32) or 2 (bf16)"
             )
-        flag(self.dropout, "dropout")
+        flag(self.dropout, "dropout"), flag(self.four_bits, "four_bits")
         names = strings(self.targets, "targets", "names of linear layers")
         object.__setattr__(self, "targets", names)
+
+
+def packed_bytes(weights: int) -> int:
+    """Bytes of so many weights of a layer in NF4, as bitsandbytes keeps them.
+
+    Two codes in a byte, a byte of scale for each 64 weights, 4 bytes for each
+    256 scales and 4 for their mean; and the layer's tables of levels, 16 of
+    the codes and 256 of the scales, in fp32.
+    """
+    scales = -(-weights // 64)
+    return -(-weights // 2) + scales + 4 * (-(-scales // 256) + 1 + 16 + 256)
 
 
 def checked_trained(
@@ -66,6 +81,11 @@ def checked_adapter(
         raise ValueError(
             "an adapter is trained as it is, and its model has no fp32 copy: "
             'use the recipe "bf16" with an adapter of 4 bytes'
+        )
+    if adapter.four_bits and recipe == "autocast":
+        raise ValueError(
+            "beside 4 bits bitsandbytes computes in one dtype, whatever "
+            'autocast is: use the recipe "bf16" or "fp32"'
         )
     base = 2 if recipe == "bf16" else 4
     if adapter.itemsize < base or (trained and adapter.itemsize > base):

@@ -25,7 +25,12 @@ from membudget.checks import (
 )
 from membudget.checks import device as checked_device
 from membudget.ledger import operators as op
-from membudget.ledger.adapters import Adapter, check_matched, check_targets
+from membudget.ledger.adapters import (
+    Adapter,
+    check_matched,
+    check_targets,
+    packed_bytes,
+)
 from membudget.ledger.paper import Paper, PaperTensor
 from membudget.measuring.storages import module_tensors
 from membudget.models import GPT, Llama, MLPBlock
@@ -262,10 +267,19 @@ class _Written:
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
         op.cross_entropy(paper, logits, targets)
 
-    def weight(self, elements: int, name: str) -> PaperTensor:
+    def weight(
+        self, elements: int, name: str, packed: bool = False
+    ) -> PaperTensor:
         name = ".".join([*self.paper.module, name])
         self.names.append(name)
         trained = any(fnmatchcase(name, wanted) for wanted in self.trained)
+        if packed:
+            if trained:
+                raise ValueError(
+                    f"{name} lies in 4 bits, which have no gradient: train "
+                    "the adapters alone, or what is no linear layer of a block"
+                )
+            return self.paper.parameter(packed_bytes(elements), 1, False)
         return self.paper.parameter(elements, self.itemsize, trained)
 
     def norm(
@@ -281,12 +295,17 @@ class _Written:
         return op.layer_norm(self.paper, x, weight, bias)
 
     def linear(self, x: PaperTensor, name: str, inputs: int, outputs: int):
+        packed = bool(self.adapter and self.adapter.four_bits)
         with self.paper.inside(name):
-            weight = self.weight(inputs * outputs, "weight")
+            weight = self.weight(inputs * outputs, "weight", packed)
             bias = None
             if self.shape.family == "gpt":
                 bias = self.weight(outputs, "bias")
-            y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
+            if packed:
+                size = inputs * outputs
+                y = op.four_bits(self.paper, x, size, outputs, bias)
+            else:
+                y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
             if self.adapter and name in self.adapter.targets:
                 y = self.adapted(self.adapter, x, y, inputs, outputs)
         return y
@@ -304,7 +323,16 @@ class _Written:
             self.paper.parameter(rank * width, adapter.itemsize)
             for width in (inputs, outputs)
         )
-        return op.low_rank(self.paper, x, y, down, up, rank, adapter.dropout)
+        return op.low_rank(
+            self.paper,
+            x,
+            y,
+            down,
+            up,
+            rank,
+            adapter.dropout,
+            adapter.four_bits,
+        )
 
     def drop(self, x: PaperTensor) -> PaperTensor:
         return op.dropout(self.paper, x) if self.shape.dropout else x

@@ -155,6 +155,43 @@ def linear(
     return y
 
 
+def four_bits(
+    paper: Paper,
+    x: PaperTensor,
+    weights: int,
+    outputs: int,
+    bias: PaperTensor | None = None,
+) -> PaperTensor:
+    """A product with a frozen weight in NF4, as bitsandbytes computes it.
+
+    Forward and backward it makes the scales of each 64 weights in fp32, and
+    then the weight in x's dtype. It saves nothing: autograd sees neither.
+    Dettmers et al. (2023, arXiv 2305.14314), equation 5.
+
+    Args:
+        weights: inputs · outputs.
+    """
+    scales = constant(paper, -(-weights // 64), 4)
+    weight = constant(paper, weights, x.itemsize)
+    paper.last.watches += (scales,)
+    y = PaperTensor(x.elements // (weights // outputs) * outputs, x.itemsize)
+    paper.write(
+        "four bits",
+        (x, weight) if bias is None else (x, weight, bias),
+        (y,),
+        steps=(
+            ("scales", scales.bytes),
+            ("weight", weight.bytes),
+            ("scales", 0),
+            ("x", x.bytes),
+            ("weight", 0),
+        ),
+        gives=((x, "x"),),
+        watches=(scales,),
+    )
+    return y
+
+
 def low_rank(
     paper: Paper,
     x: PaperTensor,
@@ -163,18 +200,30 @@ def low_rank(
     up: PaperTensor,
     rank: int,
     drop: bool,
+    apart: bool = False,
 ) -> PaperTensor:
     """``y + up(down(dropout(x))) · scale``, LoRA's branch beside y.
 
     Hu et al. (2021, arXiv 2106.09685). The input is first cast to the dtype
     of the adapter, as ``peft`` does; so is y before the sum, and the sum is
     cast back.
+
+    Args:
+        apart: as ``peft`` does it beside 4 bits: y is copied first, and the
+            branch, not the sum, is cast back.
     """
+    if apart:
+        copied = _new(y)
+        paper.write("clone", (y,), (copied,), gives=((y, "g"),))
+        y = copied
     given = cast(paper, x, down.itemsize, watches=(x, y))
     dropped = dropout(paper, given) if drop else given
     thin = linear(paper, dropped, down, rank, folds=True)
     branch = linear(paper, thin, up, up.elements // rank, folds=True)
-    total = add(paper, y, scale(paper, branch))
+    branch = scale(paper, branch)
+    if apart:
+        branch = cast(paper, branch, y.itemsize)
+    total = add(paper, y, branch)
     out = cast(paper, total, y.itemsize)
     paper.last.watches += (x, given)
     return out

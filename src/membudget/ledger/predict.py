@@ -84,8 +84,8 @@ def predict(
             an optimizer both ``foreach`` and ``fused``, a chain with an
             option that is a transformer's, an adapter's target that does not
             exist, a rank above a layer's width, an adapter beside master
-            copies or beside trained weights of another dtype, or nothing
-            that is trained.
+            copies or beside trained weights of another dtype, 4 bits under
+            autocast or trained, or nothing that is trained.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(fused, "fused")
