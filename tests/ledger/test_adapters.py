@@ -100,6 +100,18 @@ def test_nothing_below_the_first_trained_weight_is_kept(family):
     assert saved(range(2)) > 3 / 4 * whole
 
 
+@pytest.mark.parametrize(
+    ("family", "target"), [(f, t) for f in FAMILIES for t in TARGETS[f]]
+)
+def test_attention_that_is_kept_and_has_no_gradient(family, target):
+    """In the first block, behind frozen weights; it is let go of when it is
+    read again, and the second micro-batch does not find it."""
+    shape = Transformer(40, 16, 3, 4, context=16, family=family)
+    adapter = Adapter((target,), 2, dropout=True)
+    run = {"micro_batch": 2, "checkpointed": True, "kept_attention": True}
+    same(shape, 4, 8, adapter=adapter, **run)
+
+
 def test_an_input_that_is_cast_is_kept_for_each_target():
     """Beside 16-bit weights an adapter in fp32 has copies of its own; one in
     16 bits shares what other layers read, and attention's output is kept by

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from membudget.ledger import RECIPES, Transformer
+from membudget.ledger import RECIPES, TARGETS, Adapter, Transformer
 from membudget.measuring import PeakTracker
 from membudget.planning import Job, Plan
 from membudget.sharding._private import fake_group
@@ -42,17 +42,28 @@ def any_plan(rng: Random, kind: str) -> tuple[Job, Plan]:
         recipes.remove("master-fp32-gradients")
     share = rng.randint(1, 6)
     job = Job(network, rng.choice([8, 12, 16]), share * ranks, "cpu")
+    recipe = rng.choice(recipes)
     plan = Plan(
         rng.randint(1, share),
         rng.randint(0, network.depth),
         rng.choice([None, None, 2, 3, 4]),
-        rng.choice(recipes),
+        recipe,
         rng.choice(["sgd", "momentum", "adam"]),
         rng.choice(stages),
         ranks,
         network.fused and rng.random() < 0.4,
+        adapter=None if kind == "shards" else any_adapter(rng, family, recipe),
     )
     return job, plan
+
+
+def any_adapter(rng: Random, family: str, recipe: str) -> Adapter | None:
+    """Of those that a recipe can have, or none."""
+    if recipe.startswith("master") or rng.random() < 0.5:
+        return None
+    names = rng.sample(TARGETS[family], rng.randint(1, 4))
+    itemsize = rng.choice([2, 4]) if recipe == "bf16" else 4
+    return Adapter(names, 3, itemsize, rng.random() < 0.3)
 
 
 def measured(job: Job, plan: Plan) -> int:
@@ -65,7 +76,7 @@ def measured(job: Job, plan: Plan) -> int:
         batch = names["tokens"], names["targets"]
         kept = [*names.get("copies", []), *names.get("sums", [])]
         if plan.stage == "ddp" and plan.ranks > 1:  # its buckets
-            kept += [p.grad for p in model.parameters()]
+            kept += [p.grad for p in model.parameters() if p.requires_grad]
         with PeakTracker(model, optimizer, *batch, *kept) as tracker:
             names["step"](*batch)
     return tracker.peak

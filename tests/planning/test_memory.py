@@ -17,13 +17,17 @@ from membudget.ledger import (
     PLANNED,
     PRESETS,
     RECIPES,
+    TARGETS,
+    Adapter,
     Transformer,
     predict,
     rules,
 )
+from membudget.measuring import witness
 from membudget.planning import Job, Plan, at_peak, memory, static
 from membudget.planning.memory import (
     family_of,
+    input_bytes,
     passes,
     sharded_of,
     workspace,
@@ -41,6 +45,50 @@ def test_the_program_of_a_plan_peaks_where_the_plan_says(kind, count):
     for _ in range(count):
         job, plan = any_plan(rng, kind)
         assert measured(job, plan) == memory(job, plan), (job, plan)
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_program_of_an_adapter_over_4_bits(family):
+    """By the allocator: no mode sees what bitsandbytes allocates. What is
+    left are the numbers that scale the branches."""
+    pytest.importorskip("bitsandbytes")
+    shape = Transformer(300, 64, 3, 4, context=16, family=family)
+    adapter = Adapter(TARGETS[family], 3, 4, four_bits=True)
+    job = Job(shape, 16, 6, "cpu")
+    plan = Plan(2, 1, None, "bf16", fused=True, adapter=adapter)
+    names = {}
+    exec(plan.code(job), names)
+    batch = names["tokens"], names["targets"]
+    with torch.backends.mkldnn.flags(enabled=False):
+        found = witness(lambda: names["step"](*batch))
+    held = static(job, plan)
+    states = held.parameters + held.optimizer + input_bytes(job, 6)
+    kept = torch.get_rng_state().nbytes  # by the one checkpoint
+    left = found - kept - (memory(job, plan) - states)
+    assert 0 <= left <= 3 * len(adapter.targets) * 16, left
+
+
+def test_an_adapter_needs_what_the_ledger_says():
+    """At any depth, on a GPU, in parts or at once."""
+    rng = Random(0)
+    for _ in range(examples(20)):
+        job, plan = any_plan(rng, "one rank")
+        if plan.adapter is None:
+            continue
+        deep = rng.choice([3, 6, 9])
+        job = replace(job, network=replace(job.network, depth=deep))
+        job, fused = replace(job, device="cuda"), rng.random() < 0.5
+        plan = replace(plan, fused=fused)
+        names = "recipe", "optimizer", "micro_batch", "checkpointed"
+        names += "loss_chunks", "kept_attention", "fused", "adapter"
+        expected = predict(
+            job.network,
+            job.batch,
+            job.tokens,
+            **rules(job.network, "cuda") | {"foreach": not fused},
+            **{name: getattr(plan, name) for name in names},
+        )
+        assert memory(job, plan) == expected.peak, (job, plan)
 
 
 def test_real_ranks_hold_what_the_plan_says():

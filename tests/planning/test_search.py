@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from membudget.cards import GIB
-from membudget.ledger import GPT2, Transformer, predict
+from membudget.ledger import GPT2, Adapter, Transformer, predict
 from membudget.measuring import format_bytes
 from membudget.planning import (
     CAUSES,
@@ -163,6 +163,26 @@ def test_locks_hold():
         assert (plan.recipe, plan.optimizer) == ("fp32", "adam-8bit")
 
 
+def test_an_adapter_is_an_axis():
+    """To train all weights takes longer, and more memory."""
+    job = Job(replace(shape(4), family="llama"), 16, 8)
+    thin = Adapter(("query",), rank=2)
+    locks = {"adapter": [None, thin, replace(thin, four_bits=True)]}
+    answer = search(job, GIB, MACHINE, locks=locks)
+    least = answer.frontier[0]
+    assert least.plan.adapter.four_bits
+    assert least.peak == memory(job, least.plan)
+    adapters = {choice.plan.adapter for choice in answer.frontier}
+    assert adapters == {thin, replace(thin, four_bits=True)}  # both faster
+    assert "LoRA of rank 2 in query over 4 bits" in least.plan.text(job)
+
+
+@pytest.mark.parametrize("axis", [7, "LoRA"])
+def test_an_adapter_is_one_of_the_ledgers(axis):
+    with pytest.raises(TypeError, match="the adapter is"):
+        search(Job(GPT2, 64, 8), GIB, MACHINE, locks={"adapter": axis})
+
+
 @pytest.mark.parametrize(
     ("locks", "says"),
     [
@@ -172,6 +192,14 @@ def test_locks_hold():
         ({"micro_batch": 5}, "micro_batch is 5"),
         ({"checkpointed": 13}, "checkpointed is 13"),
         ({"loss_chunks": 0}, "loss_chunks is 0"),
+        (
+            {"adapter": Adapter(("query",))},
+            "a block has no linear layer 'query': use qkv, out, up, down",
+        ),
+        (
+            {"stage": "zero-3", "adapter": Adapter(("qkv",))},
+            "no plan goes with these locks",
+        ),
         (
             {"stage": "zero-3", "optimizer": "adam-8bit"},
             "no plan goes with these locks",

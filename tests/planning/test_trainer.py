@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from membudget.ledger import Transformer
+from membudget.ledger import Adapter, Transformer
 from membudget.planning import Job, Plan
 
 transformers = pytest.importorskip("transformers")
@@ -81,6 +81,7 @@ def test_the_trainers_shards(stage, checkpointed, tmp_path):
         (Plan(5), "12 sequences are no multiple of the micro-batch, 5"),
         (Plan(4, 1), "1 of 2 blocks are checkpointed"),
         (Plan(4, 2, kept_attention=True), "its attention is kept"),
+        (Plan(4, adapter=Adapter(("up",))), "its adapter is no argument"),
         (Plan(4, loss_chunks=2), "use_liger_kernel"),
         (Plan(4, recipe="bf16"), "load it so, and plan with fp32"),
         (Plan(4, recipe="master"), "use autocast"),

@@ -14,16 +14,25 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from membudget.adapters import adapt
 from membudget.checkpointing import ATTENTION
-from membudget.ledger import PLANNED, RECIPES, Transformer
+from membudget.ledger import (
+    PLANNED,
+    RECIPES,
+    TARGETS,
+    Adapter,
+    Transformer,
+)
 from membudget.models import chunked_loss
 from membudget.planning import Job, Plan, WorkCounter, work
+from membudget.planning.counter import less
 from membudget.planning.plan import STAGES as PLAN_STAGES
 from membudget.planning.work import MAKE, update
 from membudget.sharding import STAGES, fsdp_traffic, units_of
 from tests.soak import part_of
 
 RNG = random.Random(0)
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
 SHAPES = {
     "gpt": Transformer(40, 16, 1, 4, context=16),
     "gpt, dropout": Transformer(
@@ -45,13 +54,21 @@ def counted(job, plan):
     model = job.network.build("cpu")
     if kind.parameters == 2:
         model = model.bfloat16()
+    if plan.adapter:
+        adapt(
+            model,
+            plan.adapter.targets,
+            plan.adapter.rank,
+            dropout=0.1 * plan.adapter.dropout,
+            dtype=DTYPES[plan.adapter.itemsize],
+        )
     how = {"use_reentrant": False}
     if plan.kept_attention:
         make = create_selective_checkpoint_contexts
         how["context_fn"] = partial(make, list(ATTENTION))
     for block in model.blocks[: plan.checkpointed]:
         block.forward = partial(checkpoint, block.forward, **how)
-    weights = list(model.parameters())
+    weights = [p for p in model.parameters() if p.requires_grad]
     stepped = weights
     if kind.master:
         stepped = [p.detach().float() for p in weights]
@@ -136,6 +153,44 @@ def test_the_work_is_that_of_a_real_step(shape, recipe, chunked):
             fused=chunked,
         )
         assert work(job, plan)[:3] == counted(job, plan), plan
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "autocast"])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_work_of_adapters_is_that_of_a_real_step(family, recipe):
+    for blocks, optimizer, batch, chunks in RNG.sample(PLANS, 7):
+        job = Job(replace(SHAPES[family], depth=blocks[0]), 11, batch[0])
+        sizes = [2, 4] if recipe == "bf16" else [4]
+        targets = RNG.sample(TARGETS[family], RNG.randint(1, 4))
+        adapter = Adapter(targets, 2, RNG.choice(sizes), RNG.random() < 0.5)
+        plan = Plan(
+            batch[1], blocks[1], chunks, recipe, optimizer, adapter=adapter
+        )
+        assert work(job, plan)[:3] == counted(job, plan), plan
+
+
+def test_weights_in_4_bits_are_read_and_written_before_each_product():
+    """Forward and backward, and once more under a checkpoint."""
+    shape = Transformer(40, 64, 3, 4, family="llama", hidden=128)
+    plain, packed = (
+        Adapter(("query",), 4, four_bits=packed) for packed in (False, True)
+    )
+    more = {
+        blocks: less(
+            *(
+                work(
+                    Job(shape, 8, 4), Plan(2, blocks, None, "bf16", adapter=a)
+                )[:3]
+                for a in (packed, plain)
+            )
+        )
+        for blocks in (0, 3)
+    }
+    assert more[0][0] == 0 and more[0][2] == 2 * 2 * 3 * 7 * 2
+    weights = 3 * (4 * 64 * 64 + 3 * 64 * 128)
+    least, most = 4 * weights * 2.6, 4 * weights * 3  # with small tables
+    assert least < more[0][1] < most
+    assert more[3][1] == more[0][1] * 3 // 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -49,6 +49,15 @@ class Adapter:
         names = strings(self.targets, "targets", "names of linear layers")
         object.__setattr__(self, "targets", names)
 
+    @property
+    def told(self) -> str:
+        """In words."""
+        layers = ", ".join(self.targets)
+        if set(self.targets) in map(set, TARGETS.values()):
+            layers = "all linear layers"
+        base = " over 4 bits" if self.four_bits else ""
+        return f"LoRA of rank {self.rank} in {layers}{base}"
+
 
 def packed_bytes(weights: int) -> int:
     """Bytes of so many weights of a layer in NF4, as bitsandbytes keeps them.
@@ -95,6 +104,13 @@ def checked_adapter(
             f"an adapter of {base} bytes"
         )
     return adapter
+
+
+def stepped_recipe(recipe: str, adapter: Adapter | None) -> str:
+    """The recipe by which the weights are stepped that are trained: that of
+    the adapter, whose dtype may be another than the model's."""
+    wide = adapter is not None and adapter.itemsize == 4
+    return "fp32" if recipe == "bf16" and wide else recipe
 
 
 def check_targets(adapter: Adapter, family: str) -> None:

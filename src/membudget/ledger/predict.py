@@ -5,7 +5,12 @@ from typing import Any
 
 from membudget.checks import flag, instance, one_of, whole
 from membudget.ledger import operators as op
-from membudget.ledger.adapters import Adapter, checked_adapter, checked_trained
+from membudget.ledger.adapters import (
+    Adapter,
+    checked_adapter,
+    checked_trained,
+    stepped_recipe,
+)
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
@@ -147,8 +152,7 @@ def predict(
         )
     sample = sum(t.bytes for t in papers[0].inputs) // min(size, batch)
     weights = [w.elements for w in papers[0].parameters]
-    if recipe == "bf16" and papers[0].parameters[0].itemsize == 4:
-        recipe = "fp32"  # that of the adapter
+    recipe = stepped_recipe(recipe, adapter)
     there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
     if optimizer is not None:

@@ -281,6 +281,8 @@ class _Walk:
         if id(row) in self.kept:  # its results are there
             made = self.kept.pop(id(row))
             self.scopes[-1] |= made
+            if not row.gives:  # no backward pass will let go of them
+                self.release(self.extras.pop(id(row), None))
             return made
         made = {}
         kept = row.kept and not tape

@@ -35,6 +35,7 @@ def write(job, plan, share: int) -> str:
             recipe.parameters == 2 and (copied or not recipe.master),
             sharded,
         ),
+        _adapter(job, plan),
         _checkpoints(plan),
         _loss(plan, recipe),
         _ranks(plan, recipe, several),
@@ -64,14 +65,17 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     summed = plan.recipe == "master-fp32-gradients" and plan.stage == "ddp"
     if plan.checkpointed or summed:
         yield "from functools import partial\n"
-    if plan.optimizer == "adam-8bit":
+    packed = plan.adapter is not None and plan.adapter.four_bits
+    if plan.optimizer == "adam-8bit" or packed:
         yield "import bitsandbytes"
     yield "import torch"
     if several:
         yield "import torch.distributed as dist"
     if plan.loss_chunks is None:
         yield "import torch.nn.functional as F"
-    if several:
+    if plan.adapter:
+        yield "from peft import LoraConfig, get_peft_model"
+    if several or packed:
         yield "from torch import nn"
     if plan.stage != "ddp":
         names = ["MixedPrecisionPolicy"] * (RECIPES[plan.recipe].master > 0)
@@ -141,6 +145,47 @@ def _model(job, halved: bool, sharded: bool) -> Iterator[str]:
         yield f"model.to(device{', torch.bfloat16' if halved else ''})"
 
 
+def _adapter(job, plan) -> Iterator[str]:
+    """``peft``'s, over layers of bitsandbytes' where they are in 4 bits."""
+    adapter = plan.adapter
+    if adapter is None:
+        return
+    if adapter.four_bits:
+        yield from _packed(job.network.family == "gpt")
+    named = ", ".join(f'"{name}"' for name in adapter.targets)
+    given = [f"r={adapter.rank}", f"target_modules=[{named}]"]
+    if adapter.dropout:
+        given.append("lora_dropout=0.1")
+    yield from _call("config = LoraConfig", *given)
+    given = ["model", "config"]
+    if adapter.itemsize == 2:
+        given.append("autocast_adapter_dtype=False")
+    yield from _call("get_peft_model", *given)
+    yield "trained = [p for p in model.parameters() if p.requires_grad]"
+
+
+def _packed(biased: bool) -> Iterator[str]:
+    """The linear layers of the blocks, in NF4."""
+    yield "\ndef in_four_bits(layer):"
+    yield "    packed = bitsandbytes.nn.Linear4bit("
+    yield "        layer.in_features,"
+    yield "        layer.out_features,"
+    yield f"        bias={biased},"
+    yield "        compute_dtype=layer.weight.dtype,"
+    yield "    )"
+    yield "    packed.weight = bitsandbytes.nn.Params4bit("
+    yield '        layer.weight.data, requires_grad=False, quant_type="nf4"'
+    yield "    )"
+    if biased:
+        yield "    packed.bias = layer.bias"
+    yield "    return packed.to(device)\n\n"
+    yield "for block in model.blocks:"
+    yield "    for name, layer in list(block.named_children()):"
+    yield "        if isinstance(layer, nn.Linear):"
+    yield "            setattr(block, name, in_four_bits(layer))"
+    yield "model.is_loaded_in_4bit = True  # so that peft knows it"
+
+
 def _checkpoints(plan) -> Iterator[str]:
     if plan.checkpointed:
         if plan.kept_attention:
@@ -207,7 +252,7 @@ def _ranks(plan, recipe, several: bool) -> Iterator[str]:
 
 
 def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
-    stepped = "model.parameters()"
+    stepped = "trained" if plan.adapter else "model.parameters()"
     if copied:
         yield "weights = list(model.parameters())"
         yield "copies = [weight.detach().float() for weight in weights]"

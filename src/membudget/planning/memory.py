@@ -4,17 +4,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from membudget.checks import instance
 from membudget.ledger import (
     RECIPES,
+    Adapter,
     PaperMoment,
     States,
     Transformer,
     states,
     update_workspace,
 )
+from membudget.ledger.adapters import checked_trained, stepped_recipe
+from membudget.ledger.paper import Paper
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import Job, Plan, TrainedJob, as_job, checked
 from membudget.planning.rows import Row, Rows, Step, needs
@@ -143,6 +146,7 @@ def parts_of(job: Job, plan: Plan, share: int) -> Iterator[Part]:
         plan.loss_chunks,
         plan.kept_attention,
         sharded=sharded,
+        adapter=plan.adapter,
     )
     work = workspace(job.network, family, job.device)
     if sharded:
@@ -210,11 +214,24 @@ def family_of(plan: Plan) -> Plan:
 @lru_cache(1000)
 def states_of(network: Transformer, family: Plan) -> States:
     """Bytes of a rank's states."""
-    recipe, optimizer = family.recipe, family.optimizer
     if family.stage == "ddp":
-        return states(_sizes(network), recipe, optimizer)
-    item = RECIPES[recipe].stepped
-    return rank_states(_units(network), family.ranks, 0, optimizer, item)
+        return _whole(network, family)
+    item, ranks = RECIPES[family.recipe].stepped, family.ranks
+    return rank_states(_units(network), ranks, 0, family.optimizer, item)
+
+
+def _whole(network: Transformer, family: Plan) -> States:
+    """Those of a rank that has all of them; frozen weights have their bytes
+    alone."""
+    paper = _written(network, family)
+    sizes = [p.elements for p in paper.parameters]
+    frozen = sum(p.bytes for p in paper.frozen)
+    found = states(sizes, _stepped(family), family.optimizer)
+    return replace(found, parameters=found.parameters + frozen)
+
+
+def _stepped(family: Plan) -> str:
+    return stepped_recipe(family.recipe, family.adapter)
 
 
 @lru_cache(1000)
@@ -223,7 +240,8 @@ def workspace(network: Transformer, family: Plan, device: str) -> int:
 
     What is not fused steps as PyTorch does by itself on the device.
     """
-    recipe, sizes = family.recipe, _sizes(network)
+    written = _written(network, family).parameters
+    recipe, sizes = _stepped(family), tuple(p.elements for p in written)
     if family.stage != "ddp":  # the rank's rows, as they are stored
         recipe = "bf16" if RECIPES[recipe].stepped == 2 else "fp32"
         sizes = tuple(
@@ -286,9 +304,18 @@ def _beside(held: Held, whole: int = 0) -> Beside:
 
 
 @lru_cache(100)
-def _sizes(network: Transformer) -> tuple[int, ...]:
-    """Of the parameters."""
-    return tuple(p.elements for p in network.write(1, 1).parameters)
+def _paper(
+    network: Transformer, itemsize: int, adapter: Adapter | None
+) -> Paper:
+    trained = checked_trained(None, adapter)
+    how: dict[str, Any] = {"trained": trained, "adapter": adapter}
+    return network.write(1, 1, itemsize=itemsize, **how)
+
+
+def _written(network: Transformer, family: Plan) -> Paper:
+    """A sheet with the parameters, trained ones and frozen ones."""
+    itemsize = RECIPES[family.recipe].parameters
+    return _paper(network, itemsize, family.adapter)
 
 
 @lru_cache(100)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from membudget.checks import check_positions, flag, instance, one_of, whole
-from membudget.ledger import PLANNED, RECIPES, Transformer
+from membudget.ledger import PLANNED, RECIPES, Adapter, Transformer
+from membudget.ledger.adapters import check_targets, checked_adapter
 from membudget.ledger.paper import LISTS
 from membudget.planning import code
 from membudget.planning.trainer import arguments
@@ -100,7 +101,10 @@ class Job(TrainedJob):
         return f"{self.batch} sequences of {self.tokens} tokens"
 
     def _refuse(self, plan: "Plan") -> None:
-        """Refuse attention to be kept that is not fused."""
+        """Refuse attention to be kept that is not fused, and targets of an
+        adapter that do not exist."""
+        if plan.adapter:
+            check_targets(plan.adapter, self.network.family)
         if plan.kept_attention and not self.network.fused:
             raise ValueError(
                 "the plan keeps attention, which is several operators in this "
@@ -140,10 +144,12 @@ class Plan:
         fused: whether one kernel does Adam's step (``fused=True``);
             otherwise it is PyTorch's own choice, on a GPU all parameters at
             once (``foreach``).
+        adapter: LoRA in the blocks, which alone is trained; None to train
+            all weights.
 
     Raises:
-        ValueError: 8-bit Adam with FSDP2, or gradients summed in fp32 beside
-            DDP's.
+        ValueError: 8-bit Adam or an adapter with FSDP2, gradients summed in
+            fp32 beside DDP's, or an adapter that a recipe cannot have.
     """
 
     micro_batch: int
@@ -155,6 +161,7 @@ class Plan:
     ranks: int = 1
     kept_attention: bool = False
     fused: bool = True
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         numbers = {"micro_batch": 1, "checkpointed": 0, "ranks": 1}
@@ -171,6 +178,12 @@ class Plan:
             raise ValueError(
                 "the room has no rules for 8-bit states in FSDP2's shards: "
                 'use another optimizer, or stage="ddp"'
+            )
+        checked_adapter(self.adapter, self.recipe, None)
+        if self.stage != "ddp" and self.adapter:
+            raise ValueError(
+                "the room has no rules for adapters beside FSDP2's shards: "
+                'use stage="ddp", or adapter=None'
             )
         ddp = self.stage == "ddp" and self.ranks > 1
         if ddp and self.recipe == "master-fp32-gradients":
@@ -224,6 +237,8 @@ class Plan:
             plain = self.optimizer == "adam" and not self.fused
             way = ", not fused" if plain else ""
             parts.append(f"{WORDS[self.optimizer]}{way}")
+        if self.adapter:
+            parts.append(self.adapter.told)
         if self.ranks > 1 or self.stage != "ddp":
             parts.append(f"{self.stage} on {self.ranks} ranks")
         return ", ".join(parts)

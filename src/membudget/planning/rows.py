@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 from membudget.ledger import (
     RECIPES,
+    Adapter,
     PaperMoment,
     Prediction,
     Transformer,
 )
 from membudget.ledger import operators as op
+from membudget.ledger.adapters import checked_trained
 from membudget.ledger.walk import walk
 
 FEW = 5
@@ -44,6 +46,7 @@ class Step:
         scaled: whether its loss is multiplied by its share of the batch.
         kept: whether gradients are there before.
         sharded: whether FSDP2 reduces its gradients.
+        adapter: what alone is trained.
     """
 
     network: Transformer
@@ -55,6 +58,7 @@ class Step:
     scaled: bool = False
     kept: bool = False
     sharded: bool = False
+    adapter: Adapter | None = None
 
 
 class Bytes(NamedTuple):
@@ -282,6 +286,8 @@ def _moments(
         checkpointed=checkpointed,
         loss_chunks=step.loss_chunks,
         kept_attention=step.kept_attention,
+        trained=checked_trained(None, step.adapter),
+        adapter=step.adapter,
     )
     if step.scaled:
         op.scale(paper, paper.rows[-1].makes[0])

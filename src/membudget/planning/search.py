@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from membudget.cards import GIB
 from membudget.checks import flag, instance, listed, one_of, shown, whole
-from membudget.ledger import PLANNED, RECIPES
+from membudget.ledger import PLANNED, RECIPES, Adapter
+from membudget.ledger.adapters import check_targets
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import peak, static
@@ -16,6 +17,7 @@ from membudget.planning.own import OWN_AXES, OwnJob
 from membudget.planning.plan import (
     JOBS,
     STAGES,
+    Job,
     Plan,
     TrainedJob,
     as_job,
@@ -35,11 +37,12 @@ AXES = (
     "stage",
     "kept_attention",
     "fused",
+    "adapter",
 )
 """What a lock may hold."""
 
 CAUSES = ("recomputation", "small micro-batches", "traffic", "other")
-"""Of a slowdown; ``"other"`` is another recipe or optimizer."""
+"""Of a slowdown; ``"other"`` is another recipe, optimizer or adapter."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def search(
     The space is every micro-batch × the first j blocks checkpointed × the
     loss whole or in chunks (:data:`CHUNKS`) × the stage. Recipe and optimizer
     change the training, so they are ``"fp32"`` and ``"adam"`` unless a lock
-    says otherwise. Attention is kept under a checkpoint only where a lock
+    says otherwise, and all weights are trained but where a lock names an
+    adapter. Attention is kept under a checkpoint only where a lock
     allows it, as in ``{"kept_attention": [False, True]}``. The optimizer's
     step is fused, which needs the least in every way. Plans with as many
     micro-batches take as long, so of these only the one with the least peak
@@ -181,7 +185,7 @@ def search(
             f"the budget is {format_bytes(budget)}, and "
             "parameters, gradients and optimizer states alone are "
             f"{format_bytes(least)}: use a larger budget, more ranks, or "
-            "another recipe or optimizer"
+            "another recipe or optimizer, or an adapter"
         )
     found = [
         pair
@@ -246,6 +250,7 @@ def _axes(
         "stage": STAGES if ranks > 1 else ("ddp",),
         "kept_attention": (False,),
         "fused": (True,),
+        "adapter": (None,),
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
     given: dict[str, Any] = {"recipe": "fp32", "optimizer": "adam"}
@@ -275,6 +280,8 @@ def _axes(
                     "attention is to be kept, which is several operators in "
                     "this network: use fused=True, or free the lock"
                 )
+        elif axis == "adapter":
+            values = [_adapter(value, as_job(job)) for value in values]
         elif axis == "loss_chunks":
             values = [v if v is None else whole(v, axis) for v in values]
         else:
@@ -284,13 +291,23 @@ def _axes(
 
 
 def _families(axes: dict[str, list], ranks: int) -> Iterator[Plan]:
-    """A plan of each recipe, optimizer, stage and way to step that go
-    together."""
-    named = axes["recipe"], axes["optimizer"], axes["stage"]
-    for recipe, optimizer, stage, fused in product(*named, axes["fused"]):
-        how = recipe, optimizer, stage, ranks
+    """A plan of each recipe, optimizer, stage, way to step and adapter that
+    go together."""
+    names = "recipe", "optimizer", "stage", "fused", "adapter"
+    for values in product(*(axes[name] for name in names)):
+        how = dict(zip(names, values, strict=True))
         with suppress(ValueError):
-            yield Plan(1, 0, None, *how, fused=fused)
+            yield Plan(1, ranks=ranks, **how)
+
+
+def _adapter(value: object, job: Job) -> Adapter | None:
+    """A value of this axis."""
+    if value is None:
+        return None
+    instance(value, Adapter, "the adapter", "a ledger.Adapter or None")
+    adapter = cast("Adapter", value)
+    check_targets(adapter, job.network.family)
+    return adapter
 
 
 def _sizes(share: int) -> list[int]:
@@ -328,6 +345,7 @@ def _savings(plan: Plan, share: int) -> tuple:
         plan.optimizer,
         plan.stage,
         plan.fused,
+        plan.adapter,
     )
 
 

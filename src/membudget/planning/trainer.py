@@ -27,6 +27,9 @@ def arguments(depth: int, plan, share: int) -> dict[str, object]:
             f"{plan.micro_batch}": share % plan.micro_batch,
             f"{plan.checkpointed} of {depth} blocks are checkpointed, and the "
             "Trainer knows all or none": plan.checkpointed and not every,
+            "its adapter is no argument (hand over get_peft_model's model)": (
+                plan.adapter
+            ),
             "its attention is kept under the checkpoints": plan.kept_attention,
             "the loss is in chunks (use_liger_kernel=True has a loss of its "
             "own)": plan.loss_chunks,

@@ -23,10 +23,17 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from membudget.adapters import adapt
 from membudget.checkpointing import ATTENTION
 from membudget.checks import instance
 from membudget.internals import FakeTensorMode
-from membudget.ledger import RECIPES, Transformer, optimizer_bytes
+from membudget.ledger import (
+    RECIPES,
+    Adapter,
+    Transformer,
+    optimizer_bytes,
+)
+from membudget.ledger.adapters import packed_bytes, stepped_recipe
 from membudget.measuring.dry import without_data
 from membudget.measuring.fakes import Fakes
 from membudget.models import chunked_loss
@@ -86,7 +93,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     job = as_job(job)
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
-    key = replace(network, depth=1), job.tokens, plan.recipe
+    key = replace(network, depth=1), job.tokens, plan.recipe, plan.adapter
     kept = plan.kept_attention and again > 0
     wanted = plan.loss_chunks
     base = None if wanted is None else 1
@@ -119,14 +126,54 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         ]
     if base:
         terms.append((chunks - steps, _chunk(*key)))
-    ends = _updates(key[0], plan.recipe, plan.optimizer, plan.fused)
+    if plan.adapter and plan.adapter.four_bits:
+        one = _dequantised(key[0], RECIPES[plan.recipe].parameters)
+        terms.append((steps * (2 * depth + again), one))
+    how = plan.recipe, plan.optimizer, plan.fused, plan.adapter
+    ends = _updates(key[0], *how)
     flops, moved, operators = added(terms)
     _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(
         flops,
         moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
         operators + called,
-        _sent(network.parameters, plan, steps),
+        _sent(_trained(network, plan.adapter), plan, steps),
+    )
+
+
+@lru_cache(maxsize=256)
+def _trained(network: Transformer, adapter: Adapter | None) -> int:
+    """Parameters that have a gradient."""
+    if adapter is None:
+        return network.parameters
+    paper = network.write(1, 1, trained=(), adapter=adapter)
+    return sum(p.elements for p in paper.parameters)
+
+
+@lru_cache(maxsize=256)
+def _dequantised(network: Transformer, itemsize: int) -> Counts:
+    """A block's weights in 4 bits, read, and written in the dtype of the
+    model, with the scales of each 64."""
+    sizes = [
+        layer.weight.numel()
+        for layer in network.build().blocks[0].modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    scales = 2 * 4 * sum(-(-n // 64) for n in sizes)
+    moved = sum(map(packed_bytes, sizes)) + scales + itemsize * sum(sizes)
+    return 0, moved, 2 * len(sizes)
+
+
+def _adapted(model: nn.Module, adapter: Adapter | None) -> nn.Module:
+    """With this adapter, which alone is trained."""
+    if adapter is None:
+        return model
+    return adapt(
+        model,
+        adapter.targets,
+        adapter.rank,
+        dropout=0.1 * adapter.dropout,
+        dtype={2: torch.bfloat16, 4: torch.float32}[adapter.itemsize],
     )
 
 
@@ -151,6 +198,7 @@ def _measured(
     network: Transformer,
     tokens: int,
     recipe: str,
+    adapter: Adapter | None,
     chunks: int | None,
     sequences: int,
     kept: bool = False,
@@ -165,6 +213,7 @@ def _measured(
             chunks,
             recipe,
             kept_attention=kept,
+            adapter=adapter,
         )[0]
         for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
     )
@@ -173,7 +222,11 @@ def _measured(
 
 @lru_cache(maxsize=256)
 def _accumulated(
-    network: Transformer, tokens: int, recipe: str, chunks: int | None
+    network: Transformer,
+    tokens: int,
+    recipe: str,
+    adapter: Adapter | None,
+    chunks: int | None,
 ) -> tuple[tuple[Counts, Counts], Counts]:
     """What accumulation adds, however many sequences run at once.
 
@@ -183,16 +236,19 @@ def _accumulated(
     """
     how = 1, tokens, 0, chunks, recipe
     deeper = replace(network, depth=2)
-    one, second, shared = micro_batches(network, *how, (None, None, 0.5))
-    two, other = micro_batches(deeper, *how, (None, None))
+    count = partial(micro_batches, adapter=adapter)
+    one, second, shared = count(network, *how, (None, None, 0.5))
+    two, other = count(deeper, *how, (None, None))
     return (less(second, one), less(other, two)), less(shared, second)
 
 
 @lru_cache(maxsize=256)
-def _chunk(network: Transformer, tokens: int, recipe: str) -> Counts:
+def _chunk(
+    network: Transformer, tokens: int, recipe: str, adapter: Adapter | None
+) -> Counts:
     """One more chunk of the loss."""
-    [more] = micro_batches(network, 2, tokens, 0, 2, recipe)
-    return less(more, _measured(network, tokens, recipe, 1, 2)[0])
+    [more] = micro_batches(network, 2, tokens, 0, 2, recipe, adapter=adapter)
+    return less(more, _measured(network, tokens, recipe, adapter, 1, 2)[0])
 
 
 def micro_batches(
@@ -204,6 +260,7 @@ def micro_batches(
     recipe: str,
     shares: Sequence[float | None] = (None,),
     kept_attention: bool = False,
+    adapter: Adapter | None = None,
 ) -> list[Counts]:
     """Counts of micro-batches that run one after the other, without data.
 
@@ -215,11 +272,13 @@ def micro_batches(
         recipe: one of :data:`membudget.ledger.RECIPES`.
         shares: in the step, of each; None for the whole.
         kept_attention: whether checkpointed blocks keep its results.
+        adapter: what alone is trained; None for all weights.
     """
     kind = RECIPES[recipe]
     built = network.build()
     if kind.parameters == 2:
         built = built.to(torch.bfloat16)
+    built = _adapted(built, adapter)
     fake = FakeTensorMode()
     bases: dict = {}
     copies = {
@@ -270,18 +329,28 @@ def _add(total: torch.Tensor, p: torch.Tensor) -> None:
 
 @lru_cache(maxsize=256)
 def _updates(
-    network: Transformer, recipe: str, optimizer: str, fused: bool
+    network: Transformer,
+    recipe: str,
+    optimizer: str,
+    fused: bool,
+    adapter: Adapter | None,
 ) -> tuple[Counts, Counts]:
     """What the optimizer's step takes with one block and with two."""
     one, two = (
-        update(replace(network, depth=depth), recipe, optimizer, fused)
+        update(
+            replace(network, depth=depth), recipe, optimizer, fused, adapter
+        )
         for depth in (1, 2)
     )
     return one, two
 
 
 def update(
-    network: Transformer, recipe: str, optimizer: str, fused: bool = True
+    network: Transformer,
+    recipe: str,
+    optimizer: str,
+    fused: bool = True,
+    adapter: Adapter | None = None,
 ) -> Counts:
     """Counts of the optimizer's step, without data.
 
@@ -291,9 +360,12 @@ def update(
             gradients are cast before the step, and the copy back after it.
         optimizer: one of :data:`membudget.ledger.PLANNED`.
         fused: whether one kernel does Adam's.
+        adapter: what alone is stepped; None for all weights.
     """
+    recipe = stepped_recipe(recipe, adapter)
     kind = RECIPES[recipe]
-    weights = list(network.build().parameters())
+    model = _adapted(network.build(), adapter)
+    weights = [p for p in model.parameters() if p.requires_grad]
     if kind.parameters == 2:
         weights = [p.detach().bfloat16() for p in weights]
     stepped = weights
