@@ -1,4 +1,4 @@
-/* "Will it fit?": a card that a training step overflows, and four savings.
+/* "Will it fit?": a card that a training step overflows, and five savings.
    Everything is looked up in rows that Python computed. */
 
 import {
@@ -42,6 +42,7 @@ const SWITCHES = {
   cut: ["Split the batch", "one sequence at a time", "03_accumulation"],
   forget: ["Forget activations", "keep each block’s input", "04_checkpointing"],
   half: ["Mix precisions", "16-bit products, fp32 Adam", "06_precision"],
+  adapt: ["Train an adapter", "LoRA, weights in 4 bits", "07_adapters"],
   share: ["Share over cards", "weights, Adam and batch", "09_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
@@ -49,7 +50,7 @@ const KEYS = Object.keys(SWITCHES);
 /* What to make fit, one after the other: a model and a card. */
 const CHALLENGES = [
   ["Llama 3.2 1B", "RTX 4090"],
-  ["Llama 3 8B", "A100 40 GB"],
+  ["Llama 3 8B", "RTX 3060"],
   ["Llama 3 70B", "H100 80 GB"],
 ];
 
@@ -78,6 +79,7 @@ export function describe(state) {
     budget,
     over: Math.max(all[at] - budget, 0),
     fitting: fitting.length,
+    count: all.length,
     used: switches(at),
     fewest: Math.min(...fitting.map(switches)),
     fastest: Math.min(...fitting.map((row) => times[card][row])),
@@ -119,7 +121,7 @@ export function sentence(state) {
     `A step of ${batch} × ${grouped(tokens)} tokens with Adam needs ` +
     `${formatBytes(n.peak)} on a card of ${formatBytes(n.budget)}.`;
   const least = `No combination fits: the least needs ${formatBytes(n.least)}.`;
-  const count = `${n.fitting} of 16 combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
+  const count = `${n.fitting} of ${n.count} combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
   return `${told}${stepWords(n, state)} ${n.fitting ? count : least}`;
 }
 
@@ -248,7 +250,7 @@ function results(id, n) {
     numberList([
       ["peak on a card", "peak", n.peak, formatBytes(n.peak)],
       ["the card has", "budget", n.budget, formatBytes(n.budget)],
-      ["combinations that fit", "fitting", n.fitting, `${n.fitting} of 16`],
+      ["combinations that fit", "fitting", n.fitting, `${n.fitting} of ${n.count}`],
       ["GPU time of the plain step’s", "time", n.time, percent(n.time, 1)],
     ]),
   ];
@@ -266,6 +268,9 @@ const NOTES = [
     "gathered from fp32 shards. A T4 has no bf16: emulated, it is given the " +
     "speed of fp32. Weights and Adam’s states in bf16 alone need half as much " +
     "and can hurt training: page 6b says when, the planner has them.",
+  "The adapter is LoRA of rank 16 in all linear layers, over weights in 4 " +
+    "bits (QLoRA). Beside it mixed precision keeps the other weights in bf16, " +
+    "and each card has all of them.",
   "The page’s address holds the switches: copy it to share.",
 ];
 
@@ -282,7 +287,8 @@ function build({ id, get, set, bound, picture }) {
   const switches = KEYS.map((key) => {
     const [label, does, chapter] = SWITCHES[key];
     const box = bound(checkBox, label, key);
-    box.root.append(html("small", { class: "mb-does" }, does));
+    const doing = html("small", { class: "mb-does" }, does);
+    box.root.append(doing);
     const cost = html("span", { class: "mb-cost" });
     const words = `ch. ${Number(chapter.slice(0, 2))}`;
     const href = `../chapters/${chapter}.html`;
@@ -291,7 +297,9 @@ function build({ id, get, set, bound, picture }) {
     return {
       ...box,
       root: html("div", { class: "mb-switch" }, box.root, told),
-      show(ratio, count) {
+      show(ratio, count, adapt) {
+        const alone = key === "share" && adapt;
+        doing.textContent = alone ? "the batch alone" : does;
         const words = label.replace("over cards", `over ${count} cards`);
         box.root.childNodes[1].textContent = words;
         cost.replaceChildren(number(`costs.${key}`, ratio, costWords(ratio)));
@@ -329,7 +337,7 @@ function build({ id, get, set, bound, picture }) {
       const plan = layout(state, width);
       const count = tables.models[state.model].cards;
       for (const one of switches) {
-        one.show(n.costs[one.key], count);
+        one.show(n.costs[one.key], count, state.adapt);
       }
       tried.textContent = goals(n);
       const then = n.over ? null : following(state);

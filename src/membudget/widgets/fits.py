@@ -4,11 +4,17 @@ import traitlets
 
 from membudget.cards import CARDS
 from membudget.widgets.base import Widget, format_bytes
-from membudget.widgets.fits_rows import SIZES, STATES, slowdowns, tables
+from membudget.widgets.fits_rows import (
+    SIZES,
+    STATES,
+    SWITCHES,
+    slowdowns,
+    tables,
+)
 
 
 class Fits(Widget):
-    """A card that a model's training step overflows, and four savings.
+    """A card that a model's training step overflows, and five savings.
 
     The peak is :func:`membudget.planning.memory`'s, the time an estimate by
     the card's data sheet (:meth:`membudget.planning.Machine.of_card`).
@@ -21,7 +27,10 @@ class Fits(Widget):
         cut: whether sequences run one at a time.
         forget: whether every block is checkpointed.
         half: whether precision is mixed, and not fp32.
-        share: whether ZeRO-3 shares the step over several cards.
+        adapt: whether LoRA is trained over frozen weights in 4 bits, and not
+            all weights.
+        share: whether ZeRO-3 shares the step over several cards; beside an
+            adapter they share the batch alone.
 
     Example:
         >>> Fits(cut=True, forget=True).fits
@@ -35,6 +44,7 @@ class Fits(Widget):
     cut = traitlets.Bool(False).tag(sync=True)
     forget = traitlets.Bool(False).tag(sync=True)
     half = traitlets.Bool(False).tag(sync=True)
+    adapt = traitlets.Bool(False).tag(sync=True)
     share = traitlets.Bool(False).tag(sync=True)
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
@@ -45,7 +55,7 @@ class Fits(Widget):
     @property
     def place(self) -> int:
         """Of the savings among all combinations."""
-        return STATES.index((self.cut, self.forget, self.half, self.share))
+        return STATES.index(tuple(getattr(self, key) for key in SWITCHES))
 
     @property
     def peak(self) -> int:
@@ -78,8 +88,6 @@ class Fits(Widget):
         )
 
     def __repr__(self) -> str:
-        on = [
-            k for k in ("cut", "forget", "half", "share") if getattr(self, k)
-        ]
+        on = [key for key in SWITCHES if getattr(self, key)]
         said = "".join(f", {key}=True" for key in on)
         return f"Fits(model={self.model!r}, card={self.card!r}{said})"

@@ -1,6 +1,6 @@
 """What the front page's widget sends to the page: the peak of each plan.
 
-Four savings, each on or off, make 16 plans of a job. Their peaks and what they
+Five savings, each on or off, make 32 plans of a job. Their peaks and what they
 have a card do stand in ``fits.json``, because to count them takes minutes;
 ``python -m membudget.widgets.fits_rows`` writes it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from membudget.cards import CARDS
-from membudget.ledger import PRESETS
+from membudget.ledger import PRESETS, TARGETS, Adapter
 from membudget.planning import (
     Job,
     Machine,
@@ -25,9 +25,12 @@ from membudget.planning import (
 
 FILE = Path(__file__).with_name("fits.json")
 
-SWITCHES = ("cut", "forget", "half", "share")
+SWITCHES = ("cut", "forget", "half", "adapt", "share")
 """The savings: micro-batches of one sequence, every block checkpointed,
-mixed precision, ZeRO-3 over several cards."""
+mixed precision, an adapter in place of all weights, several cards."""
+
+ADAPTER = Adapter(TARGETS["llama"], rank=16, four_bits=True)
+"""That of the widget: QLoRA in all linear layers, with ``peft``'s defaults."""
 
 STATES = tuple(product((False, True), repeat=len(SWITCHES)))
 """Of the switches, in their order."""
@@ -65,22 +68,26 @@ def job(model: str) -> Job:
     return Job(PRESETS[model], size.tokens, size.batch)
 
 
-def plan(model: str, cut: bool, forget: bool, half: bool, share: bool) -> Plan:
+def plan(
+    model: str, cut: bool, forget: bool, half: bool, adapt: bool, share: bool
+) -> Plan:
     """The way to train it with these savings.
 
     Mixed precision is autocast on one card, and under ZeRO-3 bf16 weights
     that are gathered from fp32 shards: autocast would keep a copy of every
-    weight that is gathered.
+    weight that is gathered. Beside an adapter the frozen weights are in bf16
+    and the adapter is in fp32; several cards then share the batch alone.
     """
     size = SIZES[model]
     ranks = size.cards if share else 1
-    mixed = "master" if share else "autocast"
+    mixed = "bf16" if adapt else "master" if share else "autocast"
     return Plan(
         1 if cut else size.batch // ranks,
         PRESETS[model].depth * forget,
         recipe=mixed if half else "fp32",
-        stage="zero-3" if share else "ddp",
+        stage="zero-3" if share and not adapt else "ddp",
         ranks=ranks,
+        adapter=ADAPTER if adapt else None,
     )
 
 

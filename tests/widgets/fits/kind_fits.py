@@ -74,7 +74,7 @@ def said(widget):
     count = fitting(widget)
     return [
         f"needs {peak} on a card of {card}.",
-        f"{count} of 16" if count else "No combination fits",
+        f"{count} of 32" if count else "No combination fits",
     ]
 
 
@@ -91,10 +91,10 @@ KIND = Kind(
         *ALL[1:],
         {"card": "T4"},
         *({"model": model, **ALL[0]} for model in SIZES),
-        {"card": "H100 80 GB", **ALL[5]},
+        {"card": "H100 80 GB", **ALL[9]},
     ],
     given=[
-        {"model": next(iter(SIZES)), "card": "RTX 4090", **ALL[9]},
+        {"model": next(iter(SIZES)), "card": "RTX 4090", **ALL[17]},
         {"model": list(SIZES)[-1], "card": "T4"},
         {"cut": True, "half": True},
     ],
