@@ -260,16 +260,16 @@ export function layout(state, width) {
   const { x, ...axis } = lengths(plot, most("peak"), width);
   const large = lengths(plot, most("large_peak"), width).x;
   const second = block.wide ? 0 : 15; // where words have a second line
-  const y = block.bottom + 32 + second;
+  const y = block.bottom + 28 + second;
   return {
     ...{ ...n, ...block, width, plot, axis, second },
     small: { y, parts: laid(n.parts, x), full: x(n.full), end: x(n.peak) },
     large: {
-      y: y + 92 + second,
+      y: y + 80 + second,
       parts: laid(n.large_parts, large),
       full: large(n.large_full),
     },
-    height: y + 92 + second + 28,
+    height: y + 80 + second + 26,
   };
 }
 
@@ -536,7 +536,7 @@ function build({ id, get, set, bound }) {
       bf16.update({ value: state.bf16, disabled });
       dropout.update({ value: state.dropout, disabled });
       return {
-        title: "What autograd keeps of a Llama’s block",
+        title: "What autograd keeps",
         sentence: sentence(state),
         height: plan.height,
         drawn: draw(id, plan, before && layout(before, width), from),

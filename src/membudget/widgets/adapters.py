@@ -27,7 +27,7 @@ class Adapters(Widget):
         account: what the widget shows, for every state of the switches.
 
     Example:
-        >>> Adapters("LoRA on all layers", bf16=True).switches.adapted
+        >>> Adapters("LoRA, all layers", bf16=True).switches.adapted
         True
     """
 
@@ -70,8 +70,8 @@ class Adapters(Widget):
         step = self.step
         peak = format_bytes(sum(step["peak"]))
         return (
-            f"A small Llama with 16-bit weights, {self.train} trained: one "
+            f"A small Llama with 16-bit weights, trained: {self.train}. One "
             f"block keeps {format_bytes(self.block)} for its backward pass, "
-            f"all of them and the loss {format_bytes(step['saved'])}, and the "
-            f"peak of a step is {peak}."
+            f"the whole step {format_bytes(step['saved'])}, and its peak is "
+            f"{peak}."
         )

@@ -48,8 +48,8 @@ ON_GPU = rules(LLAMA3_8B, "cuda") | {"foreach": False, "fused": True}
 
 TRAINED: dict[str, dict[str, Any]] = {
     "all weights": {"trained": ("*",)},
-    "LoRA on all layers": {"targets": TARGETS["llama"]},
-    "LoRA on query and value": {"targets": ("query", "value")},
+    "LoRA, all layers": {"targets": TARGETS["llama"]},
+    "LoRA, query and value": {"targets": ("query", "value")},
     "the embedding": {"trained": ("token.weight",)},
 }
 """What is trained, by the widget's words: weights, or adapters' layers."""

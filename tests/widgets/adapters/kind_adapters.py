@@ -94,15 +94,15 @@ def cases():
 KIND = Kind(
     "adapters",
     Adapters,
-    "What autograd keeps of a Llama’s block",
+    "What autograd keeps",
     controls,
     printed,
     said,
     states=list(moves()),
     given=[
-        {"train": "LoRA on all layers"},
+        {"train": "LoRA, all layers"},
         {
-            **{"train": "LoRA on query and value", "bf16": True},
+            **{"train": "LoRA, query and value", "bf16": True},
             **{"checkpointed": True, "dropout": True},
         },
         {"train": "the embedding"},

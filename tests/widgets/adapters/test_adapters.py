@@ -10,8 +10,8 @@ from membudget.ledger.walk import kept
 from membudget.widgets import Adapters
 from membudget.widgets import adapters_rows as rows
 
-LORA = "LoRA on all layers"
-QV = "LoRA on query and value"
+LORA = "LoRA, all layers"
+QV = "LoRA, query and value"
 STATES = list(rows.states())
 named = pytest.mark.parametrize("switches", STATES, ids=str)
 
@@ -193,4 +193,4 @@ def test_it_fits_a_screen(show, width):
     root = page.locator(".mb-root").bounding_box()
     picture = page.locator(".mb-picture").bounding_box()
     tall = picture["y"] + picture["height"] - root["y"]
-    assert tall < 790 if width == 390 else root["height"] <= 700
+    assert tall <= 784 if width == 390 else root["height"] <= 700
