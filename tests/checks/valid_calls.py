@@ -422,7 +422,7 @@ ROWS = {
         **{"foreach": True, "card": "T4"},
     ),
     "widgets.Adapters": lambda: dict(
-        bf16=True, checkpointed=True, dropout=True
+        bf16=True, checkpointed=True, dropout=True, four_bits=True
     ),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.LossScale": lambda: dict(

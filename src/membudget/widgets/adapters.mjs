@@ -51,6 +51,13 @@ const PLACES = {
   product: ["SiLU, product", ["product"]],
 };
 
+/* The switches that only adapters have. */
+const ADAPTERS = {
+  bf16: "bf16 adapters",
+  dropout: "Dropout in adapters",
+  four_bits: "Base in 4 bits: the weights shrink, the tiles stay",
+};
+
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 const adaptedIn = ({ account, train }) =>
@@ -60,7 +67,7 @@ const adaptedIn = ({ account, train }) =>
 function rowOf(state) {
   const { train, checkpointed } = state;
   const wanted = { train, checkpointed };
-  for (const key of ["bf16", "dropout"]) {
+  for (const key of Object.keys(ADAPTERS)) {
     wanted[key] = adaptedIn(state) && state[key];
   }
   const fits = (row) => Object.keys(wanted).every((k) => row[k] === wanted[k]);
@@ -509,22 +516,20 @@ const LEGEND = {
   temporaries: "temporaries",
 };
 
-const ADAPTERS = { bf16: "bf16 adapters", dropout: "Dropout in adapters" };
-
 function build({ id, get, set, bound }) {
   const train = radios({
     ...{ label: "Train", key: "train" },
     onChange: (value) => set({ train: value }),
   });
-  const [bf16, dropout] = Object.entries(ADAPTERS).map(([key, label]) =>
+  const own = Object.entries(ADAPTERS).map(([key, label]) =>
     checkBox({ label, key, onChange: (on) => set({ [key]: on }) }),
   );
   const checkpointed = bound(checkBox, "Checkpoint blocks", "checkpointed");
   const options = get().account.train.map(([name]) => name);
   let plan; // as it is drawn
   return {
-    controls: [train, bf16, checkpointed],
-    more: [dropout],
+    controls: [train, own[0], checkpointed],
+    more: own.slice(1),
     legend: legend(id, LEGEND),
     note: html("p", { class: "mb-note" }, NOTE),
     draw(state, width, before) {
@@ -533,8 +538,7 @@ function build({ id, get, set, bound }) {
       const from = last?.width === width && !still() ? last : null;
       const disabled = adaptedIn(state) ? "" : "no adapter";
       train.update({ value: state.train, options });
-      bf16.update({ value: state.bf16, disabled });
-      dropout.update({ value: state.dropout, disabled });
+      for (const box of own) box.update({ value: state[box.key], disabled });
       return {
         title: "What autograd keeps",
         sentence: sentence(state),
@@ -546,6 +550,6 @@ function build({ id, get, set, bound }) {
   };
 }
 
-const keys = ["account", "train", "bf16", "checkpointed", "dropout"];
+const keys = ["account", "train", "checkpointed", ...Object.keys(ADAPTERS)];
 
 export default widget({ name: "adapters", keys, build });

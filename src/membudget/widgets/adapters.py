@@ -20,8 +20,9 @@ class Adapters(Widget):
         bf16: whether adapters are in bf16, and not in fp32.
         checkpointed: whether each block is.
         dropout: whether adapters drop some of their input.
+        four_bits: whether the frozen linear layers lie in 4 bits.
 
-    Without an adapter ``bf16`` and ``dropout`` change nothing.
+    Without an adapter the last two and ``bf16`` change nothing.
 
     Attributes:
         account: what the widget shows, for every state of the switches.
@@ -33,12 +34,13 @@ class Adapters(Widget):
 
     name = "adapters"
     positional = ("train",)
-    named = ("bf16", "checkpointed", "dropout")
+    named = ("bf16", "checkpointed", "dropout", "four_bits")
 
     train = traitlets.Enum(list(TRAINED), "all weights").tag(sync=True)
     bf16 = traitlets.Bool(False).tag(sync=True)
     checkpointed = traitlets.Bool(False).tag(sync=True)
     dropout = traitlets.Bool(False).tag(sync=True)
+    four_bits = traitlets.Bool(False).tag(sync=True)
     account = traitlets.Dict(read_only=True).tag(sync=True)
 
     def __init__(self, train: str = "all weights", **traits: Any) -> None:
@@ -51,7 +53,8 @@ class Adapters(Widget):
         plain = Switches(self.train, checkpointed=self.checkpointed)
         if not plain.adapted:
             return plain
-        return Switches(self.train, self.bf16, self.dropout, self.checkpointed)
+        own = self.bf16, self.dropout, self.four_bits
+        return Switches(self.train, *own, self.checkpointed)
 
     @property
     def step(self) -> dict[str, Any]:

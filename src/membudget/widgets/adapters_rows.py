@@ -84,13 +84,14 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Switches:
-    """A state of the switches; without an adapter ``bf16`` and ``dropout``
+    """A state of the switches; without an adapter all but ``checkpointed``
     are off.
     """
 
     train: str
     bf16: bool = False
     dropout: bool = False
+    four_bits: bool = False
     checkpointed: bool = False
 
     @property
@@ -106,15 +107,17 @@ class Switches:
             return options | TRAINED[self.train]
         itemsize = 2 if self.bf16 else 4
         targets = TRAINED[self.train]["targets"]
-        adapter = Adapter(targets, itemsize=itemsize, dropout=self.dropout)
+        adapter = Adapter(
+            *(targets, 8, itemsize), self.dropout, self.four_bits
+        )
         return options | {"adapter": adapter}
 
 
 def states() -> Iterator[Switches]:
     """Every state."""
-    for train, *on in product(TRAINED, *[(False, True)] * 3):
-        switches = Switches(train, *on)
-        if switches.adapted or not (switches.bf16 or switches.dropout):
+    for train, *of_adapters, on in product(TRAINED, *[(False, True)] * 4):
+        switches = Switches(train, *of_adapters, checkpointed=on)
+        if switches.adapted or not any(of_adapters):
             yield switches
 
 
@@ -152,7 +155,7 @@ def _boxes(rows: list[Row | Segment], block: str) -> dict[int, str]:
     box, found = "", {}
     for row in rows:
         first = row.rows[0] if isinstance(row, Segment) else row
-        module, _, _ = first.name.rpartition(" ")
+        module, _, _ = first.name.partition(" ")
         if module == block or module.startswith(f"{block}."):
             inner = module.removeprefix(block).strip(".")
             box = inner or AFTER.get(box, box)

@@ -11,7 +11,6 @@ from membudget.widgets import Adapters
 from membudget.widgets import adapters_rows as rows
 
 MIB = 2**20
-BOTH = False, True
 
 
 def controls(widget):
@@ -19,6 +18,7 @@ def controls(widget):
         "train": widget.train,
         "bf16": widget.bf16,
         "dropout": widget.dropout,
+        "four_bits": widget.four_bits,
         "checkpointed": widget.checkpointed,
     }
 
@@ -71,23 +71,25 @@ def said(widget):
 
 
 def moves():
-    """What the controls can give, in turn: without an adapter two of them
-    stay as they are.
+    """What the controls can give, in turn; those of adapters stay as they
+    are where there is none.
     """
-    for train in rows.TRAINED:
-        adapted = rows.Switches(train).adapted
-        for bf16, dropout in product(BOTH, BOTH) if adapted else [(None,) * 2]:
-            own = {"bf16": bf16, "dropout": dropout} if adapted else {}
-            for on in BOTH:
-                yield {"train": train, **own, "checkpointed": on}
+    keys = "bf16", "dropout", "four_bits"
+    for switches in rows.states():
+        own = {key: getattr(switches, key) for key in keys}
+        yield {
+            "train": switches.train,
+            **(own if switches.adapted else {}),
+            "checkpointed": switches.checkpointed,
+        }
 
 
 def cases():
     """Every state, with the package's numbers."""
     widget = Adapters()
-    for train, *on in product(rows.TRAINED, BOTH, BOTH, BOTH):
-        widget.train = train
-        widget.bf16, widget.dropout, widget.checkpointed = on
+    for train, bf16, *more in product(rows.TRAINED, *[(False, True)] * 4):
+        widget.train, widget.bf16 = train, bf16
+        widget.dropout, widget.four_bits, widget.checkpointed = more
         yield {"state": widget.state(), "numbers": printed(widget)}
 
 
@@ -103,7 +105,7 @@ KIND = Kind(
         {"train": "LoRA, all layers"},
         {
             **{"train": "LoRA, query and value", "bf16": True},
-            **{"checkpointed": True, "dropout": True},
+            **{"checkpointed": True, "dropout": True, "four_bits": True},
         },
         {"train": "the embedding"},
     ],
@@ -112,6 +114,6 @@ KIND = Kind(
     spoken={},
     columns=("one block keeps", "now", "full training"),
     parts=8,
-    state=15_000,
+    state=20_000,
     moves=[({}, list(moves()))],
 )

@@ -1,6 +1,7 @@
 """The adapters widget: tiles that are the ledger's, and how they move."""
 
 import json
+from itertools import product
 
 import kind_adapters as kind
 import pytest
@@ -96,9 +97,24 @@ def test_the_file_is_what_python_computes():
 
 
 def test_without_an_adapter_its_switches_change_nothing():
-    plain, switched = Adapters(), Adapters(bf16=True, dropout=True)
+    plain = Adapters()
+    switched = Adapters(bf16=True, dropout=True, four_bits=True)
     assert plain.step == switched.step
     assert plain.sentence() == switched.sentence()
+
+
+def test_four_bits_change_no_tile():
+    """But the weights, and so the peak."""
+    for bf16, dropout in product((False, True), (False, True)):
+        plain, packed = (
+            Adapters(LORA, bf16=bf16, dropout=dropout, four_bits=on)
+            for on in (False, True)
+        )
+        for key in ("tiles", "saved", "large_saved"):
+            assert plain.step[key] == packed.step[key]
+        for key in ("peak", "large_peak"):
+            assert plain.step[key][0] > 2 * packed.step[key][0]
+            assert plain.step[key][1:4] == packed.step[key][1:4]
 
 
 def test_what_the_page_says_of_llama_3():
@@ -157,11 +173,11 @@ def test_less_motion_moves_nothing(show):
 def test_a_switch_of_adapters_says_why_it_cannot_be_used(show):
     page = show(Adapters())
     unfold(page)
-    for key in ("bf16", "dropout"):
+    for key in ("bf16", "dropout", "four_bits"):
         assert control(page, key).is_disabled()
-    assert page.get_by_text("no adapter").count() == 2
+    assert page.get_by_text("no adapter").count() == 3
     control(page, "train").nth(2).check()
-    for key in ("bf16", "dropout"):
+    for key in ("bf16", "dropout", "four_bits"):
         assert control(page, key).is_enabled()
     assert page.get_by_text("no adapter").count() == 0
 
