@@ -421,6 +421,9 @@ ROWS = {
         **{"checkpointed": True, "recipe": "bf16", "optimizer": "adam"},
         **{"foreach": True, "card": "T4"},
     ),
+    "widgets.Adapters": lambda: dict(
+        bf16=True, checkpointed=True, dropout=True, four_bits=True
+    ),
     "widgets.Bits": lambda: dict(number=0.5, format="bf16"),
     "widgets.LossScale": lambda: dict(
         gradients=TENSORS, format="bf16", scale=2, label="a"

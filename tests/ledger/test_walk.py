@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 from ledger_helpers import total
 from torch import nn
@@ -10,7 +11,7 @@ from membudget import ledger
 from membudget.ledger import PaperMoment, Transformer
 from membudget.ledger import operators as op
 from membudget.ledger.paper import Paper
-from membudget.ledger.walk import walk
+from membudget.ledger.walk import kept, walk
 from membudget.measuring import CATEGORIES, PHASES, trace_step
 
 
@@ -144,3 +145,30 @@ def test_a_row_that_makes_nothing_has_what_is_alive_then():
     add = len(rows) - 1 - rows[::-1].index("blocks.0 add")
     assert moments[add].phase == "backward"
     assert moments[add].live < moments[add - 1].live
+
+
+# What is kept ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "cuda"])
+@pytest.mark.parametrize("checkpointed", [False, True, [1]])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("trained", ["*", "blocks.1.*", "token.weight"])
+def test_what_is_kept_is_what_is_saved(family, checkpointed, kernels, trained):
+    """Tensor by tensor, with statistics; the loss is the rest."""
+    shape = Transformer(40, 16, 2, 4, 32, family=family)
+    how = {"checkpointed": checkpointed, "kernels": kernels}
+    paper = shape.write(3, 5, trained=[trained], **how)
+    found = ledger.predict(shape, 3, 5, trained=[trained], **how)
+    tensors = kept(paper)
+    assert len({id(t) for t, _ in tensors}) == len(tensors)
+    assert not any(t.kind for t, _ in tensors)
+    assert sum(t.bytes for t, _ in tensors) + 4 == found.saved
+
+
+def test_what_several_rows_save_is_kept_once_with_all_of_them():
+    shape = Transformer(40, 16, 1, 4, kv_heads=2, family="llama")
+    rows = [[row.name for row in of] for _, of in kept(shape.write(2, 3))]
+    both = ["blocks.0.gate linear", "blocks.0.up linear"]
+    assert rows.count(both) == 1
+    assert not any(both[0] in of for of in rows if of != both)

@@ -1,6 +1,7 @@
 """All widgets, for the tests that are the same for all."""
 
 import kind_accumulation
+import kind_adapters
 import kind_bits
 import kind_fits
 import kind_ledger
@@ -17,6 +18,7 @@ KINDS = tuple(
     module.KIND
     for module in (
         kind_accumulation,
+        kind_adapters,
         kind_bits,
         kind_fits,
         kind_ledger,

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import kind_accumulation
+import kind_adapters
 import kind_fits
 import ledger_cases
 import node
@@ -59,6 +60,7 @@ def grid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("js")
     for name, answers in {
         "accumulation": list(cases()),
+        "adapters": list(kind_adapters.cases()),
         "fits": list(kind_fits.cases()),
         "ledger": ledger_cases.cases(),
         "bits": precision_cases.bits(),

@@ -16,6 +16,7 @@ BAD = {
         ("micro_batch", 0, WHOLE),
         ("record", {}, "read-only|record"),
     ],
+    "adapters": [("account", {}, "read-only|account")],
     "bits": [("number", NAN, WORDS), ("number", True, WORDS)],
     "fits": [("cut", "yes", "boolean"), ("tables", {}, "read-only|tables")],
     "ledger": [

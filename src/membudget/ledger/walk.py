@@ -440,3 +440,25 @@ def _saves(row: Row | Segment) -> tuple[PaperTensor, ...]:
     if isinstance(row, Segment):
         return _uses(row) if any(r.needs for r in row.rows) else ()
     return row.saves
+
+
+def kept(paper: Paper) -> list[tuple[PaperTensor, list[Row | Segment]]]:
+    """What autograd keeps from the forward pass to the backward pass.
+
+    With the loss it is :attr:`Prediction.saved`. Left out is what is there
+    anyway, weights and batch, and what a row keeps within a checkpoint.
+
+    Returns:
+        Each tensor that is saved, once, with the rows that save it, in
+        order. A row's statistics are a tensor of 2 bytes a number.
+    """
+    found: dict[int, tuple[PaperTensor, list[Row | Segment]]] = {}
+    for row in paper.rows:
+        saved = {id(t.storage): t.storage for t in _saves(row)}
+        if isinstance(row, Row) and row.extra and row.gives:
+            statistics = PaperTensor(row.extra // 2, 2)
+            saved[id(statistics)] = statistics
+        for key, tensor in saved.items():
+            if not tensor.kind:
+                found.setdefault(key, (tensor, []))[1].append(row)
+    return list(found.values())

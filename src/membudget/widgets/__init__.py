@@ -1,6 +1,7 @@
 """Widgets: each subject's numbers, to be moved by hand."""
 
 from membudget.widgets.accumulation import Accumulation
+from membudget.widgets.adapters import Adapters
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
 from membudget.widgets.bits import Bits
 from membudget.widgets.fits import Fits
@@ -15,6 +16,7 @@ from membudget.widgets.timeline import Timeline
 
 __all__ = [
     "Accumulation",
+    "Adapters",
     "Bits",
     "Fits",
     "Ledger",

@@ -616,6 +616,18 @@ export function button({ label, key, onClick }) {
 export const still = () =>
   matchMedia("(prefers-reduced-motion: reduce)").matches;
 
+/** Lets what is drawn come from elsewhere. */
+export function come(element, from, delay = 0, to = {}) {
+  element.animate([from, to], {
+    ...{ duration: 400, delay, fill: "backwards", easing: "ease-in-out" },
+  });
+  return element;
+}
+
+/** A box as `come` takes it. */
+export const pixels = (box) =>
+  Object.fromEntries(Object.entries(box).map(([key, n]) => [key, `${n}px`]));
+
 /** A button that plays: `step` goes on by one and returns whether there is
     more; `every` is the time of a step in ms. Who wants less motion gets one
     step for each press. */

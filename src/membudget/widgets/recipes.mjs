@@ -5,6 +5,7 @@ import {
   cardFrame,
   checkBox,
   choice,
+  come,
   drag,
   filled,
   formatBytes,
@@ -15,6 +16,7 @@ import {
   lengths,
   listed,
   percent,
+  pixels,
   radios,
   ragged,
   slider,
@@ -196,17 +198,6 @@ export function layout(state, width) {
 
 const END = { "text-anchor": "end" };
 const SIZE = { width: BYTE, height: BYTE };
-
-/* Lets what is drawn come from elsewhere. */
-function come(element, from, delay = 0, to = {}) {
-  element.animate([from, to], {
-    ...{ duration: 400, delay, fill: "backwards", easing: "ease-in-out" },
-  });
-  return element;
-}
-
-const pixels = (box) =>
-  Object.fromEntries(Object.entries(box).map(([key, n]) => [key, `${n}px`]));
 
 /* A tile's way into the card; then nothing is left of it. */
 function drop({ part, left, bottom, bytes, lands }, { plot }) {
