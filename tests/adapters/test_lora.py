@@ -6,9 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from membudget.adapters import LoRA, Quantised4, adapt, train_only
+from membudget.adapters import (
+    LoRA,
+    Quantised4,
+    adapt,
+    check_trained,
+    train_only,
+)
 from membudget.ledger import TARGETS
-from membudget.measuring import SavedBytes, trace_step
+from membudget.measuring import SavedBytes, format_bytes, trace_step
 from membudget.models import GPT, Llama
 
 X = torch.arange(24).view(2, 12) % 40
@@ -135,6 +141,59 @@ def test_a_base_in_four_bits():
         found.append([y, x.grad, *(p.grad for p in trained(layer))])
     for mine, other in zip(*found, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def by(way):
+    """A model with adapters, of the course or of ``peft``."""
+    model = GPT(40, 16, 16)
+    if way == "ours":
+        return adapt(model, ["qkv"], 2)
+    config = peft.LoraConfig(r=2, target_modules=["qkv"])
+    return peft.get_peft_model(model, config)
+
+
+@pytest.mark.parametrize("way", ["ours", "peft"])
+def test_frozen_weights_in_the_optimizer_cost_nothing(way):
+    model = by(way)
+    before = [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+    check_trained(model, optimizer)
+    model(X).sum().backward()
+    optimizer.step()
+    assert set(optimizer.state) == set(trained(model))
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert p.requires_grad or torch.equal(p, old)
+    check_trained(model, torch.optim.SGD(trained(model)))
+
+
+@pytest.mark.parametrize("way", ["ours", "peft"])
+def test_a_base_that_is_trained_by_mistake(way):
+    model = by(way).requires_grad_()
+    size = format_bytes(2 * 4 * 16 * 48)
+    words = rf"qkv\.base\S*weight is trained .* one of 2 .* have {size}"
+    with pytest.raises(ValueError, match=words):
+        check_trained(model, torch.optim.SGD(model.parameters()))
+    adapted = by(way)
+    for name, p in adapted.named_parameters():
+        p.requires_grad_(p.requires_grad or name.endswith("norm.weight"))
+    check_trained(adapted, torch.optim.SGD(trained(adapted)))
+
+
+def test_an_optimizer_that_was_made_before_the_adapters():
+    model = GPT(40, 16, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    adapt(model, ["qkv"], 2)
+    words = (
+        "the optimizer holds token.weight, which is frozen, and lacks "
+        "blocks.0.qkv.lora_a.weight, which is trained: make it after"
+    )
+    with pytest.raises(ValueError, match=words):
+        check_trained(model, optimizer)
+    first = torch.optim.AdamW(trained(model)[:1])
+    with pytest.raises(ValueError, match=r"optimizer lacks .*lora_b\.w"):
+        check_trained(model, first)
+    with pytest.raises(ValueError, match="add adapters, and train them"):
+        check_trained(model.requires_grad_(False), optimizer)
 
 
 @pytest.mark.parametrize(

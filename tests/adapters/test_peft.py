@@ -2,7 +2,7 @@
 the profiler of PyTorch say the same, but for what has a name."""
 
 import dataclasses
-from itertools import product
+from itertools import pairwise, product
 
 import peft
 import pytest
@@ -87,6 +87,40 @@ def test_a_checkpoint_keeps_the_generators_state_which_no_mode_sees():
         int(beside_profiler(c).cells["PeakTracker"]) for c in (case, alike)
     )
     assert more - none == 2 * torch.get_rng_state().nbytes
+
+
+def test_what_generates_under_checkpoints_sees_one_token():
+    """In training mode the layers drop the cache, so that each new token
+    comes from the one before alone. Under ``eval()`` it is right."""
+    model = adapted("Llama", "two", "plain", "fp32", True).model
+    plain = adapted("Llama", "two", "plain", "fp32", False).model
+    for weights in (*model.parameters(), *plain.parameters()):
+        weights.data.mul_(3)  # else all tokens are as likely
+    x = torch.arange(5, 25)[None]
+
+    def written(model):
+        how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        return model.generate(input_ids=x, eos_token_id=None, **how)[0, 20:]
+
+    right, found = written(plain), written(model)
+    assert right[0] == found[0] and not torch.equal(right, found)
+    for token, after in pairwise(found):
+        assert plain(token.view(1, 1)).logits.argmax() == after
+    assert torch.equal(written(model.eval()), right)
+
+
+def test_the_reference_is_the_model_without_its_adapter():
+    case = adapted("Llama", "all", "plain", "fp32", False)
+    x = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        with case.model.disable_adapter():
+            base = case.model(input_ids=x).logits
+        for name, weights in case.model.named_parameters():
+            if "lora_" in name:
+                weights.normal_()
+        assert not torch.equal(case.model(input_ids=x).logits, base)
+        with case.model.disable_adapter():
+            assert torch.equal(case.model(input_ids=x).logits, base)
 
 
 def test_there_are_a_hundred_of_them():

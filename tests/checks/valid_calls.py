@@ -266,6 +266,7 @@ ROWS = {
     "adapters.Quantised4": lambda: dict(weight=MATRIX),
     "adapters.Quantised4.forward": lambda: dict(x=MATRIX),
     "adapters.adapt": lambda: dict(targets=["0"], rank=2),
+    "adapters.check_trained": stepped,
     "adapters.quantise": lambda: dict(weight=MATRIX),
     "adapters.train_only": lambda: dict(patterns=["*"]),
     "adapters.optimizer_in_backward": lambda: dict(optimizer=optimizer()),

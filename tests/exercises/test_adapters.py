@@ -39,11 +39,10 @@ def test_the_sentence_about_llama():
     assert f"{found / 2**30:.1f} GiB" in check_adapter_states.shown
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("kinds", ["aaa", "atf", "fff", "tta"])
-def test_what_is_kept_is_what_autograd_saves(itemsize, kinds):
+def test_what_is_kept_is_what_autograd_saves(kinds):
+    """Beside the numbers between an adapter's two matrices."""
     how = {"a": "adapted", "t": "trained", "f": "frozen"}
-    dtype = {2: torch.bfloat16, 4: torch.float32}[itemsize]
     layers, rows = [], []
     for kind, (name, width) in zip(
         kinds, [("x", 16), ("x", 16), ("y", 44)], strict=True
@@ -51,7 +50,7 @@ def test_what_is_kept_is_what_autograd_saves(itemsize, kinds):
         layer = nn.Linear(width, 8, bias=False, dtype=torch.bfloat16)
         layer.requires_grad_(kind == "t")
         if kind == "a":
-            layer = LoRA(layer, 3, dtype=dtype)
+            layer = LoRA(layer, 3)
         layers.append((name, layer))
         rows.append((name, width, how[kind]))
     inputs = {
@@ -61,7 +60,8 @@ def test_what_is_kept_is_what_autograd_saves(itemsize, kinds):
     made = {name: 1 * x for name, x in inputs.items()}
     with SavedBytes(*(layer for _, layer in layers)) as saved:
         sum(layer(made[name]).sum() for name, layer in layers)
-    assert saved.total == kept_inputs(10, rows, 3, itemsize)
+    between = 4 * 10 * 3 * kinds.count("a")
+    assert saved.total - between == kept_inputs(10, rows)
 
 
 def by_counting(base, layers, rank):

@@ -162,6 +162,25 @@ def test_galore_holds_all_singular_vectors():
     assert projector.untyped_storage().nbytes() == 4 * 48 * 48
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("trainer", [False, True])
+def test_the_trainer_keeps_an_embeddings_states_in_32_bits(trainer, tmp_path):
+    """And bitsandbytes itself in 8, as those of any large tensor."""
+    model = nn.Embedding(128, 64)
+    stepper = library("bitsandbytes").optim.AdamW8bit(model.parameters())
+    if trainer:
+        kinds = library("transformers")
+        args = kinds.TrainingArguments(
+            str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True
+        )
+        stepper = kinds.Trainer(model, args).create_optimizer()
+    model(torch.arange(8)).sum().backward()
+    stepper.step()
+    [state] = stepper.state.values()
+    for name in ("state1", "state2"):
+        assert state[name].dtype == (torch.float32 if trainer else torch.uint8)
+
+
 # By hand -----------------------------------------------------------------
 
 sides = st.integers(1, 200)

@@ -10,7 +10,7 @@ from membudget.adapters.four_bits import (
     quantise,
 )
 from membudget.adapters.in_backward import optimizer_in_backward
-from membudget.adapters.lora import LoRA, adapt, train_only
+from membudget.adapters.lora import LoRA, adapt, check_trained, train_only
 
 __all__ = [
     "BLOCK",
@@ -21,6 +21,7 @@ __all__ = [
     "Quantised4",
     "adapt",
     "bits_per_weight",
+    "check_trained",
     "optimizer_in_backward",
     "quantise",
     "train_only",

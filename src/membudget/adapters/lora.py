@@ -7,8 +7,19 @@ import torch
 from torch import nn
 
 from membudget.adapters.four_bits import Quantised4
-from membudget.checks import instance, module, number, shown, strings, whole
+from membudget.checks import (
+    instance,
+    module,
+    number,
+    shown,
+    stepper,
+    strings,
+    trained,
+    whole,
+)
 from membudget.measuring.storages import module_tensors
+from membudget.measuring.units import format_bytes
+from membudget.stepping import parameters_of
 
 
 class LoRA(nn.Module):
@@ -147,3 +158,53 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> nn.Module:
     for p in chosen:
         p.requires_grad_()
     return model
+
+
+def check_trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a base that is trained by mistake, and adapters that are not.
+
+    The optimizer may hold frozen parameters beside the trained ones, as
+    ``AdamW(model.parameters())`` does: what has no gradient is not stepped,
+    has no states and no weight decay.
+
+    Args:
+        model: with adapters, of :func:`adapt` or of ``peft``.
+        optimizer: the only one.
+
+    Raises:
+        ValueError: nothing is trained; the weight of an adapted layer is; or
+            the optimizer lacks a trained parameter, as one does that was
+            made before the adapters.
+    """
+    trained(model, "add adapters, and train them")
+    named = dict(model.named_parameters())
+    if wrong := _trained_bases(named):
+        size = format_bytes(sum(named[name].nbytes for name in wrong))
+        raise ValueError(
+            f"{wrong[0]} is trained beside its adapter, one of {len(wrong)} "
+            f"such weights: they have {size} of gradients, and the states of "
+            "the optimizer. Freeze them: `requires_grad_(False)`"
+        )
+    held = {id(p) for p in parameters_of(stepper(optimizer))}
+    wants = {n: p.requires_grad for n, p in named.items()}
+    frozen = [n for n, p in named.items() if id(p) in held and not wants[n]]
+    absent = [n for n, p in named.items() if id(p) not in held and wants[n]]
+    if absent:
+        holds = f"holds {frozen[0]}, which is frozen, and " if frozen else ""
+        raise ValueError(
+            f"the optimizer {holds}lacks {absent[0]}, which is trained: make "
+            "it after the adapters, of the parameters that require a gradient"
+        )
+
+
+def _trained_bases(named: dict[str, nn.Parameter]) -> list[str]:
+    """Names of weights that are trained, though they have an adapter."""
+    adapted = {f".{name}".partition(".lora_")[0] for name in named}
+    return [
+        name
+        for name, p in named.items()
+        if p.requires_grad
+        and name.endswith(".weight")
+        and "lora_" not in name
+        and f".{name}".rsplit(".", 2)[0] in adapted
+    ]
