@@ -67,8 +67,8 @@ def label(page):
     """What other pages call it."""
     number = key(page)
     if number.startswith("lab"):
-        return f"lab {number[3:]}"
-    return f"chapter {number.lstrip('0')}"
+        return f"lab\u00a0{number[3:]}"
+    return f"chapter\u00a0{number.lstrip('0')}"
 
 
 def read(content):

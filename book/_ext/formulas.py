@@ -25,8 +25,25 @@ WIDE = "pst-scrollable-table-container"
 """What the theme lets the keyboard scroll, where it is too wide."""
 
 MATH = re.compile(r"<math.*?</math>", re.S)
-TIGHT = re.compile(r"<mo([^>]*)>(/|\||&#x0002F;|&#x0007C;|min|max)</mo>")
+TIGHT = re.compile(r"<mo([^>]*)>(/|\||&#x0002F;|&#x0007C;|min|max|silu)</mo>")
 """Operators without a blank beside them."""
+
+DRAWN = {
+    # what a letter stands for
+    "<mi>:</mi>": "<mo lspace='0' rspace='0.278em'>:</mo>",
+    # a trace, a blank only after it
+    "<mo>tr</mo>": "<mo lspace='0' rspace='0.167em'>tr</mo>",
+    # the circumflex of a font does not grow, the accent does
+    "<mo>&#x0005E;</mo></mover>": "<mo>&#x00302;</mo></mover>",
+}
+"""What a browser would draw otherwise than TeX, and how to say it."""
+
+OVER = re.compile(r'<mfrac linethickness="0"><mrow>(?:(?!</mrow>).)*')
+"""The upper number of a binomial, which the fonts of a reader who has none
+for formulas let touch the lower one."""
+
+ROOT = "\N{SQUARE ROOT}"
+"""The sign that a browser draws, although no root has it in its text."""
 
 TAG = re.compile(r"<[^>]*>")
 ITALICS = map(
@@ -42,7 +59,18 @@ def mathml(tex, display):
         found = convert(tex, display=display)
     except Exception as error:
         raise ExtensionError(f"no formula: {tex!r}", error) from error
-    return TIGHT.sub(r"<mo\1 lspace='0' rspace='0'>\2</mo>", found)
+    for old, new in DRAWN.items():
+        found = found.replace(old, new)
+    found = OVER.sub(r'\g<0><mspace depth="0.4em" />', found)
+    return TIGHT.sub(tight, found)
+
+
+def tight(operator):
+    """An operator without blanks; alone, a bar is as high as a letter."""
+    told, sign = operator.groups()
+    if "stretchy" not in told:
+        told += ' stretchy="false"'
+    return f"<mo{told} lspace='0' rspace='0'>{sign}</mo>"
 
 
 def inline(writer, node):
@@ -58,13 +86,33 @@ def block(writer, node):
 
 
 def characters(page):
-    """Those of a page's formulas, and the slanted ones."""
-    shown = {
-        character
-        for formula in MATH.findall(page)
-        for character in html.unescape(TAG.sub("", formula))
-    }
+    """Those of a page's formulas, the slanted ones, and the root."""
+    found = "".join(MATH.findall(page))
+    shown = set(html.unescape(TAG.sub("", found)))
+    if "<msqrt" in found or "<mroot" in found:
+        shown.add(ROOT)
     return shown | {it for it, plain in UPRIGHT.items() if plain in shown}
+
+
+def narrow_roots(font):
+    """Give all sizes of the root's sign the width of the smallest.
+
+    Chromium leaves room for the widest one after each root.
+    """
+    table = font["MATH"].table.MathVariants
+    sign = font.getBestCmap()[ord(ROOT)]
+    place = table.VertGlyphCoverage.glyphs.index(sign)
+    sizes = table.VertGlyphConstruction[place]
+    records = sizes.MathGlyphVariantRecord, sizes.GlyphAssembly.PartRecords
+    larger = {r.VariantGlyph for r in records[0]} | {
+        r.glyph for r in records[1]
+    }
+    width, _ = font["hmtx"][sign]
+    for name in larger:
+        before, left = font["hmtx"][name]
+        font["glyf"][name].coordinates.scale((width / before, 1))
+        font["glyf"][name].recalcBounds(font["glyf"])
+        font["hmtx"][name] = width, round(left * width / before)
 
 
 def write(out):
@@ -73,6 +121,7 @@ def write(out):
     for page in out.rglob("*.html"):
         used |= characters(page.read_text("utf-8"))
     font = TTFont(FONT)
+    narrow_roots(font)
     options = subset.Options(
         layout_features=["*"], name_IDs=[COPYRIGHT, LICENCE, ADDRESS]
     )

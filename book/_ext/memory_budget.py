@@ -370,7 +370,8 @@ def add_head(app, pagename, templatename, context, doctree):
 def finish_body(app, pagename, templatename, context, doctree):
     """What is easier to say of a page's HTML."""
     if "body" in context:
-        context["body"] = words.mark_chinese(context["body"])
+        body = words.hold_formulas(context["body"])
+        context["body"] = words.mark_chinese(body)
 
 
 def write_icons(app, exception):

@@ -1,6 +1,7 @@
 """What a page says: in its head, to a search engine, and on its lines."""
 
 import re
+from itertools import groupby
 
 import hurry
 from docutils import nodes
@@ -10,6 +11,16 @@ LABEL = 40  # characters of what is bold but says no sentence
 SENTENCE = re.compile(r"(?<=[.?!…])\s+(?=[^\sa-z])")
 DEEPER = "Going deeper"
 GROUPED = re.compile(r"(?<![\w.,-])\d{1,3}(?: \d{3})+(?!\w)")
+UNIT = "[KMGT]?i?B|%|m?s|µs|min|h"
+TOGETHER = re.compile(
+    rf"(?<=\d)\s(?=(?:{UNIT})(?![\w/]))"  # 12.5 MiB
+    r"|(?<=\d)\s(?=· 10)|(?<=\d ·)\s(?=10)"  # 7.5 · 10⁹
+    r"|(?i:\b(?:arxiv|chapter|claim|doi|exercise|lab|page|puzzle|section))"
+    r"\s(?=\d)"
+)
+FORMULA = re.compile(
+    r'(\(?)(<span class="math">(?:(?!</span>).)*</span>)([.,;:?!)’”]*)', re.S
+)
 CHINESE = re.compile("[\u3400-\u9fff](?:[^\x21-\x7f<]*[\u3400-\u9fff])?")
 CODE = nodes.literal, nodes.literal_block, nodes.math, nodes.raw
 
@@ -58,12 +69,51 @@ def plain(node):
 
 
 def hold_numbers(app, doctree, docname):
-    """Put a narrow blank that does not break into 1 024."""
-    for text in list(doctree.findall(nodes.Text)):
-        if not isinstance(text.parent, CODE):
-            held = GROUPED.sub(lambda n: n[0].replace(" ", "\u202f"), text)
-            if held != text:
-                text.parent.replace(text, nodes.Text(held))
+    """Put blanks that do not break into 1 024, 12.5 MiB and chapter 3; in
+    titles and tables into 1 024 alone."""
+    narrow = {
+        id(element)
+        for place in doctree.findall(is_narrow)
+        for element in place.findall(nodes.TextElement)
+    }
+    for element in list(doctree.findall(nodes.TextElement)):
+        if isinstance(element, CODE):
+            continue
+        hold = grouped if id(element) in narrow else held
+        inside, element.children = element.children, []
+        for is_text, row in groupby(inside, is_words):
+            found = list(row)
+            if is_text:  # a line's end in the source is one of its own
+                found = [nodes.Text(hold("".join(found)))]
+            element += found
+
+
+def is_words(node):
+    return isinstance(node, nodes.Text)
+
+
+def is_narrow(node):
+    return isinstance(node, (nodes.title, nodes.entry))
+
+
+def grouped(text):
+    """A text with narrow blanks that do not break in its numbers."""
+    return GROUPED.sub(lambda n: n[0].replace(" ", "\u202f"), text)
+
+
+def held(text):
+    """A text with blanks that do not break."""
+    return TOGETHER.sub(lambda n: n[0][:-1] + "\u00a0", grouped(text))
+
+
+def hold_formulas(body):
+    """Keep a bracket or a full stop on the line of its formula."""
+    return FORMULA.sub(
+        lambda f: (
+            f'<span class="mb-hold">{f[0]}</span>' if f[1] or f[3] else f[0]
+        ),
+        body,
+    )
 
 
 def mark_chinese(body):

@@ -43,6 +43,29 @@
         !(questions[number + 1] && follows(questions[number + 1], node)),
     );
 
+  // A bar directly below another one opens and closes with it, unseen.
+  const cellBelow = (cell) => {
+    let next = cell.nextElementSibling;
+    while (next?.matches(".mb-reading")) next = next.nextElementSibling;
+    return next?.matches(".tag_hide-output") ? next : null;
+  };
+  const isAnswer = (node) =>
+    node?.matches("details.hide") && node.querySelector(".cell_output");
+  const heads = new Map();
+  for (const bar of document.querySelectorAll(".tag_hide-output > details")) {
+    const cell = isAnswer(bar) ? cellBelow(bar.parentElement) : null;
+    const lower = cell?.firstElementChild;
+    if (!isAnswer(lower)) continue;
+    const head = heads.get(bar) ?? bar;
+    heads.set(lower, head);
+    lower.classList.add("mb-joined");
+    cell.hidden = !head.open;
+    head.addEventListener("toggle", () => {
+      lower.open = head.open;
+      cell.hidden = !head.open;
+    });
+  }
+
   // How far off a number was, where both options are numbers of one unit.
   const numberIn = (text) =>
     /^\(\w\) (?:about |at most |nearly )?(\d[\d\s\u202f]*(?:\.\d+)?)\s*([^\d.]*)\.?$/.exec(
@@ -143,6 +166,7 @@
         button.classList.remove("mb-is-right", "mb-is-wrong");
       }
       verdict.textContent = "";
+      for (const each of fold ? [...folds, fold] : folds) each.open = false;
       wait();
     };
     if (chosen[question.id]) {

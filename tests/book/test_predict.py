@@ -168,6 +168,28 @@ def test_a_click_locks_opens_and_tells(opened, site):
     page.get_by_role("button", name="Start over").click()
     assert not reading.is_visible()
     assert not other.is_disabled()
+    assert fold.get_attribute("open") is None
+
+
+JOINED = "chapters/06_precision", "labs/lab3_mixed_precision"
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_one_bar_opens_two_outputs_in_a_row(opened, name):
+    """The lower one has no bar of its own; in lab 3 a reading is between."""
+    page = opened(name)
+    lower = page.locator("details.mb-joined").first
+    head = lower.locator(
+        "xpath=../preceding-sibling::*"
+        "[contains(@class, 'tag_hide-output')][1]/details"
+    )
+    output = lower.locator(".cell_output").first
+    assert not output.is_visible()
+    head.locator(":scope > summary").click()
+    output.wait_for(state="visible")
+    assert not lower.locator(":scope > summary").is_visible()
+    head.locator(":scope > summary").click()
+    output.wait_for(state="hidden")
 
 
 def test_a_near_number_is_off_by_a_difference(opened, site):

@@ -848,7 +848,9 @@ function build({ id, get, set, picture }) {
   const texts = Object.entries(tables.recipes);
   const recipes = {
     any: "any, as is best",
-    ...Object.fromEntries(texts.map(([name, { text }]) => [name, text])),
+    ...Object.fromEntries(
+      texts.map(([name, { text }]) => [name, text.split(",")[0]]),
+    ),
   };
   const recipe = select("Precision", "recipe", recipes);
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
@@ -882,12 +884,17 @@ function build({ id, get, set, picture }) {
       onClick: () => set({ pick: shift + place }),
     }),
   );
+  const none = html(
+    "p",
+    { class: "mb-none" },
+    "Here stand the three fastest plans that fit, once one does.",
+  );
   const code = html("pre", { class: "mb-code" });
   const whole = html(
     "div",
     {},
     picture,
-    html("div", { class: "mb-plans" }, ...best.map(({ root }) => root)),
+    html("div", { class: "mb-plans" }, none, ...best.map(({ root }) => root)),
     html(
       "p",
       { class: "mb-missions" },
@@ -952,6 +959,7 @@ function build({ id, get, set, picture }) {
       ...{ value: shown, max: n.offered.length - 1 },
       ...{ text, spoken: planText(n.plan) },
     });
+    none.hidden = n.best.length > 0;
     best.forEach(({ root }, i) => {
       const one = n.best[i];
       root.hidden = !one;
