@@ -159,11 +159,16 @@ function why(state) {
 
 /** The key numbers in words. */
 export function sentence(state) {
-  const { block, saved, peak, full } = describe(state);
-  const of = peak === full ? "" : `, ${percent(peak, full)} of full training’s`;
+  const n = describe(state);
+  const large = gib(n.large_peak);
+  const of =
+    n.peak === n.full
+      ? `; that of Llama 3 8B ${large}`
+      : `, ${percent(n.peak, n.full)} of full training’s; that of Llama 3 8B ` +
+        `${large}, ${percent(n.large_peak, n.large_full)}`;
   return (
-    `${why(state)} One block keeps ${mib(block)}, the whole step ` +
-    `${mib(saved)}. Its peak is ${mib(peak)}${of}.`
+    `${why(state)} One block keeps ${mib(n.block)}, the whole step ` +
+    `${mib(n.saved)}. Its peak is ${mib(n.peak)}${of}.`
   );
 }
 
@@ -536,7 +541,7 @@ function build({ id, get, set, bound }) {
       const last = plan;
       plan = layout(state, width);
       const from = last?.width === width && !still() ? last : null;
-      const disabled = adaptedIn(state) ? "" : "no adapter";
+      const disabled = adaptedIn(state) ? "" : "needs LoRA";
       train.update({ value: state.train, options });
       for (const box of own) box.update({ value: state[box.key], disabled });
       return {

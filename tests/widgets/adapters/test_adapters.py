@@ -175,11 +175,11 @@ def test_a_switch_of_adapters_says_why_it_cannot_be_used(show):
     unfold(page)
     for key in ("bf16", "dropout", "four_bits"):
         assert control(page, key).is_disabled()
-    assert page.get_by_text("no adapter").count() == 3
+    assert page.get_by_text("needs LoRA").count() == 3
     control(page, "train").nth(2).check()
     for key in ("bf16", "dropout", "four_bits"):
         assert control(page, key).is_enabled()
-    assert page.get_by_text("no adapter").count() == 0
+    assert page.get_by_text("needs LoRA").count() == 0
 
 
 def test_a_checkpoint_leaves_one_tile(show):
