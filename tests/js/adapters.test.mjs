@@ -38,7 +38,8 @@ test("the sentences say each case", () => {
     "Query and value share one x. A frozen", "dropped copy of x, both in fp32",
     "dropped copy of x, both in bf16", "All else is made again",
     "nothing. What stays is for the gradients", "107 % of full training’s",
-    "Its peak is 150.6 MiB.",
+    "Its peak is 150.6 MiB; that of Llama 3 8B 68.4 GiB.",
+    "that of Llama 3 8B 52.2 GiB, 76 %.",
   ]);
 });
 
