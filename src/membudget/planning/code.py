@@ -34,6 +34,7 @@ def write(job, plan, share: int) -> str:
             job,
             recipe.parameters == 2 and (copied or not recipe.master),
             sharded,
+            plan.adapter is not None and plan.adapter.four_bits,
         ),
         _adapter(job, plan),
         _checkpoints(plan),
@@ -123,7 +124,7 @@ def _call(head: str, *arguments: str, indent: int = 0) -> Iterator[str]:
     yield f"{margin})"
 
 
-def _model(job, halved: bool, sharded: bool) -> Iterator[str]:
+def _model(job, halved: bool, sharded: bool, packed: bool) -> Iterator[str]:
     shape = job.network
     names = ["vocabulary", "width", "depth", "heads", "fused", "tied"]
     sizes = {name: getattr(shape, name) for name in names}
@@ -142,7 +143,10 @@ def _model(job, halved: bool, sharded: bool) -> Iterator[str]:
             yield "model.bfloat16()"
     else:
         yield from _call(made, *given)
-        yield f"model.to(device{', torch.bfloat16' if halved else ''})"
+        if packed:  # which moves layer by layer
+            yield from ["model.bfloat16()"] * halved
+        else:
+            yield f"model.to(device{', torch.bfloat16' if halved else ''})"
 
 
 def _adapter(job, plan) -> Iterator[str]:
@@ -183,6 +187,7 @@ def _packed(biased: bool) -> Iterator[str]:
     yield "    for name, layer in list(block.named_children()):"
     yield "        if isinstance(layer, nn.Linear):"
     yield "            setattr(block, name, in_four_bits(layer))"
+    yield "model.to(device)"
     yield "model.is_loaded_in_4bit = True  # so that peft knows it"
 
 

@@ -120,7 +120,7 @@ export function sentence(state) {
   const told =
     `A step of ${batch} × ${grouped(tokens)} tokens with Adam needs ` +
     `${formatBytes(n.peak)} on a card of ${formatBytes(n.budget)}.`;
-  const least = `No combination fits: the least needs ${formatBytes(n.least)}.`;
+  const least = `No combination of these fits: the least needs ${formatBytes(n.least)}.`;
   const count = `${n.fitting} of ${n.count} combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
   return `${told}${stepWords(n, state)} ${n.fitting ? count : least}`;
 }
@@ -266,8 +266,9 @@ const NOTES = [
     "it changes now, the others as they are.",
   "Mixed precision is autocast on one card. Over several, bf16 weights are " +
     "gathered from fp32 shards. A T4 has no bf16: emulated, it is given the " +
-    "speed of fp32. Weights and Adam’s states in bf16 alone need half as much " +
-    "and can hurt training: page 6b says when, the planner has them.",
+    "speed of fp32, but beside an adapter fp16. Weights and Adam’s states in " +
+    "bf16 alone need half as much and can hurt training: page 6b says when, " +
+    "the planner has them.",
   "The adapter is LoRA of rank 16 in all linear layers, over weights in 4 " +
     "bits (QLoRA). Beside it mixed precision keeps the other weights in bf16, " +
     "and each card has all of them.",

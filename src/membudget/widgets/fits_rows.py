@@ -113,8 +113,10 @@ def slowdowns(model: str, card: str) -> list[float]:
 
     def time(savings: tuple[bool, ...], done: list[int]) -> float:
         way = plan(model, *savings)
-        done = Work(*done)
-        return way.ranks * seconds(done, Machine.of_card(card), way.recipe)
+        done, recipe = Work(*done), way.recipe
+        if recipe == "bf16":  # on a card without it fp16, as autocast
+            recipe = "autocast"
+        return way.ranks * seconds(done, Machine.of_card(card), recipe)
 
     pairs = zip(STATES, known()[model], strict=True)
     times = [time(savings, done) for savings, (_, done) in pairs]

@@ -74,7 +74,7 @@ def said(widget):
     count = fitting(widget)
     return [
         f"needs {peak} on a card of {card}.",
-        f"{count} of 32" if count else "No combination fits",
+        f"{count} of 32" if count else "No combination of these fits",
     ]
 
 
