@@ -61,6 +61,7 @@ TYPED = {
     ],
     "chapters/09_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
     "labs/lab4_fsdp": ["offload", "CPU offload"],
+    "labs/lab7_adapters": ["fine-tune 8B", "merge adapter", "T4 QLoRA"],
 }
 
 

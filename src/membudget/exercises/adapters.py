@@ -1,7 +1,17 @@
-"""The exercises on adapters: bytes of states, and of inputs that stay."""
+"""The exercises on adapters: bytes, and a fine-tune without gradients."""
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from membudget import models
+from membudget.adapters import adapt
+from membudget.exercises.compare import Seen
 from membudget.exercises.core import Case, Exercise, given
-from membudget.exercises.observe import answer, calls
+from membudget.exercises.guard import Problem
+from membudget.exercises.observe import answer, calls, doubles, found
 
 # The states of an adapted model
 
@@ -105,4 +115,109 @@ check_kept_inputs = Exercise(
             an adapted layer keeps its input: the gradient of A needs it.
     """,
     shown="Measured on real layers it is the same, to the byte.",
+)
+
+# A fine-tune without gradients, for the lab
+
+
+def fine_tunable(model):
+    model.requires_grad_(False)
+    trained = [p for name, p in model.named_parameters() if "lora_" in name]
+    for p in trained:
+        p.requires_grad_(True)
+    again = partial(checkpoint, use_reentrant=False)
+    for block in model.blocks:
+        block.forward = partial(again, block.forward)
+    return trained
+
+
+def _llama(depth: int, *targets: str) -> Case:
+    """A Llama with adapters, all of it trained."""
+
+    def make() -> tuple:
+        model = models.Llama(vocabulary=32, width=16, depth=depth, hidden=32)
+        adapt(model, targets, 2)
+        for name, p in model.named_parameters():
+            torch.nn.init.constant_(p, 0.1) if ".lora_b" in name else None
+        return (model.requires_grad_(True),)
+
+    return Case(f"{depth} blocks, adapters beside {', '.join(targets)}", make)
+
+
+def _tuned(fn: Callable, args: tuple) -> Seen:
+    """What is trained, its gradients, and how often each block runs."""
+    (model,) = args
+    runs = [0] * len(model.blocks)
+
+    def count(index: int, *_: object) -> None:
+        runs[index] += 1
+
+    for index, block in enumerate(model.blocks):
+        block.norm1.register_forward_hook(partial(count, index))
+    named = list(model.named_parameters())
+    result = found(fn, fn(model), (list, tuple), "a list of parameters")
+    known = {id(p) for _, p in named}
+    if not all(id(p) in known for p in result):
+        raise Problem("a list of parameters of the model is needed.")
+    logits = model(torch.arange(24).view(2, 12))
+    if logits.requires_grad:
+        logits.square().sum().backward()
+    adapters = [p for name, p in named if ".lora_" in name]
+    grads = [
+        torch.zeros_like(p) if p.grad is None else p.grad for p in adapters
+    ]
+    return Seen(
+        {
+            "number of parameters that are trained": doubles(
+                sum(p.requires_grad for _, p in named)
+            ),
+            "gradient of the adapters": torch.cat(
+                [g.double().flatten() for g in grads]
+            ),
+            "list of runs, block by block,": doubles(runs),
+            "number of parameters for the optimizer": doubles(len(result)),
+            "number of adapters for the optimizer": doubles(
+                sum(any(p is a for a in adapters) for p in result)
+            ),
+        }
+    )
+
+
+AGAIN = "use_reentrant=False"
+
+check_fine_tunable = Exercise(
+    fine_tunable,
+    cases=[_llama(3, "query", "value"), _llama(2, "down")],
+    observe=_tuned,
+    mistakes=f"""
+        p.requires_grad_(True) => p.requires_grad_(False)
+            nothing is trained: `model.requires_grad_(False)` freezes the
+            adapters, too, and being in the optimizer's list changes nothing.
+        {AGAIN} => use_reentrant=True
+            the adapters are trained, and have no gradient. A reentrant
+            checkpoint asks whether one of its inputs needs a gradient, and
+            behind a frozen embedding none does.
+        model.requires_grad_(False) =>
+            the base is trained as well: each of its weights gets a gradient
+            and states, as in full training.
+        {AGAIN} => use_reentrant=True
+        return trained => model.token.requires_grad_(True); return trained
+            now the input of the first checkpoint needs a gradient, because
+            the embedding is trained. It is part of the base: take
+            checkpoints that do not ask, or wake what it returns, in a hook.
+        partial(again, block.forward) => block.forward
+            no block runs again in the backward pass: nothing is
+            checkpointed.
+        return trained => return list(model.parameters())
+            the list holds frozen parameters, too: the adapters' alone are
+            asked.
+        "lora_" in name => "lora_a" in name
+        or "lora_" in name => "lora_b" in name
+            an adapter has two matrices, lora_a and lora_b, and both are
+            trained.
+        """,
+    shown=(
+        "Every adapter has its gradient, the base has none, and each block "
+        "runs again in the backward pass."
+    ),
 )
