@@ -9,6 +9,8 @@ down as rows and walks through them (what :class:`Transformer` and
 
 from membudget.ledger.account import Account, account
 from membudget.ledger.adapters import TARGETS, Adapter
+from membudget.ledger.causal import CausalLM
+from membudget.ledger.configs import from_config
 from membudget.ledger.formulas import (
     activations,
     block_activations,
@@ -46,6 +48,7 @@ __all__ = [
     "TARGETS",
     "Account",
     "Adapter",
+    "CausalLM",
     "Chain",
     "Optimizer",
     "PaperMoment",
@@ -58,6 +61,7 @@ __all__ = [
     "activations",
     "block_activations",
     "bytes_per_parameter",
+    "from_config",
     "korthikanti",
     "largest_batch",
     "optimizer_bytes",

@@ -9,6 +9,15 @@ from membudget.checks import flag, instance, shown, strings, whole
 TARGETS = {
     "gpt": ("qkv", "out", "up", "down"),
     "llama": ("query", "key", "value", "out", "gate", "up", "down"),
+    "transformers": (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
 }
 """The linear layers of a block, by family of transformers."""
 
