@@ -51,14 +51,14 @@ def build(config, recipe="fp32", checkpointed=False, adapter=None):
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.bfloat16 if recipe == "bf16" else torch.float32
     ).train()
+    if adapter:
+        add_peft(model, adapter)
     if checkpointed:
         how = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(how)
     for number, layer in enumerate(model.model.layers):
         among = checkpointed is True or number in (checkpointed or ())
         layer.gradient_checkpointing = among
-    if adapter:
-        add_peft(model, adapter)
     return model
 
 

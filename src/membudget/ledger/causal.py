@@ -195,6 +195,8 @@ class _Written(Written):
             )
             with paper.inside("embed_tokens"):
                 x = op.embedding(paper, table, ids, shape.width)
+            if checkpointed:  # then the library asks for its gradient
+                x.trained = True
             given = x
             self._positions(x.itemsize)
             for index in range(shape.depth):
