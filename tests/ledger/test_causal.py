@@ -105,6 +105,42 @@ def test_the_allocators_own_account(family, recipe, checkpointed):
         assert witness(whole) == found.peak - found.start
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed", "targets"),
+    product(
+        ["Llama", "Qwen2", "Qwen3"], PRECISIONS[:2], [False, True], TARGETS
+    ),
+)
+def test_an_adapter_over_four_bits(family, recipe, checkpointed, targets):
+    """What is left has a name: the number that scales a branch, which
+    autograd keeps, 8 bytes, and while one is made some more.
+
+    Without oneDNN, whose products of 16-bit numbers have a workspace.
+    """
+    wide = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    config = config_of(family, vocab_size=512, **wide)
+    adapter = Adapter(TARGETS[targets], 4, four_bits=True)
+    model, batch = (
+        build(config, recipe, checkpointed, adapter),
+        batch_of(2, 64),
+    )
+    optimizer = stepper(model)
+
+    def whole():
+        loss(model, *batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        found = witness(whole)
+    how = {"recipe": recipe, "checkpointed": checkpointed, "adapter": adapter}
+    expected = predict(from_config(config), 2, 64, **how)
+    left = found - (expected.peak - expected.start)
+    branches = config.num_hidden_layers * len(adapter.targets)
+    assert 0 <= left <= 16 * branches, left
+
+
 @pytest.mark.parametrize("trained", [["model.layers.1.mlp.*"], ["*norm*"]])
 def test_frozen_embeddings_under_checkpoints(trained):
     """The library asks for their gradient, as reentrant checkpoints need it,

@@ -1,8 +1,8 @@
 """The ledger: every byte predicted before it is measured.
 
 Three ways to the same account: :func:`predict` writes a network's operators
-down as rows and walks through them (what :class:`Transformer` and
-:class:`Chain` can express); the closed forms of
+down as rows and walks through them (what :class:`Transformer`,
+:class:`CausalLM` and :class:`Chain` can express); the closed forms of
 :mod:`membudget.ledger.formulas` are what the rows add up to; and
 :func:`account` runs any model without data.
 """

@@ -49,7 +49,7 @@ def predict(
     backward, then the optimizer steps.
 
     Args:
-        network: what is trained.
+        network: what is trained; a :class:`CausalLM` is a transformer, too.
         batch: samples, or sequences.
         *sizes: for a transformer, the tokens of a sequence.
         recipe: one of :data:`RECIPES`.
