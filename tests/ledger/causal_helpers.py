@@ -28,6 +28,8 @@ FAMILIES = {
     "Llama, biases": {"attention_bias": True, "mlp_bias": True},
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "Mistral": {"sliding_window": 13, "head_dim": 16},
+    "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
+    "Phi3, grouped": {"pad_token_id": 0},
     "Qwen2": {"num_key_value_heads": 1},
     "Qwen3": {"head_dim": 16, "tie_word_embeddings": True},
 }

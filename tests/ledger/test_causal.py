@@ -57,10 +57,13 @@ def test_micro_batches(family, recipe, checkpointed, micro):
     same(config_of(family), 5, 7, micro_batch=micro, **how)
 
 
-TARGETS = {
-    "two": ("q_proj", "v_proj"),
-    "all": tuple(CausalLM(8, 8, 1, 1, 1, 2, 8).linears),
-}
+TARGETS = {"two": slice(0, 3, 2), "all": slice(None)}
+"""Of a block's linear layers; two are query's and value's."""
+
+
+def adapter_of(config, targets, **options):
+    names = [*from_config(config).linears][TARGETS[targets]]
+    return Adapter(names, rank=4, **options)
 
 
 @pytest.mark.few(6)
@@ -69,9 +72,10 @@ TARGETS = {
     product(FAMILIES, PRECISIONS, [False, True], TARGETS),
 )
 def test_an_adapter(family, recipe, checkpointed, targets):
-    adapter = Adapter(TARGETS[targets], rank=4)
+    config = config_of(family)
+    adapter = adapter_of(config, targets)
     how = {"recipe": recipe, "checkpointed": checkpointed}
-    same(config_of(family), 3, 12, adapter=adapter, **how)
+    same(config, 3, 12, adapter=adapter, **how)
 
 
 @pytest.mark.few(6)
@@ -120,7 +124,7 @@ def test_an_adapter_over_four_bits(family, recipe, checkpointed, targets):
     """
     wide = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
     config = config_of(family, vocab_size=512, **wide)
-    adapter = Adapter(TARGETS[targets], 4, four_bits=True)
+    adapter = adapter_of(config, targets, four_bits=True)
     model, batch = (
         build(config, recipe, checkpointed, adapter),
         batch_of(2, 64),
@@ -195,13 +199,16 @@ def test_a_cache_counts_where_its_copies_are_wider(recipe):
     assert max(before) - found.peak_in("forward") == 2 * wide * active
 
 
+ANY = "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
+
+
 @st.composite
 def configs(draw):
     """Any shape, of one block or more."""
     shared = draw(st.sampled_from([1, 2, 4]))
     heads = shared * draw(st.sampled_from([1, 2, 3]))
     return config_of(
-        draw(st.sampled_from(["Llama", "Llama, biases", "Qwen2", "Qwen3"])),
+        draw(st.sampled_from(ANY)),
         num_attention_heads=heads,
         num_key_value_heads=shared,
         head_dim=draw(st.sampled_from([2, 4, 16])),
@@ -245,6 +252,8 @@ def test_weights_by_the_librarys_own_names():
         ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
+        ({"normed": True, "joined": True}, "use one of joined and normed"),
+        ({"joined": True, "biases": ["q_proj"]}, "'q_proj': use one of qkv_p"),
         ({"window": 0}, "window is 0: use a whole number of at least 1"),
     ],
 )

@@ -45,6 +45,7 @@ def test_what_old_configs_leave_out():
     [
         ("mistral", {"sliding_window": 4096}, 4096),
         ("mistral", {"sliding_window": None}, None),
+        ("phi3", {"sliding_window": 2047}, 2047),
         ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, None),
         ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}, 4096),
         ("qwen3", {"use_sliding_window": True}, None),
@@ -58,7 +59,7 @@ def test_local_attention(kind, options, window):
 
 REFUSED = [
     ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
-    ({"model_type": "mixtral"}, "'mixtral': use one of llama, mistral, qwen2"),
+    ({"model_type": "mixtral"}, "'mixtral': use one of llama, mistral, phi3,"),
     ({"model_type": None}, "the config has no model_type: use a model's"),
     ({"model_type": 3}, "no rule for the model_type 3: use one of llama"),
     ({"model_type": []}, "no rule for the model_type []: use one of llama"),
@@ -85,6 +86,8 @@ REFUSED = [
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu', for which there is no"),
     ({"attention_dropout": 0.1}, "attention_dropout is 0.1, for which there"),
     ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits'"),
+    ({"resid_pdrop": 0.1}, "resid_pdrop is 0.1, for which there is no rule"),
+    ({"embd_pdrop": 0.1}, "embd_pdrop is 0.1, for which there is no rule"),
     ({"rope_scaling": {"type": "dynamic"}}, "rope_type is 'dynamic', for whi"),
     (
         {"rope_parameters": {"rope_type": "longrope"}},

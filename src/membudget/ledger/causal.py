@@ -7,7 +7,6 @@ from typing import ClassVar
 from membudget.checks import flag, one_of, strings, whole
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import (
-    TARGETS,
     Adapter,
     check_matched,
     check_targets,
@@ -40,6 +39,8 @@ class CausalLM:
         tied: whether the head shares the token embedding's weight.
         biases: names of the linear layers of a block that have one.
         normed: whether each head's query and key go through an RMSNorm.
+        joined: whether query, key and value are one linear layer, and gate
+            and up another (Phi-3).
         window: tokens that a token sees in the blocks with local attention:
             more than a sequence has; None where there are no such blocks.
     """
@@ -54,6 +55,7 @@ class CausalLM:
     tied: bool = False
     biases: Sequence[str] = ()
     normed: bool = False
+    joined: bool = False
     window: int | None = None
 
     family: ClassVar[str] = "transformers"
@@ -74,10 +76,16 @@ class CausalLM:
                 f"head_size is {self.head_size}: use an even number, whose "
                 "halves rotary positions turn"
             )
-        flag(self.tied, "tied"), flag(self.normed, "normed")
+        for name in ("tied", "normed", "joined"):
+            flag(getattr(self, name), name)
+        if self.joined and self.normed:
+            raise ValueError(
+                "there is no rule for joined queries and keys that are "
+                "normed: use one of joined and normed"
+            )
         biases = strings(self.biases, "biases", "names of linear layers", 0)
         for name in biases:
-            one_of(name, TARGETS[self.family], "linear layer of a block")
+            one_of(name, self.linears, "linear layer of a block")
         object.__setattr__(self, "biases", biases)
         if self.window is not None:
             object.__setattr__(self, "window", whole(self.window, "window"))
@@ -89,6 +97,13 @@ class CausalLM:
         queries, keys = (
             heads * self.head_size for heads in (self.heads, self.kv_heads)
         )
+        if self.joined:
+            return {
+                "qkv_proj": (d, queries + 2 * keys),
+                "o_proj": (queries, d),
+                "gate_up_proj": (d, 2 * f),
+                "down_proj": (f, d),
+            }
         return {
             "q_proj": (d, queries),
             "k_proj": (d, keys),
@@ -148,7 +163,7 @@ class CausalLM:
         """
         self._check(tokens, loss_chunks, kept_attention)
         if adapter:
-            check_targets(adapter, self.family)
+            check_targets(adapter, self.family, self.linears)
         paper = Paper(autocast, lists, kernels)
         chosen = chosen_numbers(checkpointed, self.depth, "block")
         written = _Written(
@@ -250,11 +265,14 @@ class _Written(Written):
         with self.paper.inside(name):
             return op.cast_rms_norm(self.paper, x, weight)
 
-    def step_last(self, scales: Sequence[PaperTensor]) -> None:
-        """The optimizer comes to these after what was written so far: in a
-        module, norms stand behind the linear layers that follow on them."""
+    def step_last(self, weights: Sequence[PaperTensor]) -> None:
+        """The optimizer comes to these after what was written so far.
+
+        It takes weights in the order of the modules: norms stand behind the
+        linear layers that follow on them, Phi-3's qkv behind o.
+        """
         steps = self.paper.parameters[self.first :]
-        late = [weight for weight in scales if weight in steps]
+        late = [weight for weight in weights if weight in steps]
         others = [weight for weight in steps if weight not in late]
         self.paper.parameters[self.first :] = others + late
 
@@ -264,11 +282,16 @@ class _Written(Written):
     def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
         """Queries or keys by head, whose gradient has to be copied."""
         y = self.project(x, f"{name}_proj")
-        if 1 not in (heads, self.tokens):
-            y = op.heads_of(self.paper, y)
+        y = self.apart(y, heads)
         return self.norm(y, f"{name}_norm") if self.shape.normed else y
 
-    def attention(self, x: PaperTensor) -> PaperTensor:
+    def apart(self, y: PaperTensor, heads: int) -> PaperTensor:
+        if 1 in (heads, self.tokens):
+            return y
+        return op.heads_of(self.paper, y)
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """Query, key and value by head, the first two turned."""
         paper, shape = self.paper, self.shape
         straight = (
             self.heads(x, "q", shape.heads),
@@ -279,13 +302,59 @@ class _Written(Written):
             op.rotate_halves(paper, part, self.cos, self.sin, straight)
             for part in straight
         )
+        return q, k, v
+
+    def turned_of_one(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """The same, of a single linear layer.
+
+        A part of each head may stay as it is; that part has no numbers, but
+        is sliced off and joined again.
+        """
+        paper, shape = self.paper, self.shape
+        qkv = self.project(x, "qkv_proj")
+        size = self.batch * self.tokens * shape.head_size
+        heads = shape.heads, shape.kv_heads, shape.kv_heads
+        q, k, v = (op.piece(paper, qkv, size * count) for count in heads)
+        q, k = self.apart(q, shape.heads), self.apart(k, shape.kv_heads)
+        parts = [
+            (op.alias(paper, part), op.piece(paper, part, 0))
+            for part in (q, k)
+        ]
+        q, k = (
+            op.with_nothing(
+                paper,
+                op.rotate_halves(paper, whole, self.cos, self.sin),
+                nothing,
+            )
+            for whole, nothing in parts
+        )
+        return q, k, v
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        paper, shape = self.paper, self.shape
+        first = len(paper.parameters)
+        q, k, v = self.turned_of_one(x) if shape.joined else self.turned(x)
+        inputs = paper.parameters[first:]
         rows = self.batch * shape.heads * self.tokens
         low_q, low_k, low_v = op.lowered(paper, q, k, v)
         y = op.fused_attention(paper, low_q, low_k, low_v, rows)
+        if shape.joined and 1 not in (shape.heads, self.tokens):
+            y = op.contiguous(paper, y, copied=False)
         out = self.project(y, "o_proj")
         paper.last.watches += x, q, k, v, y
-        self.step_last(self.scales[1:])
+        self.step_last(inputs if shape.joined else self.scales[1:])
         return out
+
+    def gated(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        if self.shape.joined:
+            both = self.project(x, "gate_up_proj")
+            half = both.elements // 2
+            gate, up = op.split(paper, both, (half, half))
+            gate = op.of_input(paper, gate, "silu")
+            return op.multiply(paper, up, gate)
+        gate = op.of_input(paper, self.project(x, "gate_proj"), "silu")
+        return op.multiply(paper, gate, self.project(x, "up_proj"))
 
     def block(self, x: PaperTensor) -> PaperTensor:
         paper, given = self.paper, x
@@ -296,11 +365,7 @@ class _Written(Written):
         x = op.add(paper, x, attended)
         normed = self.norm(x, "post_attention_layernorm")
         with paper.inside("mlp"):
-            gate = op.of_input(
-                paper, self.project(normed, "gate_proj"), "silu"
-            )
-            up = self.project(normed, "up_proj")
-            y = self.project(op.multiply(paper, gate, up), "down_proj")
+            y = self.project(self.gated(normed), "down_proj")
         paper.last.watches += (normed,)
         self.step_last([self.scales[0], self.scales[-1]])
         return op.add(paper, x, y, watches=(given, self.places))

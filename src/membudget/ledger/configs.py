@@ -12,7 +12,7 @@ from membudget.checks import flag, instance, listed, refused, shown, whole
 from membudget.ledger.adapters import TARGETS
 from membudget.ledger.causal import CausalLM
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 """The ``model_type`` of a config for which there are rules."""
 
 _ATTENTION, _MLP = TARGETS["transformers"][:4], TARGETS["transformers"][4:]
@@ -27,6 +27,8 @@ _FINE: dict[str, tuple[object, ...]] = {
     "the architecture": ("ForCausalLM",),
     "hidden_act": ("silu", "swish"),
     "attention_dropout": (0,),
+    "embd_pdrop": (0,),
+    "resid_pdrop": (0,),
     "quantization_config": (None,),
     "rope_type": ("default", "linear", "llama3", "yarn"),
     "partial_rotary_factor": (1,),
@@ -55,7 +57,8 @@ def from_config(
         config: the content of a ``config.json``, the path of one or of a
             folder with one, or a config of transformers. Its
             ``model_type`` is one of :data:`MODEL_TYPES`, among them Llama 1
-            to 3, SmolLM (``"llama"``), Mistral, Qwen 2, 2.5 and 3.
+            to 3, SmolLM (``"llama"``), Mistral, Phi-3 and 4, Qwen 2, 2.5
+            and 3.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
@@ -82,6 +85,7 @@ def from_config(
         tied=_flag(read, "tie_word_embeddings"),
         biases=_biases(read, kind),
         normed=kind == "qwen3",
+        joined=kind == "phi3",
         window=_window(read, kind),
     )
 
@@ -173,6 +177,8 @@ def _options(read: Mapping[str, Any]) -> dict[str, object]:
         "the architecture": re.sub(r"^\w+(?=ForCausalLM$)", "", head),
         "hidden_act": read.get("hidden_act", "silu"),
         "attention_dropout": read.get("attention_dropout") or 0,
+        "embd_pdrop": read.get("embd_pdrop") or 0,
+        "resid_pdrop": read.get("resid_pdrop") or 0,
         "quantization_config": read.get("quantization_config"),
         "rope_type": rope.get("rope_type") or rope.get("type") or "default",
         "partial_rotary_factor": 1 if turned is None else turned,
@@ -192,7 +198,7 @@ def _flag(read: Mapping[str, Any], name: str) -> bool:
 
 def _biases(read: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     """Linear layers with a bias, as the library's classes have them."""
-    if kind == "mistral":
+    if kind in ("mistral", "phi3"):
         return ()
     if kind == "qwen2":
         return _ATTENTION[:3]
@@ -204,7 +210,7 @@ def _biases(read: Mapping[str, Any], kind: str) -> tuple[str, ...]:
 
 def _window(read: Mapping[str, Any], kind: str) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = kind == "mistral" or _flag(read, "use_sliding_window")
+    used = kind in ("mistral", "phi3") or _flag(read, "use_sliding_window")
     if not used or kind == "llama" or read.get("sliding_window") is None:
         return None
     return _whole(read, "sliding_window")

@@ -518,7 +518,8 @@ def rotate_halves(
     saved. (Su et al. 2021, arXiv 2104.09864.)
     """
     straight = _turn(paper, x, cos)
-    first, second = (_half(paper, x) for _ in range(2))
+    half = x.elements // 2
+    first, second = piece(paper, x, half), piece(paper, x, half)
     negative = _row(paper, "neg", _new(second), {"x": second})
     crossed = _new(x)
     both = (negative, "g"), (first, "g")
@@ -527,9 +528,27 @@ def rotate_halves(
     return add(paper, straight, turned, watches=watches)
 
 
-def _half(paper: Paper, x: PaperTensor) -> PaperTensor:
-    """A view; its gradient is written into a whole one of zeros."""
-    return _row(paper, "half", _view(x, x.elements // 2), {"x": x})
+def piece(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
+    """``x[..., start:end]``, a view; its gradient is written into a whole one
+    of zeros, even that of no numbers."""
+    return _row(paper, "slice", _view(x, elements), {"x": x})
+
+
+def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """``x[..., :all]``, a view, whose gradient is handed on."""
+    y = _view(x)
+    paper.write("alias", (x,), (y,), gives=((x, "g"),))
+    return y
+
+
+def with_nothing(
+    paper: Paper, x: PaperTensor, nothing: PaperTensor
+) -> PaperTensor:
+    """``torch.cat([x, nothing])``: a copy; the gradients are views."""
+    y = _new(x)
+    both = (x, "g"), (nothing, "g")
+    paper.write("cat", (x, nothing), (y,), gives=both)
+    return y
 
 
 def _turn(paper: Paper, x: PaperTensor, by: PaperTensor) -> PaperTensor:
