@@ -37,6 +37,7 @@ NEEDS_PROCESSES = {"sharding.shard", "sharding.torchrun"}
 WRITES_FILES = {"sharding.save_checkpoint"}
 THE_PACKAGE_CALLS = {
     "accumulation.Window",
+    "ledger.CausalLM.write",
     "ledger.Chain.write",
     "ledger.Transformer.write",
     "widgets.Whole",

@@ -156,6 +156,12 @@ def nothing(scenes) -> torch.Tensor:
 OF = model()
 GPT = dict(vocabulary=8, width=4, depth=1, heads=2)
 PAPER = ledger.Transformer(**GPT, context=8)
+CONFIG = {
+    **{"model_type": "llama", "vocab_size": 9, "hidden_size": 4},
+    **{"intermediate_size": 8, "num_hidden_layers": 1},
+    "num_attention_heads": 2,
+}
+CAUSAL = ledger.CausalLM(9, 4, 1, 2, 1, 2, 8)
 JOB = planning.Job(PAPER, 2, 2)
 PLAN = planning.Plan(1)
 MACHINE = planning.Machine(1e12, 1e11, 1e-5, 1e10, "made up")
@@ -176,7 +182,7 @@ STAND_INS = {
 """What is called instead: it enters the context, or starts no process."""
 
 Several = torch.Tensor | Iterable[torch.Tensor]
-Network = ledger.Transformer | ledger.Chain
+Network = ledger.Transformer | ledger.CausalLM | ledger.Chain
 Lengths = Sequence[checkpointing.Stage] | int
 Parts = list[torch.Tensor]
 
@@ -201,6 +207,7 @@ OF_A_KIND = {
     policy.Policy: lambda: POLICY,
     Network: lambda: PAPER,
     ledger.Transformer: lambda: PAPER,
+    ledger.CausalLM: lambda: CAUSAL,
     ledger.Prediction: lambda: ledger.predict(PAPER, 1, 2),
     accumulation.Footprint: footprint,
     accumulation.Window: lambda: None,
@@ -290,7 +297,11 @@ ROWS = {
     "ledger.Adapter": lambda: dict(targets=["out"]),
     "ledger.Chain": lambda: dict(sample=(4,), segments=((0, 1),)),
     "ledger.Transformer": lambda: GPT | dict(context=8, hidden=16, kv_heads=2),
+    "ledger.CausalLM": lambda: dict(
+        head_size=2, tied=True, biases=["q_proj"], window=9
+    ),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),
+    "ledger.from_config": lambda: dict(config=CONFIG),
     "ledger.largest_batch": lambda: stepped() | dict(limit=2000, of=2),
     "ledger.optimizer_bytes": lambda: dict(
         sizes=[(3, 4)], optimizer="galore", rank=2

@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-pytest.register_assert_rewrite("ledger_helpers")
+pytest.register_assert_rewrite("ledger_helpers", "causal_helpers")
 
 torch.set_num_threads(1)
 settings.register_profile(

@@ -1,14 +1,16 @@
 """The ledger: every byte predicted before it is measured.
 
 Three ways to the same account: :func:`predict` writes a network's operators
-down as rows and walks through them (what :class:`Transformer` and
-:class:`Chain` can express); the closed forms of
+down as rows and walks through them (what :class:`Transformer`,
+:class:`CausalLM` and :class:`Chain` can express); the closed forms of
 :mod:`membudget.ledger.formulas` are what the rows add up to; and
 :func:`account` runs any model without data.
 """
 
 from membudget.ledger.account import Account, account
 from membudget.ledger.adapters import TARGETS, Adapter
+from membudget.ledger.causal import CausalLM
+from membudget.ledger.configs import from_config
 from membudget.ledger.formulas import (
     activations,
     block_activations,
@@ -46,6 +48,7 @@ __all__ = [
     "TARGETS",
     "Account",
     "Adapter",
+    "CausalLM",
     "Chain",
     "Optimizer",
     "PaperMoment",
@@ -58,6 +61,7 @@ __all__ = [
     "activations",
     "block_activations",
     "bytes_per_parameter",
+    "from_config",
     "korthikanti",
     "largest_batch",
     "optimizer_bytes",

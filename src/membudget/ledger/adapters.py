@@ -1,6 +1,6 @@
 """What is trained of a model: adapters beside its weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -9,6 +9,15 @@ from membudget.checks import flag, instance, shown, strings, whole
 TARGETS = {
     "gpt": ("qkv", "out", "up", "down"),
     "llama": ("query", "key", "value", "out", "gate", "up", "down"),
+    "transformers": (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
 }
 """The linear layers of a block, by family of transformers."""
 
@@ -113,13 +122,20 @@ def stepped_recipe(recipe: str, adapter: Adapter | None) -> str:
     return "fp32" if recipe == "bf16" and wide else recipe
 
 
-def check_targets(adapter: Adapter, family: str) -> None:
-    """Refuse names that no linear layer of a block has."""
-    unknown = [name for name in adapter.targets if name not in TARGETS[family]]
+def check_targets(
+    adapter: Adapter, family: str, names: Iterable[str] | None = None
+) -> None:
+    """Refuse names that no linear layer of a block has.
+
+    Args:
+        names: those of the layers; by default the family's.
+    """
+    names = list(TARGETS[family] if names is None else names)
+    unknown = [name for name in adapter.targets if name not in names]
     if unknown:
         raise ValueError(
             f"a block has no linear layer {shown(unknown[0])}: use "
-            f"{', '.join(TARGETS[family])}"
+            f"{', '.join(names)}"
         )
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 from numbers import Integral
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -190,8 +190,8 @@ class Transformer:
         if adapter:
             check_targets(adapter, self.family)
         paper = Paper(autocast, lists, kernels)
-        chosen = _chosen(checkpointed, self.depth, "block")
-        written = _Written(
+        chosen = chosen_numbers(checkpointed, self.depth, "block")
+        written = Written(
             self,
             paper,
             batch,
@@ -220,10 +220,10 @@ class _Uninitialised(TorchFunctionMode):
 
 
 @dataclass
-class _Written:
+class Written:
     """A transformer's step on paper."""
 
-    shape: Transformer
+    shape: Any  # a Transformer, or what a subclass writes
     paper: Paper
     batch: int
     tokens: int
@@ -294,13 +294,17 @@ class _Written:
         bias = self.weight(width, f"{name}.bias")
         return op.layer_norm(self.paper, x, weight, bias)
 
-    def linear(self, x: PaperTensor, name: str, inputs: int, outputs: int):
+    def biased(self, name: str) -> bool:
+        """Whether the linear layer of this name has a bias."""
+        return self.shape.family == "gpt"
+
+    def linear(
+        self, x: PaperTensor, name: str, inputs: int, outputs: int
+    ) -> PaperTensor:
         packed = bool(self.adapter and self.adapter.four_bits)
         with self.paper.inside(name):
             weight = self.weight(inputs * outputs, "weight", packed)
-            bias = None
-            if self.shape.family == "gpt":
-                bias = self.weight(outputs, "bias")
+            bias = self.weight(outputs, "bias") if self.biased(name) else None
             if packed:
                 size = inputs * outputs
                 y = op.four_bits(self.paper, x, size, outputs, bias)
@@ -530,7 +534,7 @@ class Chain:
             ValueError: a module that has no rule, or segments that do not
                 exist or are named twice.
         """
-        chosen = _chosen(checkpointed, len(self.segments), "segment")
+        chosen = chosen_numbers(checkpointed, len(self.segments), "segment")
         paper, shape = Paper(autocast, lists, kernels), self.sample
         x = paper.input(batch * prod(shape), itemsize)
         targets = paper.input(batch, 8)
@@ -552,7 +556,7 @@ class Chain:
         return paper
 
 
-def _chosen(
+def chosen_numbers(
     checkpointed: bool | int | Sequence[int], count: int, unit: str
 ) -> set[int]:
     """The numbers of the blocks or segments that are checkpointed."""

@@ -334,36 +334,11 @@ def rms_norm(
     """
     whole = cast(paper, x, 4)
     tokens = x.elements // weight.elements
-    squares = _new(whole)
-    n, t, w = whole.bytes, 4 * tokens, weight.elements * 4
-    paper.write(
-        "square",
-        (whole,),
-        (squares,),
-        saves=(whole,),
-        steps=(("a", n), ("b", n), ("x", n), ("a", 0), ("b", 0)),
-        gives=((whole, "x"),),
-    )
+    squares = _square(paper, whole)
     means = mean(paper, squares, tokens)
-    root = _new(means)
-    paper.write(
-        "rsqrt",
-        (means,),
-        (root,),
-        saves=(root,),
-        steps=(("a", t), ("b", t), ("x", t), ("a", 0), ("b", 0)),
-        gives=((means, "x"),),
-        watches=(squares,),
-    )
-    normed = _new(whole)
-    paper.write(
-        "mul",
-        (whole, root),
-        (normed,),
-        saves=(whole, root),
-        steps=(("x", n), ("a", n), ("r", t), ("a", 0)),
-        gives=((whole, "x"), (root, "r")),
-    )
+    root = _inverse_root(paper, means, squares)
+    normed = _unit(paper, whole, root)
+    n, w = whole.bytes, weight.elements * 4
     watches += (x, whole, root)  # variables until the norm returns
     out = _new(normed)
     small = weight.itemsize < 4
@@ -385,6 +360,85 @@ def rms_norm(
         watches=watches,
     )
     return cast(paper, out, x.itemsize, watches)
+
+
+def _square(paper: Paper, x: PaperTensor) -> PaperTensor:
+    y, n = _new(x), x.bytes
+    paper.write(
+        "square",
+        (x,),
+        (y,),
+        saves=(x,),
+        steps=(("a", n), ("b", n), ("x", n), ("a", 0), ("b", 0)),
+        gives=((x, "x"),),
+    )
+    return y
+
+
+def _inverse_root(
+    paper: Paper, x: PaperTensor, *watches: PaperTensor
+) -> PaperTensor:
+    y, n = _new(x), x.bytes
+    paper.write(
+        "rsqrt",
+        (x,),
+        (y,),
+        saves=(y,),
+        steps=(("a", n), ("b", n), ("x", n), ("a", 0), ("b", 0)),
+        gives=((x, "x"),),
+        watches=watches,
+    )
+    return y
+
+
+def _unit(paper: Paper, x: PaperTensor, root: PaperTensor) -> PaperTensor:
+    """x times 1/rms of each token."""
+    y, n = _new(x), x.bytes
+    paper.write(
+        "mul",
+        (x, root),
+        (y,),
+        saves=(x, root),
+        steps=(("x", n), ("a", n), ("r", root.bytes), ("a", 0)),
+        gives=((x, "x"), (root, "r")),
+    )
+    return y
+
+
+def cast_rms_norm(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> PaperTensor:
+    """RMSNorm as the library transformers writes it, on any device.
+
+    ``weight * (x.float() * rsqrt(mean of squares + ε)).to(x.dtype)``: it
+    saves x in fp32, 1/rms of each token and, for the gradient of a trained
+    weight, the normalised x in the dtype of x.
+    """
+    whole = cast(paper, x, 4)
+    squares = _square(paper, whole)
+    means = mean(paper, squares, x.elements // weight.elements)
+    moved = _new(means)
+    paper.write("add", (means,), (moved,), gives=((means, "g"),))
+    normed = _unit(paper, whole, _inverse_root(paper, moved))
+    narrow = cast(paper, normed, x.itemsize)
+    itemsize = max(weight.itemsize, x.itemsize)
+    out, wide = PaperTensor(x.elements, itemsize), x.elements * itemsize
+    steps: list[Step] = [("a", wide)] if weight.trained else []
+    steps += [("f" if itemsize > x.itemsize else "x", wide), ("saved", 0)]
+    if weight.trained:
+        steps += [("w", weight.bytes), ("a", 0)]
+    if itemsize > x.itemsize:
+        steps += [("x", x.bytes), ("f", 0)]
+    paper.write(
+        "mul",
+        (narrow, weight),
+        (out,),
+        saves=_factors(narrow, weight),
+        steps=tuple(steps),
+        gives=((weight, "w"), (narrow, "x")),
+        watches=(x, means, normed),  # variables until the norm returns
+    )
+    return out
 
 
 def fused_rms_norm(
@@ -448,6 +502,71 @@ def rotate_pairs(
         watches=watches,
     )
     return cast(paper, y, x.itemsize, watches=(whole, *watches))
+
+
+def rotate_halves(
+    paper: Paper,
+    x: PaperTensor,
+    cos: PaperTensor,
+    sin: PaperTensor,
+    watches: tuple[PaperTensor, ...] = (),
+) -> PaperTensor:
+    """Rotary positions in halves, as the library transformers has them:
+    ``x * cos + cat(-second, first) * sin``.
+
+    cos and sin have a number for each of a token of one head; both are
+    saved. (Su et al. 2021, arXiv 2104.09864.)
+    """
+    straight = _turn(paper, x, cos)
+    half = x.elements // 2
+    first, second = piece(paper, x, half), piece(paper, x, half)
+    negative = _row(paper, "neg", _new(second), {"x": second})
+    crossed = _new(x)
+    both = (negative, "g"), (first, "g")
+    paper.write("cat", (negative, first), (crossed,), gives=both)
+    turned = _turn(paper, crossed, sin)
+    return add(paper, straight, turned, watches=watches)
+
+
+def piece(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
+    """``x[..., start:end]``, a view; its gradient is written into a whole one
+    of zeros, even that of no numbers."""
+    return _row(paper, "slice", _view(x, elements), {"x": x})
+
+
+def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """``x[..., :all]``, a view, whose gradient is handed on."""
+    y = _view(x)
+    paper.write("alias", (x,), (y,), gives=((x, "g"),))
+    return y
+
+
+def with_nothing(
+    paper: Paper, x: PaperTensor, nothing: PaperTensor
+) -> PaperTensor:
+    """``torch.cat([x, nothing])``: a copy; the gradients are views."""
+    y = _new(x)
+    both = (x, "g"), (nothing, "g")
+    paper.write("cat", (x, nothing), (y,), gives=both)
+    return y
+
+
+def _turn(paper: Paper, x: PaperTensor, by: PaperTensor) -> PaperTensor:
+    """x times a constant, which it saves; the wider dtype wins."""
+    y = PaperTensor(x.elements, max(x.itemsize, by.itemsize))
+    steps: tuple[Step, ...] = (("x", x.bytes),)
+    if x.itemsize < y.itemsize:
+        steps = ("f", y.bytes), ("saved", 0), *steps, ("f", 0)
+    paper.write(
+        "mul", (x, by), (y,), saves=(by,), steps=steps, gives=((x, "x"),)
+    )
+    return y
+
+
+def lowered(paper: Paper, *tensors: PaperTensor) -> tuple[PaperTensor, ...]:
+    """The arguments of an operator that autocast runs in 16 bits, as it
+    takes them: the last is cast first."""
+    return tuple(_autocast(paper, t) for t in tensors[::-1])[::-1]
 
 
 def heads_of(paper: Paper, x: PaperTensor) -> PaperTensor:

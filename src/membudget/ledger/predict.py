@@ -11,6 +11,7 @@ from membudget.ledger.adapters import (
     checked_trained,
     stepped_recipe,
 )
+from membudget.ledger.causal import CausalLM
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
@@ -22,7 +23,7 @@ from membudget.ledger.walk import Prediction, walk
 
 
 def predict(
-    network: Transformer | Chain,
+    network: Transformer | CausalLM | Chain,
     batch: int,
     *sizes: int,
     recipe: str = "fp32",
@@ -48,7 +49,7 @@ def predict(
     backward, then the optimizer steps.
 
     Args:
-        network: what is trained.
+        network: what is trained; a :class:`CausalLM` is a transformer, too.
         batch: samples, or sequences.
         *sizes: for a transformer, the tokens of a sequence.
         recipe: one of :data:`RECIPES`.
@@ -108,14 +109,14 @@ def predict(
     size = batch = whole(batch, "batch")
     if micro_batch is not None:
         size = min(batch, whole(micro_batch, "micro_batch"))
-    wanted = int(isinstance(network, Transformer))
+    wanted = int(not isinstance(network, Chain))
     if len(sizes) != wanted:
         raise TypeError(
             f"{len(sizes)} sizes besides the batch: use the tokens of a "
             "sequence for a Transformer, and none for a Chain"
         )
     how: dict[str, Any] = {}
-    if isinstance(network, Transformer):
+    if not isinstance(network, Chain):
         how = {
             "loss_chunks": loss_chunks,
             "kept_attention": kept_attention,
@@ -170,7 +171,9 @@ def predict(
     )
 
 
-def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
+def rules(
+    network: Transformer | CausalLM | Chain, device: str
+) -> dict[str, Any]:
     """The options of :func:`predict` that a device decides.
 
     On a GPU autocast follows CUDA's lists, PyTorch's optimizers work on all
@@ -185,16 +188,21 @@ def rules(network: Transformer | Chain, device: str) -> dict[str, Any]:
     return {"lists": device, "kernels": device, "foreach": gpu}
 
 
-def _checked(network: Transformer | Chain) -> None:
+def _checked(network: Transformer | CausalLM | Chain) -> None:
     instance(
-        network, Transformer | Chain, "the network", "a Transformer or a Chain"
+        network,
+        Transformer | CausalLM | Chain,
+        "the network",
+        "a Transformer, a CausalLM or a Chain",
     )
 
 
-def _buffers(network: Transformer | Chain, itemsize: int) -> int:
+def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:
     """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
     if isinstance(network, Transformer):
         return 0
+    if isinstance(network, CausalLM):
+        return network.buffers
     return sum(
         b.numel() * itemsize if b.is_floating_point() else b.nbytes
         for b in network.model.buffers()

@@ -410,9 +410,10 @@ class _Walk:
 
 
 def _block(row: Row | Segment) -> str:
-    """The name of its block, as ``"blocks.3"``; none has ``""``."""
+    """The name of its block, as ``"blocks.3"`` or, in a model of the library
+    transformers, ``"model.layers.3"``; none has ``""``."""
     first = row.rows[0] if isinstance(row, Segment) else row
-    found = re.match(r"blocks\.\d+", first.name)
+    found = re.match(r"(?:blocks|model\.layers)\.\d+", first.name)
     return found[0] if found else ""
 
 

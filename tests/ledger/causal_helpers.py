@@ -1,0 +1,135 @@
+"""Small models of the library transformers, and their shape on paper."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import torch
+import transformers
+from ledger_helpers import add_peft, agree
+from torch import nn
+
+from membudget.ledger import from_config, predict
+from membudget.measuring import trace_step
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 72,
+}
+FAMILIES = {
+    "Llama": {},
+    "Llama, biases": {"attention_bias": True, "mlp_bias": True},
+    "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
+    "Mistral": {"sliding_window": 13, "head_dim": 16},
+    "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
+    "Phi3, grouped": {"pad_token_id": 0},
+    "Qwen2": {"num_key_value_heads": 1},
+    "Qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+}
+"""Options by case; the first word is the library's class."""
+
+STEPS = {
+    "no optimizer": {"optimizer": None},
+    "one by one": {},
+    "all at once": {"foreach": True},
+    "one kernel": {"fused": True},
+}
+
+
+def config_of(family, **options):
+    kind = family.split(",")[0]
+    options = SMALL | FAMILIES.get(family, {}) | options
+    return getattr(transformers, f"{kind}Config")(**options)
+
+
+def build(config, recipe="fp32", checkpointed=False, adapter=None):
+    """The library's model, in training."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.bfloat16 if recipe == "bf16" else torch.float32
+    ).train()
+    if adapter and adapter.four_bits:
+        in_four_bits(model)
+    if adapter:
+        add_peft(model, adapter)
+    if checkpointed:
+        how = {"use_reentrant": False, "preserve_rng_state": False}
+        model.activation_checkpointing_enable(how)
+    for number, layer in enumerate(model.model.layers):
+        among = checkpointed is True or number in (checkpointed or ())
+        layer.gradient_checkpointing = among
+    return model
+
+
+def in_four_bits(model):
+    """The model, its blocks' linear layers replaced by bitsandbytes'."""
+    bnb = pytest.importorskip("bitsandbytes")
+    linears = [
+        (part, name, old)
+        for part in model.model.layers.modules()
+        for name, old in part.named_children()
+        if isinstance(old, nn.Linear)
+    ]
+    for part, name, old in linears:
+        new = bnb.nn.Linear4bit(
+            old.in_features,
+            old.out_features,
+            bias=old.bias is not None,
+            compute_dtype=old.weight.dtype,
+        )
+        new.weight = bnb.nn.Params4bit(
+            old.weight.data, requires_grad=False, quant_type="nf4"
+        )
+        new.bias = old.bias
+        setattr(part, name, new.to("cpu"))
+    model.is_loaded_in_4bit = True  # by which peft knows it
+    return model.requires_grad_(False)
+
+
+def loss(model, x, y):
+    """As ``transformers.Trainer`` calls a model, whose cache is off."""
+    return model(input_ids=x, labels=y, use_cache=False).loss
+
+
+def in_autocast(model, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        return loss(model, x, y)
+
+
+def batch_of(samples, tokens):
+    x = torch.arange(samples * tokens).view(samples, tokens) % 5
+    return x, x.clone()
+
+
+def stepper(model, optimizer="adam", foreach=False, fused=False, **_):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if optimizer is None:
+        return None
+    return torch.optim.AdamW(trained, lr=0, foreach=foreach, fused=fused)
+
+
+def same(config, samples, tokens, *, optimizer="adam", **options):
+    """Predicted from the config and traced are the same; the prediction."""
+    recipe = options.get("recipe", "fp32")
+    built = {k: options.get(k) for k in ("checkpointed", "adapter")}
+    model = build(config, recipe, **built)
+    step = {k: options[k] for k in ("foreach", "fused") if k in options}
+    micro = options.get("micro_batch")
+    tracker = trace_step(
+        model,
+        in_autocast if recipe == "autocast" else loss,
+        *batch_of(samples, tokens),
+        optimizer=stepper(model, optimizer, **step),
+        micro_batch=micro,
+    )
+    shape = from_config(config)
+    found = predict(shape, samples, tokens, optimizer=optimizer, **options)
+    agree(found, tracker, bool(micro) and micro < samples)
+    return found

@@ -1,0 +1,294 @@
+"""Models of the library transformers: predicted from their config, and the
+step that really runs, to the byte."""
+
+import random
+from fnmatch import fnmatchcase
+from itertools import product
+
+import pytest
+import torch
+import zoo
+import zoo_models
+from causal_helpers import (
+    FAMILIES,
+    STEPS,
+    batch_of,
+    build,
+    config_of,
+    in_autocast,
+    loss,
+    same,
+    stepper,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_helpers import agree
+
+from membudget.ledger import Adapter, CausalLM, from_config, predict
+from membudget.measuring import trace_step, witness
+from tests.soak import examples, part_of
+
+PRECISIONS = "fp32", "bf16", "autocast"
+CHECKPOINTED = False, True, (1,)
+CASES = list(product(FAMILIES, PRECISIONS, CHECKPOINTED, STEPS))
+
+
+def test_there_are_two_hundred_of_them():
+    assert len(CASES) >= 200
+
+
+@pytest.mark.few(14)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed", "step"),
+    part_of(CASES, random.Random(0), len(CASES)),
+)
+def test_a_step_to_the_byte(family, recipe, checkpointed, step):
+    options = {"recipe": recipe, "checkpointed": checkpointed}
+    same(config_of(family), 3, 12, **options, **STEPS[step])
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed", "micro"),
+    product(FAMILIES, PRECISIONS, [False, True], [1, 2]),
+)
+def test_micro_batches(family, recipe, checkpointed, micro):
+    how = {"recipe": recipe, "checkpointed": checkpointed}
+    same(config_of(family), 5, 7, micro_batch=micro, **how)
+
+
+TARGETS = {"two": slice(0, 3, 2), "all": slice(None)}
+"""Of a block's linear layers; two are query's and value's."""
+
+
+def adapter_of(config, targets, **options):
+    names = [*from_config(config).linears][TARGETS[targets]]
+    return Adapter(names, rank=4, **options)
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed", "targets"),
+    product(FAMILIES, PRECISIONS, [False, True], TARGETS),
+)
+def test_an_adapter(family, recipe, checkpointed, targets):
+    config = config_of(family)
+    adapter = adapter_of(config, targets)
+    how = {"recipe": recipe, "checkpointed": checkpointed}
+    same(config, 3, 12, adapter=adapter, **how)
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed"),
+    product(FAMILIES, PRECISIONS, [False, True]),
+)
+def test_the_allocators_own_account(family, recipe, checkpointed):
+    """In fp32 to the byte; in 16 bits a CPU's matrix products have a
+    workspace, and without it, too."""
+    config = config_of(family)
+    model, batch = build(config, recipe, checkpointed), batch_of(3, 12)
+    run = in_autocast if recipe == "autocast" else loss
+    case = zoo_models.Case(model, run, batch_of)
+    step = batch, stepper(model)
+    tracker = trace_step(model, run, *batch, optimizer=step[1])
+    row = zoo.Row(family)
+    zoo.beside_profiler(row, case, *step, tracker)
+    assert not row.wrong, (row.cells, row.notes)
+    how = {"recipe": recipe, "checkpointed": checkpointed}
+    found = predict(from_config(config), 3, 12, **how)
+    assert (found.start, found.peak) == (tracker.start, tracker.peak)
+    if recipe == "fp32":
+        optimizer = step[1]
+
+        def whole():
+            run(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        assert witness(whole) == found.peak - found.start
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("family", "recipe", "checkpointed", "targets"),
+    product(
+        ["Llama", "Qwen2", "Qwen3"], PRECISIONS[:2], [False, True], TARGETS
+    ),
+)
+def test_an_adapter_over_four_bits(family, recipe, checkpointed, targets):
+    """What is left has a name: the number that scales a branch, which
+    autograd keeps, 8 bytes, and while one is made some more.
+
+    Without oneDNN, whose products of 16-bit numbers have a workspace.
+    """
+    wide = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    config = config_of(family, vocab_size=512, **wide)
+    adapter = adapter_of(config, targets, four_bits=True)
+    model, batch = (
+        build(config, recipe, checkpointed, adapter),
+        batch_of(2, 64),
+    )
+    optimizer = stepper(model)
+
+    def whole():
+        loss(model, *batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with torch.backends.mkldnn.flags(enabled=False):
+        found = witness(whole)
+    how = {"recipe": recipe, "checkpointed": checkpointed, "adapter": adapter}
+    expected = predict(from_config(config), 2, 64, **how)
+    left = found - (expected.peak - expected.start)
+    branches = config.num_hidden_layers * len(adapter.targets)
+    assert 0 <= left <= 16 * branches, left
+
+
+@pytest.mark.parametrize("trained", [["model.layers.1.mlp.*"], ["*norm*"]])
+def test_frozen_embeddings_under_checkpoints(trained):
+    """The library asks for their gradient, as reentrant checkpoints need it,
+    so that the first block goes backward to its input."""
+    config = config_of("Llama")
+    model = build(config, "fp32", True)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(any(fnmatchcase(name, p) for p in trained))
+    step = trace_step(model, loss, *batch_of(3, 12))
+    how = {"checkpointed": True, "trained": trained, "optimizer": None}
+    agree(predict(from_config(config), 3, 12, **how), step)
+
+
+def test_a_checkpoint_keeps_the_generators_state():
+    """The one residual: with the library's defaults, on a CPU, once for each
+    block that is checkpointed. No mode sees it."""
+    config = config_of("Llama")
+    model, (x, y) = build(config), batch_of(3, 12)
+    model.activation_checkpointing_enable()
+    found = predict(
+        from_config(config), 3, 12, checkpointed=True, optimizer=None
+    )
+    more = witness(lambda: run(model, x, y)) - (found.peak - found.start)
+    # at the peak one of two blocks has run again already
+    assert more == torch.get_rng_state().nbytes
+
+
+def run(model, x, y):
+    loss(model, x, y).backward()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("recipe", PRECISIONS)
+def test_a_cache_counts_where_its_copies_are_wider(recipe):
+    """It is the library's default, and its Trainer switches it off. Under
+    autocast it has keys and values in fp32 until the loss is there."""
+    config = config_of("Llama")
+    model, batch = build(config, recipe), batch_of(3, 12)
+    active = recipe == "autocast"
+
+    def cached(model, x, y):
+        with torch.autocast("cpu", torch.bfloat16, enabled=active):
+            return model(x, labels=y).loss
+
+    step = trace_step(model, cached, *batch)
+    how = {"recipe": recipe, "optimizer": None}
+    found = predict(from_config(config), 3, 12, **how)
+    backward = next(i for i, label in step.marks if label == "backward")
+    before, after = step.timeline[:backward], step.timeline[backward:]
+    assert max(after) == found.peak_in("backward")
+    wide = 2 * 4 * (3 * 12 * 2 * 8)  # of a block
+    assert max(before) - found.peak_in("forward") == 2 * wide * active
+
+
+ANY = "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
+
+
+@st.composite
+def configs(draw):
+    """Any shape, of one block or more."""
+    shared = draw(st.sampled_from([1, 2, 4]))
+    heads = shared * draw(st.sampled_from([1, 2, 3]))
+    return config_of(
+        draw(st.sampled_from(ANY)),
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        head_dim=draw(st.sampled_from([2, 4, 16])),
+        hidden_size=heads * draw(st.sampled_from([1, 2, 8])),
+        intermediate_size=draw(st.sampled_from([4, 24, 72])),
+        vocab_size=draw(st.sampled_from([5, 40, 200])),
+        num_hidden_layers=draw(st.integers(1, 3)),
+        tie_word_embeddings=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=examples(10))
+@given(
+    configs(),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 3, 12, 30]),
+    st.sampled_from(PRECISIONS),
+    st.booleans(),
+    st.sampled_from([*STEPS.values()]),
+)
+def test_any_shape(config, samples, tokens, recipe, checkpointed, step):
+    how = {"recipe": recipe, "checkpointed": checkpointed}
+    same(config, samples, tokens, **how, **step)
+
+
+def test_weights_by_the_librarys_own_names():
+    config = config_of("Qwen3, biases", attention_bias=True)
+    names = {name for name, _ in build(config).named_parameters()}
+    shape, last = from_config(config), "model.layers.1.mlp.*"
+    for name in names - {"lm_head.weight"}:
+        predict(shape, 1, 4, trained=[name])
+    found = predict(shape, 1, 4, trained=[last], optimizer=None)
+    everything = predict(shape, 1, 4, optimizer=None)
+    assert found.peak < everything.peak and found.start == everything.start
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_heads": 3}, "4 heads do not share 3 heads of keys: use a"),
+        ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
+        ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
+        ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
+        ({"normed": True, "joined": True}, "use one of joined and normed"),
+        ({"joined": True, "biases": ["q_proj"]}, "'q_proj': use one of qkv_p"),
+        ({"window": 0}, "window is 0: use a whole number of at least 1"),
+    ],
+)
+def test_shapes_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        CausalLM(**(SHAPE | options))
+
+
+SHAPE = {
+    "vocabulary": 96,
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_size": 8,
+    "hidden": 72,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_chunks": 2}, "no loss in chunks"),
+        ({"kept_attention": True}, "leave loss_chunks and kept_attention out"),
+        ({"trained": ["*.query"]}, "use names such as model.embed_tokens.wei"),
+        ({"adapter": Adapter(["query"])}, "no linear layer 'query': use q_pr"),
+    ],
+)
+def test_steps_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        predict(CausalLM(**SHAPE), 2, 12, **options)
+
+
+def test_a_sequence_as_long_as_local_attention():
+    shape = CausalLM(**SHAPE, window=12)
+    predict(shape, 2, 11)
+    with pytest.raises(ValueError, match="use at most 11 tokens, or membud"):
+        predict(shape, 2, 12)

@@ -1,0 +1,165 @@
+"""What is read from a config.json, and what is refused."""
+
+import json
+import re
+
+import pytest
+from causal_helpers import FAMILIES, SMALL, build, config_of
+from real_configs import BUFFERS, TWICE, models
+
+from membudget.ledger import LLAMA3_8B, CausalLM, from_config
+
+LLAMA = SMALL | {"model_type": "llama"}
+
+
+def test_three_ways_to_hand_it_over(tmp_path):
+    """A dictionary, a config of the library, and a file or its folder."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    shape = CausalLM(96, 32, 2, 4, 2, 8, 72)
+    for config in (LLAMA, path, str(path), tmp_path, config_of("Llama")):
+        assert from_config(config) == shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parameters_and_buffers_of_the_library(family):
+    config = config_of(family)
+    for recipe in ("fp32", "bf16"):
+        model, shape = build(config, recipe), from_config(config)
+        count = sum(p.numel() for p in model.parameters())
+        assert shape.parameters == count
+        assert shape.buffers == sum(b.nbytes for b in model.buffers())
+
+
+def test_what_old_configs_leave_out():
+    """As many heads of keys as of queries, and heads that make the width."""
+    given = {k: v for k, v in LLAMA.items() if "head" not in k}
+    shape = from_config(given | {"num_attention_heads": 8})
+    assert (shape.kv_heads, shape.head_size, shape.tied) == (8, 4, False)
+    old = LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert from_config(old) == from_config(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "window"),
+    [
+        ("mistral", {"sliding_window": 4096}, 4096),
+        ("mistral", {"sliding_window": None}, None),
+        ("phi3", {"sliding_window": 2047}, 2047),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, None),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ("qwen3", {"use_sliding_window": True}, None),
+        ("llama", {"sliding_window": 4096}, None),
+    ],
+)
+def test_local_attention(kind, options, window):
+    shape = from_config(SMALL | {"model_type": kind} | options)
+    assert shape.window == window
+
+
+REFUSED = [
+    ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
+    ({"model_type": "mixtral"}, "'mixtral': use one of llama, mistral, phi3,"),
+    ({"model_type": None}, "the config has no model_type: use a model's"),
+    ({"model_type": 3}, "no rule for the model_type 3: use one of llama"),
+    ({"model_type": []}, "no rule for the model_type []: use one of llama"),
+    (
+        {"vocab_size": None, "hidden_size": None},
+        "the config of a llama lacks vocab_size, hidden_size: use a model's",
+    ),
+    (
+        {"model_type": "qwen3", "head_dim": None},
+        "the config of a qwen3 lacks head_dim",
+    ),
+    (
+        {"model_type": "mistral", "num_key_value_heads": None},
+        "the config of a mistral lacks num_key_value_heads",
+    ),
+    ({"vocab_size": 0}, "vocab_size is 0: use a whole number of at least 1"),
+    ({"num_key_value_heads": 3}, "4 heads do not share 3 heads of keys"),
+    (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "the architecture is 'LlamaForSequenceClassification', for which "
+        "there is no rule: use ForCausalLM, or hand the model itself to "
+        "membudget.ledger.account",
+    ),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', for which there is no"),
+    ({"attention_dropout": 0.1}, "attention_dropout is 0.1, for which there"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits'"),
+    ({"resid_pdrop": 0.1}, "resid_pdrop is 0.1, for which there is no rule"),
+    ({"embd_pdrop": 0.1}, "embd_pdrop is 0.1, for which there is no rule"),
+    ({"rope_scaling": {"type": "dynamic"}}, "rope_type is 'dynamic', for whi"),
+    (
+        {"rope_parameters": {"rope_type": "longrope"}},
+        "rope_type is 'longrope'",
+    ),
+    (
+        {"partial_rotary_factor": 0.5},
+        "partial_rotary_factor is 0.5, for which",
+    ),
+]
+
+
+@pytest.mark.parametrize(("entries", "message"), REFUSED)
+def test_what_is_refused_by_name(entries, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(LLAMA | entries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"hidden_size": "32"}, "hidden_size is '32': use a whole number"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no': use Tr"),
+        ({"rope_scaling": 2.0}, "rope_scaling is 2.0: use the entries of one"),
+        ({"architectures": "Llama"}, "architectures is 'Llama': use a list"),
+    ],
+)
+def test_entries_of_a_wrong_kind(entries, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        from_config(LLAMA | entries)
+
+
+def test_files_that_are_none(tmp_path):
+    path = tmp_path / "config.json"
+    for missing in ("Qwen/Qwen2.5-7B", tmp_path, json.dumps(LLAMA), "\0"):
+        with pytest.raises(ValueError, match="and nothing is downloaded: use"):
+            from_config(missing)
+    for text, message in (
+        (b"{", "config.json is no JSON (Expecting property"),
+        (b"\xff", "config.json is no JSON ('utf-8' codec"),
+        (b"[1]", "config.json holds a list, no entries: use a model's"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            from_config(path)
+
+
+@pytest.mark.parametrize(
+    "config", [None, 3, [LLAMA], type(config_of("Llama"))]
+)
+def test_what_is_no_config(config):
+    with pytest.raises(TypeError, match="use a dictionary, the path of a con"):
+        from_config(config)
+
+
+def test_the_courses_own_llama_has_as_many_parameters():
+    """Its step is another, as its operators are."""
+    shape = CausalLM(128256, 4096, 32, 32, 8, 128, 14336)
+    assert shape.parameters == LLAMA3_8B.parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_public_model_has_its_published_parameters(name):
+    config, published = models()[name]
+    shape = from_config(config)
+    more = 0
+    if name.startswith(BUFFERS):
+        more = shape.depth * shape.head_size // 2
+    if name in TWICE:
+        more = shape.vocabulary * shape.width
+    assert shape.parameters + more == published
+
+
+def test_there_are_thirty_of_them():
+    assert len(models()) >= 30
