@@ -15,6 +15,7 @@ from membudget.adapters import Quantised4
 from membudget.ledger import TARGETS, Adapter, Transformer, predict
 from membudget.ledger.adapters import packed_bytes
 from membudget.measuring import witness
+from tests.four_bits import in_four_bits
 
 NETS = {
     "llama": Transformer(
@@ -36,31 +37,11 @@ CASES = list(
 )
 
 
-def in_four_bits(model):
-    """The model, its blocks' linear layers replaced by bitsandbytes'."""
-    bnb = pytest.importorskip("bitsandbytes")
-    for block in model.blocks:
-        for name, old in list(block.named_children()):
-            if isinstance(old, nn.Linear):
-                new = bnb.nn.Linear4bit(
-                    old.in_features,
-                    old.out_features,
-                    bias=old.bias is not None,
-                    compute_dtype=old.weight.dtype,
-                )
-                new.weight = bnb.nn.Params4bit(
-                    old.weight.data, requires_grad=False, quant_type="nf4"
-                )
-                new.bias = old.bias
-                setattr(block, name, new.to("cpu"))
-    model.is_loaded_in_4bit = True  # by which peft knows it
-    return model.requires_grad_(False)
-
-
 def qlora(shape, adapter, recipe, checkpointed):
     """The model, and a step of AdamW."""
     torch.manual_seed(0)
-    base = in_four_bits(shape.build("cpu").to(DTYPES[recipe]))
+    base = shape.build("cpu").to(DTYPES[recipe])
+    in_four_bits(base, base.blocks)
     config = LoraConfig(
         r=adapter.rank,
         target_modules=list(adapter.targets),
@@ -114,7 +95,8 @@ def test_a_step(family, targets, recipe, dropout, checkpointed, size):
 
 def test_the_weights_bytes_are_those_of_bitsandbytes():
     shape = NETS["llama"]
-    model = in_four_bits(shape.build("cpu").to(torch.bfloat16))
+    model = shape.build("cpu").to(torch.bfloat16)
+    in_four_bits(model, model.blocks)
     for block in model.blocks:
         for layer in block.children():
             if isinstance(layer, nn.Linear):

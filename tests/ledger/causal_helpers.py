@@ -5,14 +5,13 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import pytest
 import torch
 import transformers
 from ledger_helpers import add_peft, agree
-from torch import nn
 
 from membudget.ledger import from_config, predict
 from membudget.measuring import trace_step
+from tests.four_bits import in_four_bits
 
 SMALL = {
     "vocab_size": 96,
@@ -56,7 +55,7 @@ def build(config, recipe="fp32", checkpointed=False, adapter=None):
         config, dtype=torch.bfloat16 if recipe == "bf16" else torch.float32
     ).train()
     if adapter and adapter.four_bits:
-        in_four_bits(model)
+        in_four_bits(model, model.model.layers)
     if adapter:
         add_peft(model, adapter)
     if checkpointed:
@@ -66,31 +65,6 @@ def build(config, recipe="fp32", checkpointed=False, adapter=None):
         among = checkpointed is True or number in (checkpointed or ())
         layer.gradient_checkpointing = among
     return model
-
-
-def in_four_bits(model):
-    """The model, its blocks' linear layers replaced by bitsandbytes'."""
-    bnb = pytest.importorskip("bitsandbytes")
-    linears = [
-        (part, name, old)
-        for part in model.model.layers.modules()
-        for name, old in part.named_children()
-        if isinstance(old, nn.Linear)
-    ]
-    for part, name, old in linears:
-        new = bnb.nn.Linear4bit(
-            old.in_features,
-            old.out_features,
-            bias=old.bias is not None,
-            compute_dtype=old.weight.dtype,
-        )
-        new.weight = bnb.nn.Params4bit(
-            old.weight.data, requires_grad=False, quant_type="nf4"
-        )
-        new.bias = old.bias
-        setattr(part, name, new.to("cpu"))
-    model.is_loaded_in_4bit = True  # by which peft knows it
-    return model.requires_grad_(False)
 
 
 def loss(model, x, y):
