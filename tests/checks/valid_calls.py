@@ -183,6 +183,7 @@ STAND_INS = {
 
 Several = torch.Tensor | Iterable[torch.Tensor]
 Network = ledger.Transformer | ledger.CausalLM | ledger.Chain
+Language = ledger.Transformer | ledger.CausalLM
 Lengths = Sequence[checkpointing.Stage] | int
 Parts = list[torch.Tensor]
 
@@ -206,6 +207,7 @@ OF_A_KIND = {
     tabletop.Scenes: lambda: TABLE,
     policy.Policy: lambda: POLICY,
     Network: lambda: PAPER,
+    Language: lambda: PAPER,
     ledger.Transformer: lambda: PAPER,
     ledger.CausalLM: lambda: CAUSAL,
     ledger.Prediction: lambda: ledger.predict(PAPER, 1, 2),

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
+from membudget.checks import device as checked_device
 from membudget.checks import flag, one_of, strings, whole
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import (
@@ -59,6 +62,7 @@ class CausalLM:
     window: int | None = None
 
     family: ClassVar[str] = "transformers"
+    fused: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         names = "vocabulary", "width", "heads", "kv_heads", "hidden"
@@ -136,6 +140,41 @@ class CausalLM:
         """Bytes of the buffers: twice the speeds of the rotary positions, in
         fp32 in a 16-bit model, too."""
         return 2 * 4 * (self.head_size // 2)
+
+    def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
+        """The library's model of this shape; on ``meta`` it takes no memory.
+
+        Raises:
+            ModuleNotFoundError: transformers is not installed.
+        """
+        import transformers
+
+        config = getattr(transformers, f"{self._named}Config")(
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            num_hidden_layers=self.depth,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size,
+            intermediate_size=self.hidden,
+            tie_word_embeddings=self.tied,
+            attention_bias=len(self.biases) > 3,
+            mlp_bias=len(self.biases) > 4,
+            pad_token_id=None,
+        )
+        with checked_device(device):
+            return transformers.AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32
+            ).train()
+
+    @property
+    def _named(self) -> str:
+        """The library's classes, as a shape can be told from others."""
+        if self.joined:
+            return "Phi3"
+        if self.normed:
+            return "Qwen3"
+        return "Qwen2" if len(self.biases) == 3 else "Llama"
 
     def write(
         self,

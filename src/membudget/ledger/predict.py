@@ -199,9 +199,7 @@ def _checked(network: Transformer | CausalLM | Chain) -> None:
 
 def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:
     """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
-    if isinstance(network, Transformer):
-        return 0
-    if isinstance(network, CausalLM):
+    if not isinstance(network, Chain):
         return network.buffers
     return sum(
         b.numel() * itemsize if b.is_floating_point() else b.nbytes

@@ -1,8 +1,8 @@
 """The program of a plan, to paste."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from membudget.ledger import RECIPES
+from membudget.ledger import RECIPES, Adapter
 
 OPTIMIZERS = {
     "sgd": "torch.optim.SGD({}, lr=1e-3)",
@@ -40,8 +40,8 @@ def write(job, plan, share: int) -> str:
         _checkpoints(plan),
         _loss(plan, recipe),
         _ranks(plan, recipe, several),
-        _optimizer(plan, recipe, copied),
-        _step(plan, recipe, copied, share),
+        optimizer(plan, recipe, copied),
+        step(plan, recipe, copied, share),
         [
             f"shape = ({share}, {job.tokens})  # your data comes here",
             f"tokens = torch.randint({job.network.vocabulary}, shape)",
@@ -52,6 +52,11 @@ def write(job, plan, share: int) -> str:
             *(["dist.destroy_process_group()"] if several else []),
         ],
     ]
+    return joined(parts)
+
+
+def joined(parts: Iterable[Iterable[str]]) -> str:
+    """The lines of each part, with an empty one between."""
     texts = ["\n".join(part) for part in parts]
     return "\n\n".join(text for text in texts if text) + "\n"
 
@@ -85,13 +90,10 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     elif several:
         yield "from torch.nn.parallel import DistributedDataParallel"
     kept = plan.checkpointed and plan.kept_attention
-    if kept:
-        yield "from torch.utils.checkpoint import ("
-        yield "    checkpoint,"
-        yield "    create_selective_checkpoint_contexts,"
-        yield ")"
-    elif plan.checkpointed:
-        yield "from torch.utils.checkpoint import checkpoint"
+    if plan.checkpointed:
+        names = ["checkpoint"]
+        names += ["create_selective_checkpoint_contexts"] * kept
+        yield from imported("torch.utils.checkpoint", names)
     names = ["GPT" if job.network.family == "gpt" else "Llama"]
     names += ["chunked_loss"] * (plan.loss_chunks is not None)
     yield ""
@@ -108,7 +110,19 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
         yield "    torch.manual_seed(dist.get_rank())"
 
 
-def _call(head: str, *arguments: str, indent: int = 0) -> Iterator[str]:
+def imported(module: str, names: Iterable[str]) -> Iterator[str]:
+    """The lines of an import, as ``ruff format`` breaks them."""
+    names = list(names)
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        yield line
+        return
+    yield f"from {module} import ("
+    yield from (f"    {name}," for name in names)
+    yield ")"
+
+
+def call(head: str, *arguments: str, indent: int = 0) -> Iterator[str]:
     """The lines of a call, as ``ruff format`` breaks them."""
     margin, inner = " " * indent, " " * (indent + 4)
     joined = ", ".join(arguments)
@@ -138,11 +152,11 @@ def _model(job, halved: bool, sharded: bool, packed: bool) -> Iterator[str]:
     given = [f"{name}={value}" for name, value in sizes.items()]
     if sharded:
         yield 'with torch.device("meta"):  # shapes without memory'
-        yield from _call(made, *given, indent=4)
+        yield from call(made, *given, indent=4)
         if halved:
             yield "model.bfloat16()"
     else:
-        yield from _call(made, *given)
+        yield from call(made, *given)
         if packed:  # which moves layer by layer
             yield from ["model.bfloat16()"] * halved
         else:
@@ -151,20 +165,24 @@ def _model(job, halved: bool, sharded: bool, packed: bool) -> Iterator[str]:
 
 def _adapter(job, plan) -> Iterator[str]:
     """``peft``'s, over layers of bitsandbytes' where they are in 4 bits."""
-    adapter = plan.adapter
+    if plan.adapter and plan.adapter.four_bits:
+        yield from _packed(job.network.family == "gpt")
+    yield from adapted(plan.adapter)
+
+
+def adapted(adapter: Adapter | None) -> Iterator[str]:
+    """``peft``'s adapter, in the model's place."""
     if adapter is None:
         return
-    if adapter.four_bits:
-        yield from _packed(job.network.family == "gpt")
     named = ", ".join(f'"{name}"' for name in adapter.targets)
     given = [f"r={adapter.rank}", f"target_modules=[{named}]"]
     if adapter.dropout:
         given.append("lora_dropout=0.1")
-    yield from _call("config = LoraConfig", *given)
+    yield from call("config = LoraConfig", *given)
     given = ["model", "config"]
     if adapter.itemsize == 2:
         given.append("autocast_adapter_dtype=False")
-    yield from _call("get_peft_model", *given)
+    yield from call("get_peft_model", *given)
     yield "trained = [p for p in model.parameters() if p.requires_grad]"
 
 
@@ -194,7 +212,7 @@ def _packed(biased: bool) -> Iterator[str]:
 def _checkpoints(plan) -> Iterator[str]:
     if plan.checkpointed:
         if plan.kept_attention:
-            yield from _call(
+            yield from call(
                 "attention_kept = partial",
                 "create_selective_checkpoint_contexts",
                 "list(ATTENTION)",
@@ -203,7 +221,7 @@ def _checkpoints(plan) -> Iterator[str]:
         given = ["checkpoint", "block.forward", "use_reentrant=False"]
         if plan.kept_attention:
             given.append("context_fn=attention_kept")
-        yield from _call("block.forward = partial", *given, indent=4)
+        yield from call("block.forward = partial", *given, indent=4)
 
 
 def _loss(plan, recipe) -> Iterator[str]:
@@ -217,7 +235,7 @@ def _loss(plan, recipe) -> Iterator[str]:
         head = "return chunked_loss"
         given = ["model.head", "model.hidden(tokens)", "targets"]
         given.append(f"chunks={plan.loss_chunks}")
-    yield from _call(head, *given, indent=8 if recipe.autocast else 4)
+    yield from call(head, *given, indent=8 if recipe.autocast else 4)
     yield ""
 
 
@@ -232,7 +250,7 @@ def _ranks(plan, recipe, several: bool) -> Iterator[str]:
     yield "    def forward(self, tokens, targets):"
     yield "        return loss_of(self.model, tokens, targets)\n\n"
     if plan.stage == "ddp":
-        yield from _call(
+        yield from call(
             "model = DistributedDataParallel",
             "WithLoss(model)",
             "gradient_as_bucket_view=True",
@@ -242,21 +260,22 @@ def _ranks(plan, recipe, several: bool) -> Iterator[str]:
     given = ["part", f"reshard_after_forward={plan.stage == 'zero-3'}"]
     if recipe.master:
         reduced = "bfloat16" if recipe.gradients == 2 else "float32"
-        yield from _call(
+        yield from call(
             "policy = MixedPrecisionPolicy",
             "param_dtype=torch.bfloat16",
             f"reduce_dtype=torch.{reduced}",
         )
         given.append("mp_policy=policy")
     yield "for part in [*model.model.blocks, model]:"
-    yield from _call("fully_shard", *given, indent=4)
+    yield from call("fully_shard", *given, indent=4)
     yield "model.to_empty(device=device)  # this rank's shards alone"
     yield "for part in model.modules():"
     yield '    if hasattr(part, "reset_parameters"):'
     yield "        part.reset_parameters()"
 
 
-def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
+def optimizer(plan, recipe, copied: bool) -> Iterator[str]:
+    """Made, with the copies that it steps."""
     stepped = "trained" if plan.adapter else "model.parameters()"
     if copied:
         yield "weights = list(model.parameters())"
@@ -273,10 +292,11 @@ def _optimizer(plan, recipe, copied: bool) -> Iterator[str]:
     way = ", fused=True" if plan.fused else ""
     made = OPTIMIZERS[plan.optimizer].format(stepped, way)
     head, _, given = made.removesuffix(")").partition("(")
-    yield from _call(f"optimizer = {head}", *given.split(", "))
+    yield from call(f"optimizer = {head}", *given.split(", "))
 
 
-def _step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
+def step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
+    """An optimizer step, micro-batch by micro-batch."""
     yield "\ndef step(tokens, targets):"
     call = "loss_of(model, {})"
     if plan.ranks > 1 or plan.stage != "ddp":

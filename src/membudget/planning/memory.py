@@ -12,14 +12,20 @@ from membudget.ledger import (
     Adapter,
     PaperMoment,
     States,
-    Transformer,
     states,
     update_workspace,
 )
 from membudget.ledger.adapters import checked_trained, stepped_recipe
 from membudget.ledger.paper import Paper
 from membudget.planning.own import OwnJob
-from membudget.planning.plan import Job, Plan, TrainedJob, as_job, checked
+from membudget.planning.plan import (
+    Job,
+    Network,
+    Plan,
+    TrainedJob,
+    as_job,
+    checked,
+)
 from membudget.planning.rows import Row, Rows, Step, needs
 from membudget.sharding import (
     Held,
@@ -212,7 +218,7 @@ def family_of(plan: Plan) -> Plan:
 
 
 @lru_cache(1000)
-def states_of(network: Transformer, family: Plan) -> States:
+def states_of(network: Network, family: Plan) -> States:
     """Bytes of a rank's states."""
     if family.stage == "ddp":
         return _whole(network, family)
@@ -220,13 +226,14 @@ def states_of(network: Transformer, family: Plan) -> States:
     return rank_states(_units(network), ranks, 0, family.optimizer, item)
 
 
-def _whole(network: Transformer, family: Plan) -> States:
+def _whole(network: Network, family: Plan) -> States:
     """Those of a rank that has all of them; frozen weights have their bytes
     alone."""
     paper = _written(network, family)
     sizes = [p.elements for p in paper.parameters]
     frozen = sum(p.bytes for p in paper.frozen)
     found = states(sizes, _stepped(family), family.optimizer)
+    frozen += network.buffers
     return replace(found, parameters=found.parameters + frozen)
 
 
@@ -235,7 +242,7 @@ def _stepped(family: Plan) -> str:
 
 
 @lru_cache(1000)
-def workspace(network: Transformer, family: Plan, device: str) -> int:
+def workspace(network: Network, family: Plan, device: str) -> int:
     """Bytes that the optimizer's step allocates, at its worst moment.
 
     What is not fused steps as PyTorch does by itself on the device.
@@ -271,7 +278,7 @@ class Sharded:
 
 
 @lru_cache(1000)
-def sharded_of(network: Transformer, family: Plan, summed: bool) -> Sharded:
+def sharded_of(network: Network, family: Plan, summed: bool) -> Sharded:
     """Of a micro-batch; ``summed`` as for ``rank_moments``."""
     recipe = RECIPES[family.recipe]
     moments = rank_moments(
@@ -304,22 +311,20 @@ def _beside(held: Held, whole: int = 0) -> Beside:
 
 
 @lru_cache(100)
-def _paper(
-    network: Transformer, itemsize: int, adapter: Adapter | None
-) -> Paper:
+def _paper(network: Network, itemsize: int, adapter: Adapter | None) -> Paper:
     trained = checked_trained(None, adapter)
     how: dict[str, Any] = {"trained": trained, "adapter": adapter}
     return network.write(1, 1, itemsize=itemsize, **how)
 
 
-def _written(network: Transformer, family: Plan) -> Paper:
+def _written(network: Network, family: Plan) -> Paper:
     """A sheet with the parameters, trained ones and frozen ones."""
     itemsize = RECIPES[family.recipe].parameters
     return _paper(network, itemsize, family.adapter)
 
 
 @lru_cache(100)
-def _units(network: Transformer) -> tuple[Unit, ...]:
+def _units(network: Network) -> tuple[Unit, ...]:
     """As FSDP2 groups them; a tied weight counts once, as one of its own."""
     model = network.build()
     return tuple(

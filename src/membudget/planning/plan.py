@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from membudget.checks import check_positions, flag, instance, one_of, whole
-from membudget.ledger import PLANNED, RECIPES, Adapter, Transformer
+from membudget.ledger import PLANNED, RECIPES, Adapter, CausalLM, Transformer
 from membudget.ledger.adapters import check_targets, checked_adapter
 from membudget.ledger.paper import LISTS
-from membudget.planning import code
+from membudget.planning import code, hub
 from membudget.planning.trainer import arguments
 
 STAGES = ("ddp", "zero-2", "zero-3")
@@ -26,6 +26,9 @@ WORDS = {
 MOST = 2**20
 """Of tokens in a sequence, and of sequences."""
 
+
+Network = Transformer | CausalLM
+"""Whose shape a :class:`Job` has."""
 
 JOBS = "a Job or an OwnJob"
 """What is trained, in messages."""
@@ -65,27 +68,28 @@ class Job(TrainedJob):
     """What is trained.
 
     Args:
-        network: its shape.
+        network: its shape; a :class:`membudget.ledger.CausalLM` trains as
+            in ``transformers.Trainer``.
         tokens: of a sequence, up to 2²⁰, and no more than learned positions.
         batch: sequences of an optimizer step, over all ranks, up to 2²⁰.
-        device: whose autocast and whose optimizers count, ``"cuda"`` or
-            ``"cpu"``. Kernels stay a CPU's.
+        device: whose rules count (:func:`membudget.ledger.rules`),
+            ``"cuda"`` or ``"cpu"``.
     """
 
-    network: Transformer
+    network: Network
     tokens: int
     batch: int
     device: str = "cuda"
 
     def __post_init__(self) -> None:
-        instance(
-            self.network, Transformer, "the network", "a ledger.Transformer"
-        )
+        use = "a ledger.Transformer or a ledger.CausalLM"
+        instance(self.network, Network, "the network", use)
         for name in ("tokens", "batch"):
             value = whole(getattr(self, name), name, most=MOST)
             object.__setattr__(self, name, value)
-        if self.network.family == "gpt":
-            check_positions(self.tokens, self.network.context)
+        network = self.network
+        if isinstance(network, Transformer) and network.family == "gpt":
+            check_positions(self.tokens, network.context)
         one_of(self.device, LISTS, "device of a job")
 
     samples = "sequences"
@@ -101,18 +105,39 @@ class Job(TrainedJob):
         return f"{self.batch} sequences of {self.tokens} tokens"
 
     def _refuse(self, plan: "Plan") -> None:
-        """Refuse attention to be kept that is not fused, and targets of an
-        adapter that do not exist."""
-        if plan.adapter:
-            check_targets(plan.adapter, self.network.family)
+        """Refuse attention to be kept that is not fused, targets of an
+        adapter that do not exist, and what has no rule for transformers."""
+        check_adapter(plan.adapter, self.network)
+        if self.hub and (
+            plan.loss_chunks or plan.kept_attention or plan.ranks > 1
+        ):
+            raise ValueError(
+                "a model of transformers has its whole loss at once, its "
+                "checkpoints keep no attention, and there are no rules for "
+                "several ranks: use none of loss_chunks, kept_attention, ranks"
+            )
         if plan.kept_attention and not self.network.fused:
             raise ValueError(
                 "the plan keeps attention, which is several operators in this "
                 "network: use fused=True, or kept_attention=False"
             )
 
+    @property
+    def hub(self) -> bool:
+        """Whether its model is one of the library transformers."""
+        return isinstance(self.network, CausalLM)
+
     def _program(self, plan: "Plan", share: int) -> str:
-        return code.write(self, plan, share)
+        written = hub if self.hub else code
+        return written.write(self, plan, share)
+
+
+def check_adapter(adapter: Adapter | None, network: Network) -> None:
+    """Refuse targets that are no linear layers of a block."""
+    if adapter:
+        hub = isinstance(network, CausalLM)
+        names = cast("CausalLM", network).linears if hub else None
+        check_targets(adapter, network.family, names)
 
 
 def as_job(job: TrainedJob) -> Job:
@@ -247,9 +272,9 @@ class Plan:
         """A program in plain PyTorch that trains the job so.
 
         Its model and its loss in chunks are the course's
-        (:mod:`membudget.models`); its tokens are random. ``torchrun`` starts
-        it on several ranks. Of an ``OwnJob`` it is the loop alone, with
-        :func:`membudget.planning.step`.
+        (:mod:`membudget.models`), or its model is one of transformers; its
+        tokens are random. ``torchrun`` starts it on several ranks. Of an
+        ``OwnJob`` it is the loop alone, with :func:`membudget.planning.step`.
         """
         share = self.share(job)
         return job._program(self, share)
@@ -258,7 +283,8 @@ class Plan:
         """The plan as arguments of Hugging Face's Trainer.
 
         It takes the loss from the model, and clips the gradients. It shards
-        block by block.
+        block by block. Of a model of transformers the dtype and the adapter
+        are those of the model that it is given, as in :meth:`code`.
 
         Returns:
             Keyword arguments of ``transformers.TrainingArguments``, from
@@ -269,7 +295,7 @@ class Plan:
                 arguments for.
         """
         share = self.share(job)
-        return arguments(job.depth, self, share)
+        return arguments(job, self, share)
 
 
 def checked(job: TrainedJob, plan: Plan) -> int:

@@ -6,8 +6,9 @@ those that are not. Blocks in the middle are alike, and what is alive at them
 lies between. Where the checkpoints end is never the worst: if the bytes fall
 along checkpointed blocks, they fell faster along those before. So networks of
 a few blocks tell the peak of any depth. Where attention is not fused, one
-sequence alone is looked at by itself; so is each micro-batch where the loss's
-chunks are not all alike.
+sequence alone is looked at by itself, and in a model of transformers, whose
+labels it need not copy; so is each micro-batch where the loss's chunks are not
+all alike.
 """
 
 import re
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from membudget.ledger import (
     RECIPES,
     Adapter,
+    CausalLM,
     PaperMoment,
     Prediction,
     Transformer,
@@ -26,6 +28,9 @@ from membudget.ledger import (
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained
 from membudget.ledger.walk import walk
+
+NUMBERED = re.compile(r"([a-z_.]+)\.(\d+)")
+"""A block's name in a row's: ``"blocks.3"``, ``"model.layers.3"``."""
 
 FEW = 5
 """Blocks of a network that tells what a deeper one needs: the first two and
@@ -49,7 +54,7 @@ class Step:
         adapter: what alone is trained.
     """
 
-    network: Transformer
+    network: Transformer | CausalLM
     tokens: int
     device: str
     recipe: str
@@ -197,7 +202,8 @@ def _needs(
 
 def least_of(step: Step) -> int:
     """The least sequences that all larger ones are like."""
-    return 1 if step.network.fused else 2
+    causal = isinstance(step.network, CausalLM)
+    return 1 if step.network.fused and not causal else 2
 
 
 @lru_cache(1000)
@@ -225,7 +231,7 @@ def rows_of(
     for rows in zip(base, plain, again, strict=True):
         row, needs = rows[0], (row.needs for row in rows)
         block = row.block + further * (row.block >= 2)
-        name = re.sub(r"^blocks\.\d+", f"blocks.{block}", row.name)
+        name = NUMBERED.sub(rf"\1.{block}", row.name, count=1)
         parts = map(partial(_deeper, further), *needs)
         found.append(Row(row.place, block, name, row.phase, *parts))
     return found
@@ -304,10 +310,10 @@ def row_of(
     place: str, m: PaperMoment, made: int, name: str | None = None
 ) -> Row:
     """A moment, with these gradients; by default under its own name."""
-    block = re.match(r"blocks\.(\d+)", m.row)
+    block = NUMBERED.match(m.row)
     return Row(
         place,
-        int(block[1]) if block else 0,
+        int(block[2]) if block else 0,
         name or m.row,
         m.phase,
         Bytes(m.split["activations"]),

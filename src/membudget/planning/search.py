@@ -9,7 +9,6 @@ from typing import Any, cast
 from membudget.cards import GIB
 from membudget.checks import flag, instance, listed, one_of, shown, whole
 from membudget.ledger import PLANNED, RECIPES, Adapter
-from membudget.ledger.adapters import check_targets
 from membudget.measuring import format_bytes
 from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import peak, static
@@ -21,6 +20,7 @@ from membudget.planning.plan import (
     Plan,
     TrainedJob,
     as_job,
+    check_adapter,
     share_of,
 )
 from membudget.planning.work import work
@@ -241,13 +241,14 @@ def _axes(
 ) -> dict[str, list]:
     """What each axis may be."""
     depth, own = job.depth, isinstance(job, OwnJob)
+    fixed = own or as_job(job).hub
     axes: dict[str, Iterable] = {
         "micro_batch": _sizes(share),
         "checkpointed": range(depth + 1),
-        "loss_chunks": (None,) if own else CHUNKS,
+        "loss_chunks": (None,) if fixed else CHUNKS,
         "recipe": RECIPES,
         "optimizer": PLANNED,
-        "stage": STAGES if ranks > 1 else ("ddp",),
+        "stage": STAGES if ranks > 1 and not fixed else ("ddp",),
         "kept_attention": (False,),
         "fused": (True,),
         "adapter": (None,),
@@ -306,7 +307,7 @@ def _adapter(value: object, job: Job) -> Adapter | None:
         return None
     instance(value, Adapter, "the adapter", "a ledger.Adapter or None")
     adapter = cast("Adapter", value)
-    check_targets(adapter, job.network.family)
+    check_adapter(adapter, job.network)
     return adapter
 
 

@@ -11,15 +11,16 @@ OPTIMIZERS = {
 """How each of :data:`membudget.ledger.PLANNED` is named there."""
 
 
-def arguments(depth: int, plan, share: int) -> dict[str, object]:
+def arguments(job, plan, share: int) -> dict[str, object]:
     """Keyword arguments of ``transformers.TrainingArguments``.
 
     Args:
-        depth: blocks of the model.
+        job: what is trained.
         plan: one of its plans.
         share: sequences of each rank.
     """
     sharded, recipe = plan.stage != "ddp", RECIPES[plan.recipe]
+    depth, given = job.depth, getattr(job, "hub", False)
     every = plan.checkpointed == depth
     _refuse(
         {
@@ -28,13 +29,13 @@ def arguments(depth: int, plan, share: int) -> dict[str, object]:
             f"{plan.checkpointed} of {depth} blocks are checkpointed, and the "
             "Trainer knows all or none": plan.checkpointed and not every,
             "its adapter is no argument (hand over get_peft_model's model)": (
-                plan.adapter
+                plan.adapter and not given
             ),
             "its attention is kept under the checkpoints": plan.kept_attention,
             "the loss is in chunks (use_liger_kernel=True has a loss of its "
             "own)": plan.loss_chunks,
             "the model is kept in bf16 (load it so, and plan with fp32)": (
-                plan.recipe == "bf16"
+                plan.recipe == "bf16" and not given
             ),
             "autocast would keep a copy of each gathered weight: use master": (
                 sharded and recipe.autocast

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,6 @@ from membudget.internals import FakeTensorMode
 from membudget.ledger import (
     RECIPES,
     Adapter,
-    Transformer,
     optimizer_bytes,
 )
 from membudget.ledger.adapters import packed_bytes, stepped_recipe
@@ -39,7 +38,7 @@ from membudget.measuring.fakes import Fakes
 from membudget.models import chunked_loss
 from membudget.planning.counter import Counts, WorkCounter, added, less
 from membudget.planning.own import OwnJob
-from membudget.planning.plan import JOBS, Plan, TrainedJob, as_job
+from membudget.planning.plan import JOBS, Network, Plan, TrainedJob, as_job
 from membudget.sharding import STAGES
 
 MAKE = {
@@ -142,7 +141,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
 
 
 @lru_cache(maxsize=256)
-def _trained(network: Transformer, adapter: Adapter | None) -> int:
+def _trained(network: Network, adapter: Adapter | None) -> int:
     """Parameters that have a gradient."""
     if adapter is None:
         return network.parameters
@@ -151,12 +150,13 @@ def _trained(network: Transformer, adapter: Adapter | None) -> int:
 
 
 @lru_cache(maxsize=256)
-def _dequantised(network: Transformer, itemsize: int) -> Counts:
+def _dequantised(network: Network, itemsize: int) -> Counts:
     """A block's weights in 4 bits, read, and written in the dtype of the
     model, with the scales of each 64."""
+    [block] = blocks_of(replace(network, depth=1).build())
     sizes = [
         layer.weight.numel()
-        for layer in network.build().blocks[0].modules()
+        for layer in block.modules()
         if isinstance(layer, nn.Linear)
     ]
     scales = 2 * 4 * sum(-(-n // 64) for n in sizes)
@@ -195,7 +195,7 @@ def _chunks(rows: int, wanted: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _measured(
-    network: Transformer,
+    network: Network,
     tokens: int,
     recipe: str,
     adapter: Adapter | None,
@@ -222,7 +222,7 @@ def _measured(
 
 @lru_cache(maxsize=256)
 def _accumulated(
-    network: Transformer,
+    network: Network,
     tokens: int,
     recipe: str,
     adapter: Adapter | None,
@@ -244,7 +244,7 @@ def _accumulated(
 
 @lru_cache(maxsize=256)
 def _chunk(
-    network: Transformer, tokens: int, recipe: str, adapter: Adapter | None
+    network: Network, tokens: int, recipe: str, adapter: Adapter | None
 ) -> Counts:
     """One more chunk of the loss."""
     [more] = micro_batches(network, 2, tokens, 0, 2, recipe, adapter=adapter)
@@ -252,7 +252,7 @@ def _chunk(
 
 
 def micro_batches(
-    network: Transformer,
+    network: Network,
     sequences: int,
     tokens: int,
     checkpointed: int,
@@ -282,18 +282,19 @@ def micro_batches(
     fake = FakeTensorMode()
     bases: dict = {}
     copies = {
-        id(p): without_data(fake, p, "cpu", bases) for p in built.parameters()
+        id(p): without_data(fake, p, "cpu", bases)
+        for p in chain(built.parameters(), built.buffers())
     }
     model = copy.deepcopy(built, copies)
     how: dict[str, object] = {"use_reentrant": False}
     if kept_attention:
         make = create_selective_checkpoint_contexts
         how["context_fn"] = partial(make, list(ATTENTION))
-    for block in model.blocks[:checkpointed]:
+    for block in blocks_of(model)[:checkpointed]:
         block.forward = partial(checkpoint, block.forward, **how)
-    cast: AbstractContextManager = nullcontext()
+    lowered: AbstractContextManager = nullcontext()
     if kind.autocast:
-        cast = torch.autocast("cpu", torch.bfloat16)
+        lowered = torch.autocast("cpu", torch.bfloat16)
     with fake, Fakes(fake), WorkCounter() as counter:
         shape = 2, sequences, tokens
         ids, targets = torch.empty(shape, dtype=torch.long)
@@ -303,11 +304,17 @@ def micro_batches(
                 p.register_post_accumulate_grad_hook(partial(_add, total))
         found = [counter.counts]
         for share in shares:
-            with cast:
+            with lowered:
                 loss = _loss(model, ids, targets, chunks)
             (loss if share is None else loss * share).backward()
             found.append(counter.counts)
     return [less(b, a) for a, b in pairwise(found)]
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Those of the course's models, or of transformers'."""
+    found = getattr(model, "blocks", None) or model.model.layers
+    return cast("nn.ModuleList", found)
 
 
 def _loss(
@@ -316,6 +323,8 @@ def _loss(
     targets: torch.Tensor,
     chunks: int | None,
 ) -> torch.Tensor:
+    if not hasattr(model, "blocks"):
+        return model(input_ids=ids, labels=targets, use_cache=False).loss
     if chunks:
         return chunked_loss(model.head, model.hidden(ids), targets, chunks)
     return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
@@ -329,7 +338,7 @@ def _add(total: torch.Tensor, p: torch.Tensor) -> None:
 
 @lru_cache(maxsize=256)
 def _updates(
-    network: Transformer,
+    network: Network,
     recipe: str,
     optimizer: str,
     fused: bool,
@@ -346,7 +355,7 @@ def _updates(
 
 
 def update(
-    network: Transformer,
+    network: Network,
     recipe: str,
     optimizer: str,
     fused: bool = True,
