@@ -252,8 +252,8 @@ def test_weights_by_the_librarys_own_names():
         ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
-        ({"normed": True, "joined": True}, "use one of joined and normed"),
-        ({"joined": True, "biases": ["q_proj"]}, "'q_proj': use one of qkv_p"),
+        ({"block": "gptj"}, "no block 'gptj': use one of llama, "),
+        ({"block": "phi3", "biases": ["q_proj"]}, "'q_proj': use one of qkv_"),
         ({"window": 0}, "window is 0: use a whole number of at least 1"),
     ],
 )

@@ -15,6 +15,7 @@ from membudget.ledger.causal import CausalLM
 MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 """The ``model_type`` of a config for which there are rules."""
 
+_BLOCKS = {"phi3": "phi3", "qwen3": "qwen3"}
 _ATTENTION, _MLP = TARGETS["transformers"][:4], TARGETS["transformers"][4:]
 _NEEDED = (
     "vocab_size",
@@ -84,8 +85,7 @@ def from_config(
         _whole(read, "intermediate_size"),
         tied=_flag(read, "tie_word_embeddings"),
         biases=_biases(read, kind),
-        normed=kind == "qwen3",
-        joined=kind == "phi3",
+        block=_BLOCKS.get(kind, "llama"),
         window=_window(read, kind),
     )
 

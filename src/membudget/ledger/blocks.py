@@ -1,0 +1,253 @@
+"""The blocks of transformers' language models, on paper.
+
+Each class writes the step of the models that share a block, as the library
+writes their code. What it needs to know stands in the shape, a
+:class:`membudget.ledger.CausalLM`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from membudget.ledger import operators as op
+from membudget.ledger.networks import Written
+from membudget.ledger.paper import PaperTensor
+
+
+class Block(Written):
+    """Llama's block, and what all have: a table, blocks, a head, a loss."""
+
+    def __post_init__(self) -> None:
+        self.scales: list[PaperTensor] = []  # weights of a block's norms
+        self.first = 0  # of a block among the trained weights
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a block's linear layers."""
+        d, f = shape.width, shape.hidden
+        queries, keys = (
+            heads * shape.head_size for heads in (shape.heads, shape.kv_heads)
+        )
+        return {
+            "q_proj": (d, queries),
+            "k_proj": (d, keys),
+            "v_proj": (d, keys),
+            "o_proj": (queries, d),
+            "gate_proj": (d, f),
+            "up_proj": (d, f),
+            "down_proj": (f, d),
+        }
+
+    # The model around the blocks
+
+    def write(self, checkpointed: set[int], chunks: int | None) -> None:
+        shape, paper = self.shape, self.paper
+        ids = paper.input(self.batch * self.tokens, 8)
+        labels = paper.input(self.batch * self.tokens, 8)
+        with paper.inside("model"):
+            table = self.weight(
+                shape.vocabulary * shape.width, "embed_tokens.weight"
+            )
+            with paper.inside("embed_tokens"):
+                x = op.embedding(paper, table, ids, shape.width)
+            if checkpointed:  # then the library asks for its gradient
+                x.trained = True
+            given = x
+            self.positions(x.itemsize)
+            for index in range(shape.depth):
+                start = len(paper.rows)
+                with paper.inside(f"layers.{index}"):
+                    x = self.block(x)
+                if index in checkpointed:
+                    paper.checkpoint(start)
+            x = self.norm(x, "norm")
+        paper.last.watches += given, self.places, self.cos, self.sin
+        self.loss(x, table, labels)
+
+    def positions(self, itemsize: int) -> None:
+        """The places, and cosines and sines of each. What comes and goes
+        before a block, the check for packed sequences, too, is less than what
+        comes and goes in its first norm."""
+        size = self.tokens * self.shape.head_size
+        self.places = op.constant(self.paper, self.tokens, 8)
+        self.cos = op.constant(self.paper, size, itemsize)
+        self.sin = op.constant(self.paper, size, itemsize)
+
+    def loss(
+        self, x: PaperTensor, table: PaperTensor, labels: PaperTensor
+    ) -> None:
+        """In fp32, of labels that are moved by one token."""
+        paper, shape = self.paper, self.shape
+        head = table
+        if not shape.tied:
+            head = self.weight(table.elements, "lm_head.weight")
+        with paper.inside("lm_head"):
+            logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
+        wide = op.cast(paper, logits, 4)
+        padded = op.constant(paper, self.batch * (self.tokens + 1), 8)
+        moved = padded
+        if self.batch > 1:  # of one sequence they are a view
+            moved = op.constant(paper, labels.elements, 8)
+        op.cross_entropy(paper, wide, moved)
+        paper.last.watches += x, logits, wide, padded, moved
+
+    # Modules
+
+    def biased(self, name: str) -> bool:
+        return name in self.shape.biases
+
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
+        size = self.shape.width
+        if name in ("q_norm", "k_norm"):
+            size = self.shape.head_size
+        weight = self.weight(size, f"{name}.weight")
+        self.scales.append(weight)
+        with self.paper.inside(name):
+            return op.cast_rms_norm(self.paper, x, weight)
+
+    def step_last(self, weights: Sequence[PaperTensor]) -> None:
+        """The optimizer comes to these after what was written so far.
+
+        It takes weights in the order of the modules: norms stand behind the
+        linear layers that follow on them, Phi-3's qkv behind o.
+        """
+        steps = self.paper.parameters[self.first :]
+        late = [weight for weight in weights if weight in steps]
+        others = [weight for weight in steps if weight not in late]
+        self.paper.parameters[self.first :] = others + late
+
+    def project(self, x: PaperTensor, name: str) -> PaperTensor:
+        return self.linear(x, name, *self.shape.linears[name])
+
+    # The block
+
+    def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
+        """Queries or keys by head, whose gradient has to be copied."""
+        return self.apart(self.project(x, f"{name}_proj"), heads)
+
+    def apart(self, y: PaperTensor, heads: int) -> PaperTensor:
+        if 1 in (heads, self.tokens):
+            return y
+        return op.heads_of(self.paper, y)
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """Query, key and value by head, the first two turned."""
+        paper, shape = self.paper, self.shape
+        straight = (
+            self.heads(x, "q", shape.heads),
+            self.heads(x, "k", shape.kv_heads),
+        )
+        v = self.project(x, "v_proj")
+        q, k = (
+            op.rotate_halves(paper, part, self.cos, self.sin, straight)
+            for part in straight
+        )
+        return q, k, v
+
+    def attend(self, q, k, v) -> PaperTensor:
+        rows = self.batch * self.shape.heads * self.tokens
+        q, k, v = op.lowered(self.paper, q, k, v)
+        return op.fused_attention(self.paper, q, k, v, rows)
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        q, k, v = self.turned(x)
+        y = self.attend(q, k, v)
+        out = self.project(y, "o_proj")
+        self.paper.last.watches += x, q, k, v, y
+        self.step_last(self.scales[1:])
+        return out
+
+    def gated(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        gate = op.of_input(paper, self.project(x, "gate_proj"), "silu")
+        return op.multiply(paper, gate, self.project(x, "up_proj"))
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.scales, self.first = [], len(paper.parameters)
+        normed = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(normed)
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "post_attention_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        self.step_last([self.scales[0], self.scales[-1]])
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
+class _Qwen3(Block):
+    """Each head's query and key go through an RMSNorm."""
+
+    def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
+        return self.norm(super().heads(x, name, heads), f"{name}_norm")
+
+
+class _Phi3(Block):
+    """Query, key and value are one linear layer, gate and up another."""
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        d, f = shape.width, shape.hidden
+        queries, keys = (
+            heads * shape.head_size for heads in (shape.heads, shape.kv_heads)
+        )
+        return {
+            "qkv_proj": (d, queries + 2 * keys),
+            "o_proj": (queries, d),
+            "gate_up_proj": (d, 2 * f),
+            "down_proj": (f, d),
+        }
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """A part of each head may stay as it is; that part has no numbers,
+        but is sliced off and joined again."""
+        paper, shape = self.paper, self.shape
+        qkv = self.project(x, "qkv_proj")
+        size = self.batch * self.tokens * shape.head_size
+        heads = shape.heads, shape.kv_heads, shape.kv_heads
+        q, k, v = (op.piece(paper, qkv, size * count) for count in heads)
+        q, k = self.apart(q, shape.heads), self.apart(k, shape.kv_heads)
+        parts = [
+            (op.alias(paper, part), op.piece(paper, part, 0))
+            for part in (q, k)
+        ]
+        q, k = (
+            op.with_nothing(
+                paper,
+                op.rotate_halves(paper, whole, self.cos, self.sin),
+                nothing,
+            )
+            for whole, nothing in parts
+        )
+        return q, k, v
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        paper, first = self.paper, len(self.paper.parameters)
+        q, k, v = self.turned(x)
+        inputs = paper.parameters[first:]
+        y = self.attend(q, k, v)
+        if 1 not in (self.shape.heads, self.tokens):
+            y = op.contiguous(paper, y, copied=False)
+        out = self.project(y, "o_proj")
+        paper.last.watches += x, q, k, v, y
+        self.step_last(inputs)
+        return out
+
+    def gated(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        both = self.project(x, "gate_up_proj")
+        half = both.elements // 2
+        gate, up = op.split(paper, both, (half, half))
+        gate = op.of_input(paper, gate, "silu")
+        return op.multiply(paper, up, gate)
+
+
+BLOCKS: dict[str, type[Block]] = {
+    "llama": Block,
+    "phi3": _Phi3,
+    "qwen3": _Qwen3,
+}
+"""By name, the block of a family or of several."""
