@@ -28,8 +28,8 @@ transformers = pytest.importorskip("transformers")
 QUERIES = "q_proj", "k_proj", "v_proj"
 SHAPES = (
     CausalLM(96, 32, 3, 4, 2, 8, 72, biases=QUERIES),
-    CausalLM(96, 32, 3, 4, 1, 16, 72, normed=True, tied=True),
-    CausalLM(96, 32, 3, 4, 4, 8, 72, joined=True),
+    CausalLM(96, 32, 3, 4, 1, 16, 72, block="qwen3", tied=True),
+    CausalLM(96, 32, 3, 4, 4, 8, 72, block="phi3"),
 )
 
 

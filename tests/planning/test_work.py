@@ -138,11 +138,11 @@ PLANS = product(
 PLANS = list(PLANS)
 HUB = {
     "Llama": CausalLM(40, 16, 1, 4, 2, 8, 24, tied=True),
-    "Phi3": CausalLM(40, 16, 1, 4, 4, 4, 24, joined=True),
+    "Phi3": CausalLM(40, 16, 1, 4, 4, 4, 24, block="phi3"),
     "Qwen2": CausalLM(
         40, 16, 1, 4, 2, 4, 24, biases=("q_proj", "k_proj", "v_proj")
     ),
-    "Qwen3": CausalLM(40, 16, 1, 4, 1, 6, 24, normed=True),
+    "Qwen3": CausalLM(40, 16, 1, 4, 1, 6, 24, block="qwen3"),
 }
 HUBS = list(
     product(

@@ -6,7 +6,7 @@ writes their code. What it needs to know stands in the shape, a
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from membudget.ledger import operators as op
 from membudget.ledger.networks import Written
@@ -15,6 +15,9 @@ from membudget.ledger.paper import PaperTensor
 
 class Block(Written):
     """Llama's block, and what all have: a table, blocks, a head, a loss."""
+
+    kind: ClassVar = "llama"
+    """The ``model_type`` of such a model."""
 
     def __post_init__(self) -> None:
         self.scales: list[PaperTensor] = []  # weights of a block's norms
@@ -35,6 +38,26 @@ class Block(Written):
             "gate_proj": (d, f),
             "up_proj": (d, f),
             "down_proj": (f, d),
+        }
+
+    @classmethod
+    def config(cls, shape: Any) -> dict[str, object]:
+        """The entries of a config of the library for such a model."""
+        biases = len(shape.biases)
+        kind = cls.kind if biases != 3 else "qwen2"
+        return {
+            "model_type": kind,
+            "vocab_size": shape.vocabulary,
+            "hidden_size": shape.width,
+            "num_hidden_layers": shape.depth,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_size,
+            "intermediate_size": shape.hidden,
+            "tie_word_embeddings": shape.tied,
+            "attention_bias": biases > 3,
+            "mlp_bias": biases > 4,
+            "pad_token_id": None,
         }
 
     # The model around the blocks
@@ -181,12 +204,16 @@ class Block(Written):
 class _Qwen3(Block):
     """Each head's query and key go through an RMSNorm."""
 
+    kind = "qwen3"
+
     def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
         return self.norm(super().heads(x, name, heads), f"{name}_norm")
 
 
 class _Phi3(Block):
     """Query, key and value are one linear layer, gate and up another."""
+
+    kind = "phi3"
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:

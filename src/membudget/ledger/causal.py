@@ -123,32 +123,12 @@ class CausalLM:
         """
         import transformers
 
-        config = getattr(transformers, f"{self._named}Config")(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            num_hidden_layers=self.depth,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_size,
-            intermediate_size=self.hidden,
-            tie_word_embeddings=self.tied,
-            attention_bias=len(self.biases) > 3,
-            mlp_bias=len(self.biases) > 4,
-            pad_token_id=None,
-        )
+        entries = BLOCKS[self.block].config(self)
+        config = transformers.AutoConfig.for_model(**entries)
         with checked_device(device):
             return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32
             ).train()
-
-    @property
-    def _named(self) -> str:
-        """The library's classes, as a shape can be told from others."""
-        if self.joined:
-            return "Phi3"
-        if self.normed:
-            return "Qwen3"
-        return "Qwen2" if len(self.biases) == 3 else "Llama"
 
     def write(
         self,
