@@ -32,6 +32,7 @@ from membudget.measuring import (
     trace_step,
 )
 from membudget.measuring.device import MemoryReading
+from membudget.measuring.out_of_memory import Predictor
 from membudget.models import GPT, mlp
 from tests.soak import examples
 
@@ -204,7 +205,7 @@ def test_only_whole_parts_of_a_path_are_numbers(paths, found):
         out_of_memory.Operator("aten.mm", path, "forward")
         for path in paths.split()
     ]
-    groups = out_of_memory._groups(
+    groups = out_of_memory.groups(
         [out_of_memory.Allocation(8, 0, "activations", o) for o in operators]
     )
     assert [(g.module, g.count) for g in groups] == found
@@ -594,12 +595,12 @@ def test_the_fewest_even_micro_batches_run_and_one_fewer_do_not(fn, share):
 def test_two_micro_batches_tell_the_peak_of_many():
     model, x, y, optimizer = setting()
     x, y = x[:9].clone(), y[:9].clone()
-    guard = CatchOutOfMemory(model, x, y, optimizer=optimizer, budget=PLENTY)
+    predictor = Predictor(model, (x, y), optimizer, torch.device("cpu"), 0)
     for size in (1, 4, 9):
         whole = dry_run(
             model, loss, x, y, optimizer=optimizer, micro_batch=size
         )
-        assert guard._peak(loss, size) == whole.peak
+        assert predictor.peak(loss, size) == whole.peak
 
 
 def test_a_change_that_fits_and_one_that_does_not():
@@ -767,15 +768,15 @@ def test_a_device_without_memory_and_a_batch_that_the_loss_moves():
 def searched(peaks, room):
     """The micro-batch that is found, and the sizes that were asked for."""
     samples, asked = len(peaks) - 1, set()
-    guard = CatchOutOfMemory(nn.Linear(1, 1), torch.ones(samples, 1))
-    guard._limit, guard._others = room, 0
 
-    def peak(fn, size):
-        asked.add(size)
-        return peaks[size]
+    class Known(Predictor):
+        def peak(self, fn, size):
+            asked.add(size)
+            return peaks[size]
 
-    guard._peak = peak
-    return guard._fit("searched", loss).micro_batch, asked
+    batch, cpu = (torch.ones(samples, 1),), torch.device("cpu")
+    known = Known(nn.Linear(1, 1), batch, None, cpu, room)
+    return known.fit("searched", loss).micro_batch, asked
 
 
 @settings(max_examples=examples(40))
@@ -836,7 +837,7 @@ def test_the_cpus_own_error_is_caught(monkeypatch):
     assert 1 <= small.micro_batch < SAMPLES
     assert small.peak + report.others <= report.budget
     size = larger(small.micro_batch)
-    assert guard._peak(loss, size) + report.others > 110_000
+    assert guard._predictor().peak(loss, size) + report.others > 110_000
     assert "  others" in str(report)
     assert "of 64 samples, without the others:" in str(report)
 
@@ -984,8 +985,8 @@ def test_cudas_error_and_what_the_process_can_have(cuda):
     room = report.budget - report.others
     (fit,) = report.fits
     assert 1 <= fit.micro_batch < SAMPLES
-    assert guard._peak(loss, fit.micro_batch) == fit.peak <= room
-    assert guard._peak(loss, larger(fit.micro_batch)) > room
+    assert guard._predictor().peak(loss, fit.micro_batch) == fit.peak <= room
+    assert guard._predictor().peak(loss, larger(fit.micro_batch)) > room
     assert report.notes[-1] == (
         "CUDA's allocator rounds each request up and cannot always use what "
         "is free between others: leave a margin."

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from membudget.measuring.units import UNITS, format_bytes, round_half_up
+from membudget.measuring.units import (
+    UNITS,
+    format_bytes,
+    parse_bytes,
+    round_half_up,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +61,19 @@ def test_the_text_says_the_number_to_three_digits(count):
 )
 def test_a_half_goes_away_from_zero(value, digits, rounded):
     assert str(round_half_up(Decimal(value), digits)) == rounded
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2GiB", 2**31), (" 1.5 KiB ", 1536), ("7B", 7), ("0.5 TiB", 2**39)],
+)
+def test_bytes_that_a_person_wrote(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "2GB", "-2GiB", "0B", "0.1B", "1e3B", "nanB", "²GiB"]
+)
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="such as 2GiB"):
+        parse_bytes(text)

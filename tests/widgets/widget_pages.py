@@ -1,13 +1,9 @@
 """Pages that hold widgets, as the book does, and what tests ask of them."""
 
-from pathlib import Path
-
 from membudget.widgets import bundle
 
 WIDE_FONT = "body, .mb-root { font-family: 'DejaVu Sans', Verdana; }"
 BOOK_FONT = WIDE_FONT + "html { font-size: 17px; }"
-ROOT = Path(__file__).resolve().parents[2]
-HOST = ROOT / "book" / "_static" / "widget-host.js"
 DARK = """
 :root { --pst-color-text-base: #ced6dd; --pst-color-background: #14181e;
         color-scheme: dark; }
@@ -185,7 +181,7 @@ def document(*widgets, style=""):
         f"<body>{''.join(outputs)}"
         f'<script type="text/x-esm" data-widget="{name}">'
         f"{bundle.module_text(name)}</script>"
-        f"<script>{HOST.read_text()}</script>"
+        f"<script>{bundle.host_text()}</script>"
     )
 
 

@@ -65,7 +65,7 @@ class ModuleStack:
             )
         self._hooks = ExitStack()
         for handle in (
-            register_module_forward_pre_hook(self._begin),
+            register_module_forward_pre_hook(self.begin),
             register_module_forward_hook(self._end, always_call=True),
         ):
             self._hooks.callback(handle.remove)
@@ -81,7 +81,8 @@ class ModuleStack:
         for path, module in model.named_modules():
             self._paths[module] = path or type(model).__name__
 
-    def _begin(self, module: nn.Module, args: tuple) -> None:
+    def begin(self, module: nn.Module, args: tuple) -> None:
+        """A call of the module begins."""
         if module not in self._paths and not self.names:
             self._know(module)
         if module in self._outermost and not self.names:

@@ -3,7 +3,7 @@
 import gc
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
@@ -42,8 +42,9 @@ class Group:
         bytes: their sum.
         count: how many.
         category: one of ``CATEGORIES``.
-        module: what was at work. The layers of a stack, whose paths differ in
-            the first number, are one group with ``*`` in its place.
+        module: what was at work, or whose they are. The layers of a stack,
+            whose paths differ in the first number, are one group with ``*``
+            in its place.
         operator: what made them; empty for what was there before the block.
     """
 
@@ -55,7 +56,7 @@ class Group:
 
     def __str__(self) -> str:
         times = f"{self.count} × " if self.count > 1 else ""
-        made = "there before"
+        made = f"of {self.module}" if self.module else "there before"
         if self.operator:
             made = f"by {self.operator}"
             made += f" in {self.module}" if self.module else ""
@@ -155,12 +156,16 @@ class OutOfMemoryReport:
             "the largest of these:",
             *_table((group.bytes, str(group)) for group in self.largest[:5]),
         ]
-        if self.fits:
-            step = f" of {self.samples} samples" if self.samples else ""
-            aside = ", without the others" if self.others else ""
-            lines.append(f"predicted peaks of a step{step}{aside}:")
-            lines += [_wrapped(f"  {fit}", 4) for fit in self.fits]
+        lines += [self.predictions()] if self.fits else []
         return "\n".join([*lines, *map(_wrapped, self.notes)])
+
+    def predictions(self) -> str:
+        """The lines that say what would have fitted."""
+        step = f" of {self.samples} samples" if self.samples else ""
+        aside = ", without the others" if self.others else ""
+        lines = [f"predicted peaks of a step{step}{aside}:"]
+        lines += [_wrapped(f"  {fit}", 4) for fit in self.fits]
+        return "\n".join(lines)
 
 
 def _table(rows: Iterable[tuple[int, str]]) -> Iterator[str]:
@@ -172,6 +177,81 @@ def _wrapped(text: str, indent: int = 2) -> str:
     return fill(
         text, 79, subsequent_indent=" " * indent, break_on_hyphens=False
     )
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Says what of a step would have fitted into some bytes.
+
+    Args:
+        model: a model with trained parameters.
+        batch: the samples, as for :class:`CatchOutOfMemory`; perhaps none.
+        optimizer: the one that steps, if one does.
+        device: where the step runs.
+        room: bytes for it.
+    """
+
+    model: nn.Module
+    batch: tuple[torch.Tensor, ...]
+    optimizer: torch.optim.Optimizer | None
+    device: torch.device
+    room: int
+
+    def fit(self, change: str, loss: Loss) -> Fit:
+        """The prediction for one way to compute the loss."""
+        samples = samples_of(self.batch) if self.batch else 0
+
+        @cache
+        def peak(size: int) -> int:
+            return self.peak(loss, size)
+
+        try:
+            return self._search(change, samples, peak)
+        except Exception as error:  # a report must not fail with a change
+            return Fit(change, problem=f"{type(error).__name__}: {error}")
+
+    def _search(
+        self, change: str, samples: int, peak: Callable[[int], int]
+    ) -> Fit:
+        full = peak(samples)
+        if full <= self.room:
+            return Fit(change, full, samples, full)
+        if samples < 2 or peak(1) > self.room:
+            return Fit(change, full, None, peak(min(1, samples)))
+        size = half = -(-samples // 2)
+        if peak(half) > self.room:
+            # Peaks are nearly affine: the line through two is a guess.
+            share = (self.room - peak(1)) / (peak(half) - peak(1))
+            most = last_that(
+                lambda size: size < half and peak(size) <= self.room,
+                guess=1 + int(share * (half - 1)),
+                least=1,
+            )
+            count = -(-samples // most)
+            size = -(-samples // count)  # the last perhaps fewer
+        return Fit(change, full, size, peak(size))
+
+    def peak(self, loss: Loss, size: int) -> int:
+        """Predicted peak with micro-batches of ``size``.
+
+        Two of them are enough: those after the second are like it. What is
+        cut off stays in the account, as the slices share its storage. Of
+        tensors elsewhere, which a dry run puts on the device, only what the
+        loss moves there counts.
+        """
+        cut = [t[: 2 * size] for t in self.batch]
+        dry = dry_run(
+            self.model,
+            loss,
+            *cut,
+            optimizer=self.optimizer,
+            micro_batch=size or None,
+            device=self.device,
+        )
+        counts = PeakTracker(device=self.device)._counts
+        elsewhere = [t for t in cut if not counts(t)]
+        moved = sum(t[:size].nbytes - _span(t) for t in elsewhere)
+        return dry.peak + moved
 
 
 class CatchOutOfMemory:
@@ -297,7 +377,7 @@ class CatchOutOfMemory:
         failure = self.tracker.failure_of(error)
         asked, exact = failure.asked, True
         if asked is None:
-            asked, exact = _asked(str(error))
+            asked, exact = asked_bytes(str(error))
         forget(error)
         del trace
         notes = [*self._restore(failure), *self._left_over()]
@@ -306,7 +386,7 @@ class CatchOutOfMemory:
                 "CUDA's allocator rounds each request up and cannot always "
                 "use what is free between others: leave a margin."
             )
-        fits = tuple(self._fit(*item) for item in self.losses.items())
+        fits = tuple(self._predictor().fit(*x) for x in self.losses.items())
         self.report = OutOfMemoryReport(
             operator=failure.operator,
             asked=asked,
@@ -314,12 +394,18 @@ class CatchOutOfMemory:
             live=by_category(failure.alive),
             others=self._others,
             budget=self._limit,
-            largest=_groups(failure.alive),
+            largest=groups(failure.alive),
             samples=self.samples,
             fits=fits,
             notes=(*_summary(fits, self.samples), *notes),
         )
         return True
+
+    def _predictor(self) -> Predictor:
+        room = self._limit - self._others
+        return Predictor(
+            self.model, self.batch, self.optimizer, self.device, room
+        )
 
     def _parameters(self) -> list[nn.Parameter]:
         others = parameters_of(self.optimizer) if self.optimizer else []
@@ -359,61 +445,9 @@ class CatchOutOfMemory:
             size = format_bytes(sum(a.bytes for a in held))
             yield (
                 f"{size} of the failed step are still held by a variable "
-                f"({_groups(held)[0]}): delete it, and bind no loss and no "
+                f"({groups(held)[0]}): delete it, and bind no loss and no "
                 "output in the block."
             )
-
-    # Predictions
-
-    def _fit(self, change: str, loss: Loss) -> Fit:
-        room = self._limit - self._others
-
-        @cache
-        def peak(size: int) -> int:
-            return self._peak(loss, size)
-
-        try:
-            full = peak(self.samples)
-            if full <= room:
-                return Fit(change, full, self.samples, full)
-            if self.samples < 2 or peak(1) > room:
-                least = min(1, self.samples)
-                return Fit(change, full, None, peak(least))
-            size = half = -(-self.samples // 2)
-            if peak(half) > room:
-                # Peaks are nearly affine: the line through two is a guess.
-                share = (room - peak(1)) / (peak(half) - peak(1))
-                most = last_that(
-                    lambda size: size < half and peak(size) <= room,
-                    guess=1 + int(share * (half - 1)),
-                    least=1,
-                )
-                count = -(-self.samples // most)
-                size = -(-self.samples // count)  # the last perhaps fewer
-            return Fit(change, full, size, peak(size))
-        except Exception as error:  # a report must not fail with a change
-            return Fit(change, problem=f"{type(error).__name__}: {error}")
-
-    def _peak(self, loss: Loss, size: int) -> int:
-        """Predicted peak with micro-batches of ``size``.
-
-        Two of them are enough: those after the second are like it. What is
-        cut off stays in the account, as the slices share its storage. Of
-        tensors elsewhere, which a dry run puts on the device, only what the
-        loss moves there counts.
-        """
-        cut = [t[: 2 * size] for t in self.batch]
-        dry = dry_run(
-            self.model,
-            loss,
-            *cut,
-            optimizer=self.optimizer,
-            micro_batch=size or None,
-            device=self.device,
-        )
-        elsewhere = [t for t in cut if not self.tracker._counts(t)]
-        moved = sum(t[:size].nbytes - _span(t) for t in elsewhere)
-        return dry.peak + moved
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -544,7 +578,7 @@ class _Step:
         )
 
 
-def _groups(allocations: Iterable[Allocation]) -> tuple[Group, ...]:
+def groups(allocations: Iterable[Allocation]) -> tuple[Group, ...]:
     """By category, module and operator, the largest sum first."""
     found: dict[tuple[str, str, str], list[Allocation]] = {}
     for a in allocations:
@@ -575,7 +609,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     )
 
 
-def _asked(message: str) -> tuple[int | None, bool]:
+def asked_bytes(message: str) -> tuple[int | None, bool]:
     """Bytes asked for according to the message, and whether it is exact."""
     if found := _CPU.search(message):
         return int(found[1]), True

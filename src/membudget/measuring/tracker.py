@@ -259,6 +259,10 @@ class PeakTracker(TorchDispatchMode):
         self._find_gradients()
         self.marks.append((len(self.timeline), label))
 
+    def inside(self, module: nn.Module, args: tuple) -> None:
+        """The block has begun inside a call of this module with ``args``."""
+        self._modules.begin(module, args)
+
     def recent_peak(self) -> int:
         """The most bytes alive since the last call of this method."""
         self._settle()

@@ -1,5 +1,6 @@
 """Bytes for people: everything else counts in plain bytes."""
 
+import re
 from decimal import ROUND_HALF_UP, Decimal
 
 from membudget.checks import number
@@ -22,6 +23,24 @@ def format_bytes(count: float) -> str:
     large = abs(value)
     digits = 0 if power == 0 or large >= 100 else 1 if large >= 10 else 2
     return f"{round_half_up(value, digits)} {UNITS[power]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes that a person wrote in binary units: ``1.5 GiB``, ``512MiB``.
+
+    Raises:
+        ValueError: it is no size of at least one byte, or of no unit.
+    """
+    found = re.fullmatch(r"(\d+\.?\d*) ?([KMGT]iB|B)", text.strip())
+    count = 0
+    if found:
+        count = int(Decimal(found[1]) * 1024 ** UNITS.index(found[2]))
+    if not 1 <= count <= MOST:
+        raise ValueError(
+            f"{text!r} is no size in bytes: write a number and one of "
+            f"{', '.join(UNITS)}, such as 2GiB"
+        )
+    return count
 
 
 def round_half_up(value: Decimal, digits: int) -> Decimal:

@@ -77,6 +77,11 @@ def own_style(name: str) -> str:
     return _read(file) if (HERE / file).exists() else ""
 
 
+def host_text() -> str:
+    """The script that runs the widgets of a page without a kernel."""
+    return _read("widget-host.js")
+
+
 def names() -> list[str]:
     """Every widget that has a module, in alphabetical order."""
     found = {path.stem for path in HERE.glob("*.mjs")}

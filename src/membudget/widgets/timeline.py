@@ -88,7 +88,8 @@ class Step:
             (the gradient of the loss, 1) belongs to the backward pass;
             operators that only look on (the profiler's, or a recomputed
             tensor's ``detach``) belong to what runs around them.
-        forward_end: the last moment of the forward pass before the peak.
+        forward_end: the last moment of the forward pass before the peak;
+            the peak, if it is in the forward pass.
     """
 
     def __init__(self, tracker: PeakTracker) -> None:
@@ -100,12 +101,13 @@ class Step:
             )
         ]
         self.allocations = [a for a in tracker.allocations if a.bytes]
-        self.forward_end = max(
+        ends = (
             moment
             for moment, (one, then) in enumerate(pairwise(self.operators))
             if one.phase == "forward" != then.phase
             and moment < tracker.peak_moment
         )
+        self.forward_end = max(ends, default=tracker.peak_moment)
 
     def category(self, allocation: Allocation) -> str:
         """One of :data:`SHOWN`."""
