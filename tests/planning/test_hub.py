@@ -33,6 +33,9 @@ SHAPES = (
 )
 
 
+PACKED = Adapter(list(SHAPES[0].linears), 3, four_bits=True)
+
+
 def any_plan(rng: Random, depth: int = 3) -> tuple[Job, Plan]:
     """A tiny job and one of its plans."""
     network = replace(rng.choice(SHAPES), depth=depth)
@@ -119,10 +122,13 @@ def test_the_program_over_4_bits(tmp_path):
         Plan(3, 3, recipe="autocast"),
         Plan(2, recipe="bf16", adapter=Adapter(QUERIES, 3)),
         Plan(1, 3, recipe="bf16", optimizer="sgd"),
+        Plan(6, 3, recipe="bf16", adapter=PACKED),
     ],
     ids=str,
 )
 def test_the_trainer_runs_the_plan(plan, tmp_path):
+    if plan.adapter and plan.adapter.four_bits:
+        pytest.importorskip("bitsandbytes")
     job = Job(SHAPES[0], 8, 6, "cpu")
     job.network.build("cpu").save_pretrained(tmp_path)
     given = plan.trainer(job) | {"use_cpu": True, "max_steps": 1}
@@ -136,6 +142,7 @@ def test_the_trainer_runs_the_plan(plan, tmp_path):
     given = names["trainer"].args
     assert given.per_device_train_batch_size == plan.micro_batch
     assert given.gradient_accumulation_steps == 6 // plan.micro_batch
+    assert given.bf16 == (plan.recipe == "autocast")
 
 
 def test_what_has_no_rule_is_refused():

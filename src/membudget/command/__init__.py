@@ -4,12 +4,12 @@ import argparse
 import sys
 from typing import Never
 
-from membudget.command import cards, run
+from membudget.command import cards, fits, plan, run
 from membudget.command.refused import Code, Refused
 
 __all__ = ["Code", "Refused", "main"]
 
-COMMANDS = {"cards": cards, "run": run}
+COMMANDS = {"fits": fits, "plan": plan, "run": run, "cards": cards}
 """The module of each subcommand: its first line is its help, ``add`` gives
 its parser the arguments, and ``run`` does it and returns the exit code. It
 imports what takes long (torch) when it runs.

@@ -124,7 +124,8 @@ class CausalLM:
         import transformers
 
         entries = BLOCKS[self.block].config(self)
-        config = transformers.AutoConfig.for_model(**entries)
+        kind = str(entries.pop("model_type"))
+        config = transformers.AutoConfig.for_model(kind, **entries)
         with checked_device(device):
             return transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32

@@ -167,22 +167,31 @@ def _adapter(job, plan) -> Iterator[str]:
     """``peft``'s, over layers of bitsandbytes' where they are in 4 bits."""
     if plan.adapter and plan.adapter.four_bits:
         yield from _packed(job.network.family == "gpt")
-    yield from adapted(plan.adapter)
+    if plan.adapter:
+        yield from adapted(plan.adapter)
 
 
-def adapted(adapter: Adapter | None) -> Iterator[str]:
-    """``peft``'s adapter, in the model's place."""
-    if adapter is None:
-        return
-    named = ", ".join(f'"{name}"' for name in adapter.targets)
-    given = [f"r={adapter.rank}", f"target_modules=[{named}]"]
+def adapted(
+    adapter: Adapter, named: str | None = None, made: str = ""
+) -> Iterator[str]:
+    """``peft``'s adapter in the model.
+
+    Args:
+        adapter: which.
+        named: its targets, as they are written.
+        made: what the model with it becomes.
+    """
+    if named is None:
+        names = (f'"{name}"' for name in adapter.targets)
+        named = f"[{', '.join(names)}]"
+    given = [f"r={adapter.rank}", f"target_modules={named}"]
     if adapter.dropout:
         given.append("lora_dropout=0.1")
     yield from call("config = LoraConfig", *given)
     given = ["model", "config"]
     if adapter.itemsize == 2:
         given.append("autocast_adapter_dtype=False")
-    yield from call("get_peft_model", *given)
+    yield from call(f"{made}get_peft_model", *given)
     yield "trained = [p for p in model.parameters() if p.requires_grad]"
 
 

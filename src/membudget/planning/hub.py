@@ -1,5 +1,6 @@
 """The program of a plan for a model of the library transformers."""
 
+import json
 from collections.abc import Iterator
 
 from membudget.ledger import RECIPES
@@ -26,7 +27,7 @@ def write(job, plan, share: int) -> str:
         _imports(plan),
         made(plan),
         _checkpoints(job, plan),
-        code.adapted(plan.adapter),
+        _adapted(job, plan),
         _loss(recipe),
         code.optimizer(plan, recipe, copied),
         code.step(plan, recipe, copied, share),
@@ -49,11 +50,14 @@ def trainer(job, plan, arguments: dict[str, object]) -> str:
         arguments: of ``TrainingArguments``.
     """
     more = "Trainer", "TrainingArguments"
-    given = [f"{name}={value!r}" for name, value in arguments.items()]
+    given = [
+        f"{name}={json.dumps(value) if isinstance(value, str) else value}"
+        for name, value in arguments.items()
+    ]
     parts = [
         _imports(plan, more),
         made(plan),
-        code.adapted(plan.adapter),
+        _adapted(job, plan, "model = "),
         [
             *code.call("arguments = TrainingArguments", '"out"', *given),
             f"# data: sequences of {job.tokens} tokens, with their labels",
@@ -94,6 +98,14 @@ def made(plan) -> Iterator[str]:
         "model = AutoModelForCausalLM.from_pretrained", *given
     )
     yield "model.train()"
+
+
+def _adapted(job, plan, made: str = "") -> Iterator[str]:
+    """With its adapter; all linear layers have a name in ``peft``."""
+    if plan.adapter:
+        every = set(job.network.linears) == set(plan.adapter.targets)
+        named = '"all-linear"' if every else None
+        yield from code.adapted(plan.adapter, named, made)
 
 
 def _checkpoints(job, plan) -> Iterator[str]:

@@ -56,8 +56,8 @@ def arguments(job, plan, share: int) -> dict[str, object]:
     }
     if plan.optimizer == "adam" and plan.fused:
         found["optim"] = "adamw_torch_fused"
-    if plan.recipe != "fp32":
-        found["bf16"] = True
+    if plan.recipe not in ("fp32", "bf16"):
+        found["bf16"] = True  # autocast
     if not sharded:
         return found | ({"gradient_checkpointing": True} if every else {})
     shards: dict[str, object] = {

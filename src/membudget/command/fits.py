@@ -1,0 +1,184 @@
+"""Say whether a model's training step fits a card, and how it would."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from membudget.cards import CARDS
+from membudget.command import asked
+from membudget.command.asked import TRAIN, Asked, program, saved
+from membudget.command.refused import Code, Refused
+
+WIDTH = 40
+"""Of the longest bar."""
+
+STEP = 64
+"""Tokens by which a shorter sequence is looked for."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``membudget fits``."""
+    asked.add(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="as JSON, memory in bytes"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer; whether a plan fits is the exit code."""
+    question = Asked(args)
+    try:
+        answer = question.answer()
+        best = [c for c in answer.best if c.peak <= question.budget]
+        if args.json:
+            print(json.dumps(_json(question, answer, best), indent=2))
+        else:
+            print("\n".join(_text(question, answer, best)))
+    except (TypeError, ValueError) as error:
+        raise Refused(str(error)) from None
+    return Code.OK if best else Code.NO
+
+
+def _plain(question: Asked) -> Any:
+    """The worst moment of the plan without savings."""
+    from membudget.planning import at_peak
+
+    job = question.job
+    plan = replace(question.plan, micro_batch=job.batch, checkpointed=0)
+    return at_peak(job, plan)
+
+
+def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
+    from membudget.measuring import format_bytes
+
+    yield from question.told()
+    name = question.args.card or "your card"
+    yield f"{name}: {format_bytes(question.budget)} for the step"
+    worst = _plain(question)
+    yield ""
+    yield (
+        f"All at once, without savings: {format_bytes(worst.live)}, "
+        f"at {worst.row} ({worst.phase})"
+    )
+    most = max(worst.split.values())
+    for part, size in worst.split.items():
+        bar = "█" * round(WIDTH * size / most)
+        yield f"  {part:12}{format_bytes(size):>11}  {bar}".rstrip()
+    yield ""
+    if best:
+        yield "It fits:" if worst.live <= question.budget else "It fits so:"
+        for number, choice in enumerate(best, 1):
+            yield from _choice(question, number, choice)
+    else:
+        yield from _instead(question, answer.smallest)
+    yield ""
+    yield (
+        "Bytes are those of PyTorch's tensors; times are estimates from the "
+        f"data sheet of a card, {question.timed}."
+    )
+    if question.card and not question.card.bf16:
+        yield (
+            "This card has no bf16: use torch.float16 and a GradScaler, "
+            "which takes as much."
+        )
+
+
+def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
+    from membudget.measuring import format_bytes
+
+    yield (
+        f"{number}. {saved(question, choice.plan)}: "
+        f"{format_bytes(choice.peak)}, {choice.seconds:.1f} s a step"
+    )
+    causes = [
+        f"{cause} {share:+.0%}"
+        for cause, share in choice.causes.items()
+        if abs(share) >= 0.005
+    ]
+    if causes:
+        yield f"   × {choice.slowdown:.2f} the fastest: {', '.join(causes)}"
+    if question.args.form:
+        yield from program(question, choice.plan).splitlines()
+
+
+def _instead(question: Asked, smallest: Any) -> Iterator[str]:
+    """What would fit, where nothing does."""
+    from membudget.measuring import format_bytes
+    from membudget.planning import memory
+
+    budget, job, args = question.budget, question.job, question.args
+    yield (
+        f"It does not fit. The least is {format_bytes(smallest.peak)}, with "
+        f"{saved(question, smallest.plan)}."
+    )
+    options = {"": question.plan}
+    if args.optimizer == "adam":
+        options["--optimizer adam-8bit "] = question.family(
+            args.train, optimizer="adam-8bit"
+        )
+    for train in list(TRAIN)[list(TRAIN).index(args.train) + 1 :]:
+        options[f"--train {train} "] = question.family(train)
+    for name, plan in options.items():
+        most = memory(job, plan)
+        if most <= budget:
+            yield f"  {name.strip()}: {format_bytes(most)}, fits"
+        elif tokens := _shorter(question, plan):
+            yield f"  {name}--sequence {tokens}: fits"
+        elif name:
+            yield f"  {name.strip()}: {format_bytes(most)}, does not fit"
+    cards = sorted(
+        (card.usable, name)
+        for name, card in CARDS.items()
+        if card.usable >= smallest.peak
+    )
+    if cards:
+        yield f'  --card "{cards[0][1]}": fits'
+
+
+def _shorter(question: Asked, plan: Any) -> int:
+    """The most tokens, in steps, that fit by a plan; 0 if none do."""
+    from membudget.planning import memory
+
+    low, high = 0, -(-question.job.tokens // STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        job = replace(question.job, tokens=STEP * middle)
+        fits = memory(job, plan) <= question.budget
+        low, high = (middle, high) if fits else (low, middle)
+    return STEP * low
+
+
+def _json(question: Asked, answer: Any, best: list[Any]) -> dict[str, Any]:
+    worst = _plain(question)
+    return {
+        "model": question.args.config,
+        "parameters": question.network.parameters,
+        "budget": question.budget,
+        "fits": bool(best),
+        "all_at_once": {
+            "peak": worst.live,
+            "operator": worst.row,
+            "phase": worst.phase,
+            "split": worst.split,
+        },
+        "plans": [_planned(question, choice) for choice in best],
+        "smallest": _planned(question, answer.smallest),
+    }
+
+
+def _planned(question: Asked, choice: Any) -> dict[str, Any]:
+    plan = choice.plan
+    kept = "micro_batch", "checkpointed", "recipe", "optimizer"
+    row = {
+        "peak": choice.peak,
+        "seconds": choice.seconds,
+        "slowdown": choice.slowdown,
+        "causes": choice.causes,
+        **{name: getattr(plan, name) for name in kept},
+        "adapter": asdict(plan.adapter) if plan.adapter else None,
+    }
+    if question.args.form:
+        row["program"] = program(question, plan)
+    return row
