@@ -7,9 +7,6 @@ because they have the same set-up cell.
 
 import os
 import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 
 import address
 import nbformat
@@ -18,6 +15,8 @@ import pytest
 import setup_cell
 import site_checks
 from project import ROOT, notebooks
+
+from tests import environments
 
 RUN = """
 import sys, nbclient, nbformat
@@ -29,24 +28,8 @@ nbclient.NotebookClient(notebook, kernel_name="python3").execute()
 @pytest.fixture
 def colab(tmp_path):
     """The Python of an environment like Colab's."""
-    folder = tmp_path / "colab"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", folder], check=True
-    )
-    packages = folder / "packages"
-    packages.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "membudget" not in entry.name:
-            (packages / entry.name).symlink_to(entry)
-    python = folder / "bin/python"
-    (site_packages(python) / "colab.pth").write_text(str(packages))
-    return python
-
-
-def site_packages(python):
-    """Where an environment keeps its own packages."""
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return Path(subprocess.check_output([python, "-c", ask], text=True)[:-1])
+    packages = environments.all_but_the_course()
+    return environments.make(tmp_path / "colab", packages)
 
 
 @pytest.fixture
@@ -100,9 +83,9 @@ def came_along(python, folder):
     got = subprocess.check_output(
         [python, "-c", ask], cwd=folder, env=environment, text=True
     )
-    return (site_packages(python) / "membudget").is_dir() and got == (
-        ROOT / "labs/fsdp_train.py"
-    ).read_text()
+    script = (ROOT / "labs/fsdp_train.py").read_text()
+    own = environments.site_packages(python) / "membudget"
+    return own.is_dir() and got == script
 
 
 def test_a_downloaded_page_installs_what_the_site_carries(
