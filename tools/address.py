@@ -135,3 +135,14 @@ def requirement():
     if site():
         return f"{site()}/{wheel()}"
     return f"git+{repository()}" if repository() else ""
+
+
+def installs(name="membudget"):
+    """The commands that install the package, the site's wheel first.
+
+    Args:
+        name: of the package, with an extra or without.
+    """
+    sources = f"git+{repository()}" if repository() else ""
+    places = dict.fromkeys(filter(None, (requirement(), sources)))
+    return [f'pip install "{name} @ {place}"' for place in places]

@@ -1,12 +1,18 @@
 """The package where there is PyTorch, NumPy and nothing else."""
 
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 
+import address
 import publish
 import pytest
-from project import ROOT
+import site_checks
+from project import ROOT, notebooks
 
 from tests import environments
 
@@ -41,7 +47,7 @@ for line in {list(WANTS)}:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """The Python of an environment into which pip put the package's wheel.
+    """The Python of an environment where the pages' command was given.
 
     pip has no index here: what the wheel requires is there, or pip fails.
     """
@@ -49,9 +55,15 @@ def bare(tmp_path_factory):
     packages = environments.needed("torch", "numpy")
     python = environments.make(folder / "environment", packages)
     publish.wheels(folder)
-    pip = [sys.executable, "-m", "pip", "--python", python, "install"]
-    command = [*pip, "-q", "--no-index", *folder.glob("membudget-*.whl")]
-    subprocess.run(command, check=True)
+    with (
+        site_checks.serve(folder) as served,
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setenv("MEMBUDGET_SITE", served)
+        m.setenv("PIP_NO_INDEX", "1")
+        pip, *command = shlex.split(address.installs()[0])
+        pip = [sys.executable, "-m", pip, "--python", python, "-q"]
+        subprocess.run([*pip, *command], check=True)
     return python
 
 
@@ -74,3 +86,28 @@ def test_who_wants_more_is_told_what_to_install(bare, tmp_path):
     get = 'pip install "membudget[course]"'
     said = run(bare, tmp_path, ASKED).splitlines()
     assert said == [f"{what}: {get}" for what in WANTS.values()]
+
+
+def imported():
+    """What the notebooks import, by the names of what pip installs."""
+    pips = {
+        "sklearn": "scikit-learn",
+        "IPython": "ipywidgets",
+        "PIL": "matplotlib",
+    }
+    for path in notebooks():
+        for cell in json.loads(path.read_text("utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                text = "".join(cell["source"])
+                for name in re.findall(r"^(?:import|from) (\w+)", text, re.M):
+                    if name not in sys.stdlib_module_names:
+                        yield pips.get(name, name)
+
+
+def test_the_extra_has_what_the_notebooks_import():
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    project = tomllib.loads(text)["project"]
+    extra = project["optional-dependencies"]["course"]
+    known = map(environments.plain, project["dependencies"] + extra)
+    own = {"membudget", "membudget_experiments", "fsdp_train"}
+    assert {"peft", "torch"} <= set(imported()) <= own.union(known)
