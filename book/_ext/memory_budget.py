@@ -499,7 +499,7 @@ def records_digest():
 
 def set_up_digest():
     """A hash of what fills in the set-up cell."""
-    return digest(Path(setup_cell.__file__))
+    return digest(Path(setup_cell.__file__), ROOT / "pyproject.toml")
 
 
 BUNDLE = load(WIDGETS / "bundle.py")
