@@ -134,7 +134,7 @@ def test_setup_tells_of_a_version_that_came_later(monkeypatch):
     "file, text",
     [
         ("pyproject.toml", '"torch>={}"'),
-        ("README.md", "{}, 2.13 and {} are tested"),
+        ("CONTRIBUTING.md", "{}, 2.13 and {} are tested"),
         ("book/start.md", "PyTorch {} or newer"),
         ("book/measurements.md", "PyTorch {} or newer"),
     ],

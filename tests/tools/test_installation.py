@@ -16,7 +16,8 @@ from project import ROOT, notebooks
 
 from tests import environments
 
-ROOMS = {path.stem for path in (ROOT / "src/membudget").glob("[a-z]*")}
+MODULES = {path.stem for path in (ROOT / "src/membudget").iterdir()}
+ROOMS = {name for name in MODULES if not name.startswith("__")}
 
 IMPORTED = f"""
 from importlib import import_module
@@ -86,6 +87,19 @@ def test_who_wants_more_is_told_what_to_install(bare, tmp_path):
     get = 'pip install "membudget[course]"'
     said = run(bare, tmp_path, ASKED).splitlines()
     assert said == [f"{what}: {get}" for what in WANTS.values()]
+
+
+@pytest.mark.skipif("__main__" not in MODULES, reason="there is no command")
+@pytest.mark.parametrize(
+    "start", [["membudget"], ["python", "-m", "membudget"]]
+)
+def test_the_command_runs_where_there_is_torch_alone(bare, start):
+    name, *rest = start
+    command = [bare.with_name(name), *rest, "cards"]
+    done = subprocess.check_output(
+        command, env={**os.environ, "PYTHONPATH": ""}, text=True
+    )
+    assert "RTX 3060" in done
 
 
 def imported():
