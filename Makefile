@@ -81,8 +81,9 @@ lab: $(VENV)/test.stamp  ## open the notebooks in JupyterLab
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)
 
-pictures: $(VENV)/test.stamp book  ## write down what widgets draw at first
+pictures: $(VENV)/test.stamp book  ## what widgets draw at first, the front page
 	$(PY) tools/pictures.py
+	$(PY) tools/front.py
 
 measure: $(VENV)/test.stamp  ## run the experiments (SIZE=tiny OUT=folder)
 	$(PY) -m membudget_experiments run --size $(SIZE) --out $(OUT)

@@ -121,10 +121,15 @@ def colab(root=ROOT):
     )
 
 
+def version():
+    """The package's, three whole numbers and the dots between them."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    return tomllib.loads(text)["project"]["version"]
+
+
 def wheel():
     """The name of the package's wheel."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    return f"membudget-{project['project']['version']}-py3-none-any.whl"
+    return f"membudget-{version()}-py3-none-any.whl"
 
 
 def requirement():
@@ -135,3 +140,14 @@ def requirement():
     if site():
         return f"{site()}/{wheel()}"
     return f"git+{repository()}" if repository() else ""
+
+
+def installs(name="membudget"):
+    """The commands that install the package, the site's wheel first.
+
+    Args:
+        name: of the package, with an extra or without.
+    """
+    sources = f"git+{repository()}" if repository() else ""
+    places = dict.fromkeys(filter(None, (requirement(), sources)))
+    return [f'pip install "{name} @ {place}"' for place in places]

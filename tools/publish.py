@@ -42,7 +42,11 @@ README = """\
 
 The Colab buttons of the book open the notebooks of this branch. It is written
 anew whenever `main` changes, so change nothing here. The first code cell of a
-notebook installs the course's package.
+notebook installs the course's package. To install it by hand:
+
+```bash
+{installs}
+```
 
 - The sources: {repository}
 """
@@ -79,7 +83,8 @@ def branch(out):
         target = out / path.relative_to(ROOT)
         target.parent.mkdir(exist_ok=True)
         target.write_text(text, "utf-8")
-    readme = README.format(repository=repository)
+    installs = "\n".join(address.installs())
+    readme = README.format(repository=repository, installs=installs)
     if site:
         readme += f"- The book: {site}/\n"
     (out / "README.md").write_text(readme, "utf-8")

@@ -1,13 +1,14 @@
 """The first code cell of every notebook.
 
 The sources have the short one, for the package is there. What is published
-gets the long one, which fetches the package where there is only the notebook,
-as on Colab, and the experiments for a notebook that runs some. Nothing else:
-Colab keeps its own PyTorch.
+gets the long one, which fetches the package where there is none or an older
+one, as on Colab, and the experiments for a notebook that runs some. Nothing
+else: Colab keeps its own PyTorch. pip is silent, and tries once.
 """
 
 import re
 
+import address
 import nbformat
 
 SHORT = """\
@@ -16,12 +17,19 @@ import membudget
 membudget.setup()"""
 
 LONG = """\
-try:
-    import {modules}
-except ModuleNotFoundError:
-    %pip install --quiet --no-deps {requirements}
-    import membudget
+import subprocess, sys
+from importlib.metadata import version
 
+FROM = {places}
+try:
+    old = [*map(int, version("{name}").split("."))] < {version}
+except ModuleNotFoundError:
+    old = True
+if old:
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--retries=0"]
+    if subprocess.run([*pip, *FROM], capture_output=True).returncode:
+        raise OSError(f"pip cannot get {{FROM}}: check the network, try again")
+import membudget
 membudget.setup()"""
 
 # No blank, no quote, and nothing that means something to a shell or to
@@ -48,11 +56,14 @@ def long(requirement, experiments=False):
             f"{requirement!r} is nothing that a notebook may install: give "
             "git+https://… or https://…, of letters, digits and _ . / : % -"
         )
-    if not experiments:
-        return LONG.format(modules="membudget", requirements=requirement)
+    places = [requirement]
+    if experiments:
+        places.append(of_experiments(requirement))
+    quoted = ",\n        ".join(f'"{place}"' for place in places)
     return LONG.format(
-        modules="membudget, membudget_experiments",
-        requirements=f"{requirement} {of_experiments(requirement)}",
+        places=f"[{quoted}]",
+        name="membudget_experiments" if experiments else "membudget",
+        version=list(map(int, address.version().split("."))),
     )
 
 

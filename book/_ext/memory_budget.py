@@ -9,7 +9,8 @@
 * the directive ``mb-map``, the course as a picture (`course_map.py`), and the
   role ``mb-see``, which leads to a section by its heading (`see.py`);
 * the directive ``mb-records``, the list of all measurement records;
-* the directive ``mb-clone``, the commands that fetch the course;
+* the directives ``mb-clone`` and ``mb-install``, the commands that fetch the
+  course and that install its package;
 * figures in the page itself, in its letters and colours (`figures.py`);
 * buttons and set-up cells that know where the course is published, if anyone
   does; on a site the package's wheel lies beside the pages;
@@ -195,6 +196,19 @@ class CloneDirective(SphinxDirective):
         url = self.config.memory_budget_repository
         text = f"git clone {url}\ncd {url.rpartition('/')[2]}"
         return [nodes.literal_block("", text, language="bash")] if url else []
+
+
+class InstallDirective(SphinxDirective):
+    """``{mb-install} membudget``: how to install it, if an address is known.
+
+    Its argument is what pip calls it, with an extra or without.
+    """
+
+    required_arguments = 1
+
+    def run(self):
+        text = "\n".join(address.installs(*self.arguments))
+        return [nodes.literal_block("", text, language="bash")] if text else []
 
 
 def use_addresses(app, config):
@@ -485,7 +499,7 @@ def records_digest():
 
 def set_up_digest():
     """A hash of what fills in the set-up cell."""
-    return digest(Path(setup_cell.__file__))
+    return digest(Path(setup_cell.__file__), ROOT / "pyproject.toml")
 
 
 BUNDLE = load(WIDGETS / "bundle.py")
@@ -506,6 +520,7 @@ def setup(app):
     app.add_node(figures.Figure, html=(figures.write, None))
     app.add_directive("mb-cards", CardsDirective)
     app.add_directive("mb-clone", CloneDirective)
+    app.add_directive("mb-install", InstallDirective)
     app.add_directive("mb-map", course_map.MapDirective)
     app.add_html_math_renderer(
         "mathml", (formulas.inline, None), (formulas.block, None)

@@ -21,9 +21,11 @@ def setup(seed: int = 0) -> None:
         seed: seed of PyTorch's generators, on every device.
 
     Warns:
-        UserWarning: PyTorch is not of :data:`TORCH`.
+        UserWarning: PyTorch is not of :data:`TORCH`, or this package has been
+            replaced by another version since it was imported.
     """
     import warnings
+    from pathlib import Path
 
     import torch
 
@@ -37,6 +39,12 @@ def setup(seed: int = 0) -> None:
         warnings.warn(
             f"The course is tested with torch {TORCH[0]} to {TORCH[1]}, and "
             f"with torch {torch.__version__} numbers may differ.",
+            stacklevel=2,
+        )
+    if f'"{__version__}"' not in Path(__file__).read_text("utf-8"):
+        warnings.warn(
+            f"membudget {__version__} is running, and another version has "
+            "been installed: restart the kernel.",
             stacklevel=2,
         )
     torch.manual_seed(seed)

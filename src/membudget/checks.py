@@ -8,6 +8,7 @@ overflow in silence.
 
 import operator
 from collections.abc import Collection, Iterable, Mapping
+from importlib import import_module
 from inspect import signature
 from math import isfinite, isnan
 from numbers import Integral, Rational, Real
@@ -271,6 +272,26 @@ def check_positions(tokens: int, context: int) -> None:
             f"{tokens} tokens are more than the {context} learned positions: "
             "use fewer tokens or a larger context"
         )
+
+
+def installed(name: str, what: str) -> Any:
+    """A module that the extra ``course`` brings, imported.
+
+    Args:
+        name: of the module.
+        what: the reader wants, in words.
+
+    Raises:
+        ModuleNotFoundError: it is not there; the message says how to get it.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package, _, _ = name.partition(".")
+        raise ModuleNotFoundError(
+            f'{what} needs {package}: pip install "membudget[course]"',
+            name=package,
+        ) from error
 
 
 def refused(name: str, value: object, use: str) -> TypeError:

@@ -2,7 +2,7 @@
 
 import torch
 
-from membudget.checks import instance
+from membudget.checks import installed, instance
 from membudget.stories import Stories
 
 
@@ -20,9 +20,7 @@ def digits(
     use = "a torch.dtype with fractions"
     if not instance(dtype, torch.dtype, "dtype", use).is_floating_point:
         raise ValueError(f"dtype is {dtype}: use {use}")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    bunch = installed("sklearn.datasets", "data.digits").load_digits()
     images = torch.as_tensor(bunch.data, dtype=dtype) / 16
     return images, torch.as_tensor(bunch.target, dtype=torch.int64)
 

@@ -6,6 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from membudget.checks import installed
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -33,7 +35,7 @@ def use_style() -> None:
     Pictures have a light ground, so that every notebook can show them. Black
     is the text's colour and white the ground's: the book takes its own.
     """
-    import matplotlib as mpl
+    mpl = installed("matplotlib", "a figure")
     from cycler import cycler
 
     mpl.rcParams.update(
@@ -195,8 +197,7 @@ class MonitorPlot:
     """
 
     def __init__(self, monitor: "MemoryMonitor") -> None:
-        import matplotlib.pyplot as plt
-
+        plt = installed("matplotlib.pyplot", "a figure")
         from membudget.measuring.units import UNITS, format_bytes
 
         self.monitor, self._calls = monitor, 0

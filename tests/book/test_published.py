@@ -65,7 +65,10 @@ def test_links_inside_of_the_site_are_whole(published):
 def test_how_to_run_it_says_where_it_is(published):
     text = checks.soup(published, "book/start").article.get_text()
     assert f"git clone {URL}\ncd a-fork\n" in text
-    for words in "rocket button", "download a page", "open an issue":
+    for name in "membudget", "membudget[course]":
+        wheel = f'pip install "{name} @ {SITE}/{address.wheel()}"\n'
+        assert f'{wheel}pip install "{name} @ git+{URL}"\n' in text
+    for words in "rocket button", "One line installs", "open an issue":
         assert words in text
 
 
@@ -73,7 +76,7 @@ def test_without_an_address_nothing_is_said_of_it(site):
     if address.repository():
         pytest.skip("this book has been built with an address")
     text = checks.soup(site, "book/start").article.get_text()
-    for words in "git clone", "rocket button", "download a page", "issue":
+    for words in "git clone", "rocket button", "One line", "issue":
         assert words not in text
 
 

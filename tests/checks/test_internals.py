@@ -123,11 +123,18 @@ def test_setup_warns_where_nothing_is_tested(monkeypatch, version, tested):
     assert told == ([] if tested else [(sentence, __file__)])
 
 
+def test_setup_tells_of_a_version_that_came_later(monkeypatch):
+    monkeypatch.setattr(membudget, "__version__", "0.1.0")
+    monkeypatch.setattr(plotting, "use_style", lambda: None)
+    with pytest.warns(UserWarning, match=r"0\.1\.0 is running.*restart the"):
+        membudget.setup()
+
+
 @pytest.mark.parametrize(
     "file, text",
     [
         ("pyproject.toml", '"torch>={}"'),
-        ("README.md", "{}, 2.13 and {} are tested"),
+        ("CONTRIBUTING.md", "{}, 2.13 and {} are tested"),
         ("book/start.md", "PyTorch {} or newer"),
         ("book/measurements.md", "PyTorch {} or newer"),
     ],

@@ -7,9 +7,6 @@ because they have the same set-up cell.
 
 import os
 import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 
 import address
 import nbformat
@@ -19,34 +16,23 @@ import setup_cell
 import site_checks
 from project import ROOT, notebooks
 
+from tests import environments
+
 RUN = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
 nbclient.NotebookClient(notebook, kernel_name="python3").execute()
+print([c.outputs for c in notebook.cells if c.cell_type == "code"][0])
 """
+
+NOWHERE = "https://127.0.0.1:9/membudget-0.2.0-py3-none-any.whl"
 
 
 @pytest.fixture
 def colab(tmp_path):
     """The Python of an environment like Colab's."""
-    folder = tmp_path / "colab"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", folder], check=True
-    )
-    packages = folder / "packages"
-    packages.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "membudget" not in entry.name:
-            (packages / entry.name).symlink_to(entry)
-    python = folder / "bin/python"
-    (site_packages(python) / "colab.pth").write_text(str(packages))
-    return python
-
-
-def site_packages(python):
-    """Where an environment keeps its own packages."""
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return Path(subprocess.check_output([python, "-c", ask], text=True)[:-1])
+    packages = environments.all_but_the_course()
+    return environments.make(tmp_path / "colab", packages)
 
 
 @pytest.fixture
@@ -100,9 +86,9 @@ def came_along(python, folder):
     got = subprocess.check_output(
         [python, "-c", ask], cwd=folder, env=environment, text=True
     )
-    return (site_packages(python) / "membudget").is_dir() and got == (
-        ROOT / "labs/fsdp_train.py"
-    ).read_text()
+    script = (ROOT / "labs/fsdp_train.py").read_text()
+    own = environments.site_packages(python) / "membudget"
+    return own.is_dir() and got == script
 
 
 def test_a_downloaded_page_installs_what_the_site_carries(
@@ -119,7 +105,75 @@ def test_a_downloaded_page_installs_what_the_site_carries(
         upto = second_code_cell(notebook) + 1
         done = run(colab, tmp_path, path, address.requirement(), upto)
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"  # nothing of pip's
     assert came_along(colab, tmp_path)
+
+
+@pytest.fixture
+def has(tmp_path):
+    """An environment that has a version of the package, or (None) none."""
+
+    def has(version):
+        packages = environments.needed("pip")
+        python = environments.make(tmp_path / "other", packages)
+        home = environments.site_packages(python)
+        if version:
+            (home / "membudget.py").write_text("setup = print")
+            name = f"membudget-{version}.dist-info"
+            (home / name).mkdir()
+            text = (
+                f"Metadata-Version: 2.1\nName: membudget\nVersion: {version}"
+            )
+            (home / name / "METADATA").write_text(text)
+            (home / name / "RECORD").write_text("membudget.py,,\n")
+        return python
+
+    return has
+
+
+def alone(python, requirement):
+    """What the cell says, by itself."""
+    return subprocess.run(
+        [python, "-c", setup_cell.long(requirement)],
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("version", [None, "0.1.10"])
+def test_a_wheel_that_cannot_be_reached_gets_a_sentence(has, version):
+    done = alone(has(version), NOWHERE)
+    assert done.stdout == "" and "Retry" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"OSError: pip cannot get ['{NOWHERE}']: check the network, try again"
+    )
+
+
+@pytest.mark.parametrize("version", ["current", "10.0.0"])
+def test_who_has_the_version_or_a_newer_one_needs_no_network(has, version):
+    current = version.replace("current", address.version())
+    done = alone(has(current), NOWHERE)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_older_version_is_replaced(has, tmp_path):
+    publish.wheels(tmp_path)
+    python = has("0.1.10")
+    with site_checks.serve(tmp_path) as served:
+        done = alone(python, f"{served}/{address.wheel()}")
+    home = environments.site_packages(python)
+    assert not (home / "membudget.py").exists()
+    assert (home / "membudget/__init__.py").is_file()
+    assert "No module named 'torch'" in done.stderr  # which setup imports
+
+
+def test_a_cell_is_a_cell():
+    """Of at most 15 lines, and none is wide but for an address."""
+    for experiments in False, True:
+        lines = setup_cell.long(NOWHERE, experiments).splitlines()
+        assert len(lines) <= 15
+        assert all(len(line) < 80 or NOWHERE[:20] in line for line in lines)
 
 
 @pytest.mark.few(0)  # takes long: where no site is known

@@ -209,3 +209,16 @@ def test_what_pip_installs_for_a_reader(monkeypatch):
     monkeypatch.setenv("MEMBUDGET_SITE", "https://o.github.io/n/")
     wheel = f"https://o.github.io/n/{address.wheel()}"
     assert address.requirement() == wheel
+
+
+def test_the_commands_that_install_it(monkeypatch):
+    monkeypatch.setenv("MEMBUDGET_REPOSITORY", "")
+    assert address.installs() == []
+    monkeypatch.setenv("MEMBUDGET_REPOSITORY", GITHUB)
+    sources = f'pip install "membudget[course] @ git+{GITHUB}"'
+    assert address.installs("membudget[course]") == [sources]
+    monkeypatch.setenv("MEMBUDGET_SITE", "https://o.github.io/n")
+    site, _ = address.installs("membudget[course]")
+    assert site == sources.replace(
+        f"git+{GITHUB}", f"https://o.github.io/n/{address.wheel()}"
+    )

@@ -59,7 +59,7 @@ def test_two_at_once_make_what_was_half_made_anew(clone):
 
 
 def test_one_that_a_reader_made_is_kept(clone):
-    """As the README says: without make."""
+    """As CONTRIBUTING.md says: without make."""
     (clone / ".venv/home").unlink()
     assert make(clone) == ""
     assert (clone / ".venv/home").exists()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from membudget.checks import instance
+from membudget.checks import installed, instance
 from membudget.measuring.units import format_bytes
 
 
@@ -117,13 +117,7 @@ def read_memory(device: str | torch.device | None = None) -> MemoryReading:
 
 
 def _read_cpu() -> MemoryReading:
-    try:
-        import psutil
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "reading the CPU's memory needs psutil: pip install psutil",
-            name="psutil",
-        ) from error
+    psutil = installed("psutil", "reading the CPU's memory")
     memory = psutil.virtual_memory()
     return MemoryReading(
         device="cpu",

@@ -26,12 +26,18 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from membudget.checks import function, instance, number, told, whole
+from membudget.checks import (
+    function,
+    installed,
+    instance,
+    number,
+    told,
+    whole,
+)
 from membudget.sharding import rank_process
 
 if TYPE_CHECKING:  # one of them is not on Windows
@@ -56,8 +62,8 @@ MOST_RANKS = 1024
 LONGEST = 1e6
 """The longest deadline in seconds, about 11 days."""
 
-PRELOADED = rank_process.__name__, "torch._dynamo"
-"""Imported once for all ranks; each one's first optimizer needs the second."""
+PRELOADED = rank_process.__name__, "cloudpickle", "torch._dynamo"
+"""Imported once for all ranks; each one's first optimizer needs the last."""
 
 
 class RankError(RuntimeError):
@@ -512,6 +518,7 @@ def torchrun(
 
     Raises:
         FileNotFoundError: no such script.
+        ModuleNotFoundError: psutil is missing, which ends the processes.
         RuntimeError: a script that failed; the message has the end of what
             it wrote.
         TimeoutError: it did not end in time.
@@ -526,6 +533,7 @@ def torchrun(
         raise FileNotFoundError(
             f"there is no script {script}: give the path of a Python file"
         )
+    installed("psutil", "torchrun")
     mark = f"MEMBUDGET_TORCHRUN_{uuid4().hex}"
     said: list[tuple[bool, str]] = []  # whether an error, and a line
     seen = 0
@@ -601,6 +609,8 @@ def _kill_marked(mark: str) -> None:
 
     The ranks of an agent have sessions of their own, and outlive it.
     """
+    import psutil
+
     for _ in range(250):  # a process may start another one meanwhile
         everyone = psutil.process_iter(["environ"])
         marked = [p for p in everyone if mark in (p.info["environ"] or ())]

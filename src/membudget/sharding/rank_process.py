@@ -16,15 +16,17 @@ from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import CodeType, FunctionType
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
+
+from membudget.checks import installed
 
 LIMIT = timedelta(days=30)
 """For a collective: the parent's deadline comes first."""
@@ -40,11 +42,12 @@ def pack(*objects: object) -> bytes:
     elsewhere, travel with all that they use.
 
     Raises:
+        ModuleNotFoundError: cloudpickle is missing.
         TypeError: something that cannot travel.
     """
-    buffer = io.BytesIO()
+    buffer, pickler = io.BytesIO(), _pickler()
     try:
-        _Pickler(buffer).dump(objects)
+        pickler(buffer).dump(objects)
     except Exception as error:  # each type has its own way to refuse
         bad = [thing for thing in objects if not _travels(thing)]
         what = next(filter(None, map(_culprit, bad)), "this")
@@ -75,7 +78,7 @@ def _culprit(thing: object, seen: tuple[int, ...] = ()) -> str:
 
 def _travels(thing: object) -> bool:
     with suppress(Exception):
-        _Pickler(io.BytesIO()).dump(thing)
+        _pickler()(io.BytesIO()).dump(thing)
         return True
     return False
 
@@ -97,7 +100,7 @@ def _reduce_code(code: CodeType) -> tuple:
     if file != code.co_filename:
         lines = linecache.getlines(code.co_filename)
     code = code.replace(co_filename=file)
-    _, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    _, arguments = _pickler().dispatch_table.maps[1][CodeType](code)
     return _rebuild, (arguments, file, lines)
 
 
@@ -110,10 +113,18 @@ def _rebuild(arguments: tuple, file: str, lines: list[str]) -> CodeType:
     return CodeType(*arguments).replace(co_filename=file)
 
 
-class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar = ChainMap(
-        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
-    )
+@cache
+def _pickler() -> Any:
+    """cloudpickle's, for code that keeps its file."""
+    module = installed("cloudpickle", "sending a function to ranks")
+    base: Any = module.Pickler
+
+    class Pickler(base):
+        dispatch_table: ClassVar = ChainMap(
+            {CodeType: _reduce_code}, base.dispatch_table
+        )
+
+    return Pickler
 
 
 class _Lines(io.TextIOBase):

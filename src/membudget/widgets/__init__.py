@@ -1,5 +1,9 @@
 """Widgets: each subject's numbers, to be moved by hand."""
 
+from membudget.checks import installed
+
+installed("anywidget", "a widget")
+
 from membudget.widgets.accumulation import Accumulation
 from membudget.widgets.adapters import Adapters
 from membudget.widgets.base import Whole, Widget, format_bytes, format_number
