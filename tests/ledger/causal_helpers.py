@@ -23,6 +23,13 @@ SMALL = {
     "intermediate_size": 72,
 }
 FAMILIES = {
+    "GPT2": {},
+    "GPT2, no dropout": {
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": False,
+    },
     "Llama": {},
     "Llama, biases": {"attention_bias": True, "mlp_bias": True},
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
@@ -45,6 +52,8 @@ STEPS = {
 def config_of(family, **options):
     kind = family.split(",")[0]
     options = SMALL | FAMILIES.get(family, {}) | options
+    if kind == "GPT2":
+        options |= {"n_inner": options.pop("intermediate_size")}
     return getattr(transformers, f"{kind}Config")(**options)
 
 
@@ -55,16 +64,21 @@ def build(config, recipe="fp32", checkpointed=False, adapter=None):
         config, dtype=torch.bfloat16 if recipe == "bf16" else torch.float32
     ).train()
     if adapter and adapter.four_bits:
-        in_four_bits(model, model.model.layers)
+        in_four_bits(model, blocks_of(model))
     if adapter:
         add_peft(model, adapter)
     if checkpointed:
         how = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(how)
-    for number, layer in enumerate(model.model.layers):
+    for number, layer in enumerate(blocks_of(model)):
         among = checkpointed is True or number in (checkpointed or ())
         layer.gradient_checkpointing = among
     return model
+
+
+def blocks_of(model):
+    base = model.base_model
+    return base.h if hasattr(base, "h") else base.layers
 
 
 def loss(model, x, y):

@@ -3,6 +3,8 @@ hub counts in their files.
 
 The entries stand at ``https://huggingface.co/NAME/blob/main/config.json``, the
 count at ``https://huggingface.co/api/models/NAME`` as ``safetensors.total``.
+GPT-2's files hold masks, too: its counts are those of Keras Hub,
+``keras_hub/src/models/gpt2/gpt2_presets.py``.
 """
 
 ENTRIES = (
@@ -50,8 +52,21 @@ Qwen/Qwen3-1.7B qwen3 151936 2048 6144 28 16 8 128 yes 2031739904
 Qwen/Qwen3-4B qwen3 151936 2560 9728 36 32 8 128 yes 4022468096
 Qwen/Qwen3-8B qwen3 151936 4096 12288 36 32 8 128 no 8190735360
 Qwen/Qwen3-14B qwen3 151936 5120 17408 40 40 8 128 no 14768307200
+openai-community/gpt2 gpt2 50257 768 - 12 12 - - - 124439808
+openai-community/gpt2-medium gpt2 50257 1024 - 24 16 - - - 354823168
+openai-community/gpt2-large gpt2 50257 1280 - 36 20 - - - 774030080
+openai-community/gpt2-xl gpt2 50257 1600 - 48 25 - - - 1557611200
 Qwen/Qwen3-32B qwen3 151936 5120 25600 64 64 8 128 no 32762123264
 """  # noqa: E501
+
+NAMES = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
+}
+"""What a family's configs call an entry."""
 
 BUFFERS = "meta-llama/Llama-2-"
 """Their files hold the speeds of the rotary positions, once for a block."""
@@ -71,6 +86,9 @@ def models() -> dict[str, tuple[dict, int]]:
     for line in TABLE.strip().splitlines():
         name, *entries, count = line.split()
         config = dict(zip(ENTRIES, map(_entry, entries), strict=True))
-        given = {k: v for k, v in config.items() if v is not None}
+        names = NAMES.get(config["model_type"], {})
+        given = {
+            names.get(k, k): v for k, v in config.items() if v is not None
+        }
         found[name] = given, int(count)
     return found

@@ -2,6 +2,7 @@
 step that really runs, to the byte."""
 
 import random
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
 
@@ -199,7 +200,7 @@ def test_a_cache_counts_where_its_copies_are_wider(recipe):
     assert max(before) - found.peak_in("forward") == 2 * wide * active
 
 
-ANY = "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
+ANY = "GPT2", "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
 
 
 @st.composite
@@ -234,10 +235,17 @@ def test_any_shape(config, samples, tokens, recipe, checkpointed, step):
     same(config, samples, tokens, **how, **step)
 
 
-def test_weights_by_the_librarys_own_names():
-    config = config_of("Qwen3, biases", attention_bias=True)
+@pytest.mark.parametrize(
+    ("family", "last"),
+    [
+        ("Qwen3, biases", "model.layers.1.mlp.*"),
+        ("GPT2", "transformer.h.1.mlp.*"),
+    ],
+)
+def test_weights_by_the_librarys_own_names(family, last):
+    config = config_of(family, attention_bias=True)
     names = {name for name, _ in build(config).named_parameters()}
-    shape, last = from_config(config), "model.layers.1.mlp.*"
+    shape = from_config(config)
     for name in names - {"lm_head.weight"}:
         predict(shape, 1, 4, trained=[name])
     found = predict(shape, 1, 4, trained=[last], optimizer=None)
@@ -252,8 +260,13 @@ def test_weights_by_the_librarys_own_names():
         ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
-        ({"block": "gptj"}, "no block 'gptj': use one of llama, "),
+        ({"block": "gptj"}, "no block 'gptj': use one of gpt2, l"),
         ({"block": "phi3", "biases": ["q_proj"]}, "'q_proj': use one of qkv_"),
+        (
+            {"dropouts": ["mlp"]},
+            "no place of dropout 'mlp': use one of embed",
+        ),
+        ({"context": 0}, "context is 0: use a whole number of at least 1"),
         ({"window": 0}, "window is 0: use a whole number of at least 1"),
     ],
 )
@@ -285,6 +298,34 @@ SHAPE = {
 def test_steps_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
         predict(CausalLM(**SHAPE), 2, 12, **options)
+
+
+def test_more_tokens_than_learned_positions():
+    shape = from_config(config_of("GPT2", n_positions=12))
+    predict(shape, 2, 12)
+    with pytest.raises(ValueError, match="than the 12 learned positions: use"):
+        predict(shape, 2, 13)
+
+
+def test_dropout_of_attention_keeps_less_on_a_gpu():
+    """There it is in the kernel; a CPU has none, and keeps the scores."""
+    config = config_of("GPT2", embd_pdrop=0.0, resid_pdrop=0.0)
+    shape = from_config(config)
+    bare = replace(shape, dropouts=())
+    cpu, gpu, none = (
+        predict(of, 3, 12, kernels=kernels).saved
+        for of, kernels in ((shape, "cpu"), (shape, "cuda"), (bare, "cuda"))
+    )
+    assert cpu > gpu == none
+
+
+def test_an_adapters_targets_as_peft_finds_them():
+    """By the end of a layer's name: ``c_proj`` is two of GPT-2's."""
+    config = config_of("GPT2")
+    short = Adapter(["c_proj"], rank=4)
+    long = Adapter(["attn.c_proj", "mlp.c_proj"], rank=4)
+    found = same(config, 3, 12, adapter=short)
+    assert found == predict(from_config(config), 3, 12, adapter=long)
 
 
 def test_a_sequence_as_long_as_local_attention():

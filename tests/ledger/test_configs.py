@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import transformers
 from causal_helpers import FAMILIES, SMALL, build, config_of
 from real_configs import BUFFERS, TWICE, models
 
@@ -59,10 +60,10 @@ def test_local_attention(kind, options, window):
 
 REFUSED = [
     ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
-    ({"model_type": "mixtral"}, "'mixtral': use one of llama, mistral, phi3,"),
+    ({"model_type": "mixtral"}, "'mixtral': use one of gpt2, llama, mistral,"),
     ({"model_type": None}, "the config has no model_type: use a model's"),
-    ({"model_type": 3}, "no rule for the model_type 3: use one of llama"),
-    ({"model_type": []}, "no rule for the model_type []: use one of llama"),
+    ({"model_type": 3}, "no rule for the model_type 3: use one of gpt2,"),
+    ({"model_type": []}, "no rule for the model_type []: use one of gpt2"),
     (
         {"vocab_size": None, "hidden_size": None},
         "the config of a llama lacks vocab_size, hidden_size: use a model's",
@@ -104,6 +105,49 @@ REFUSED = [
 def test_what_is_refused_by_name(entries, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         from_config(LLAMA | entries)
+
+
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"activation_function": "relu"},
+            "activation_function is 'relu', for which there is no rule: use "
+            "gelu_new",
+        ),
+        ({"n_layer": None}, "the config of a gpt2 lacks n_layer: use a model"),
+        ({"n_head": 0}, "n_head is 0: use a whole number of at least 1"),
+        ({"add_cross_attention": True}, "add_cross_attention is True, for wh"),
+        (
+            {"architectures": ["GPT2DoubleHeadsModel"]},
+            "the architecture is 'GPT2DoubleHeadsModel', for which there is "
+            "no rule: use LMHeadModel, or hand the model itself",
+        ),
+    ],
+)
+def test_what_is_refused_of_gpt2(entries, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(GPT2 | entries)
+
+
+def test_what_gpt2_does_where_nothing_is_said():
+    """An MLP of 4 × width, 1 024 positions, a tied head, and dropout."""
+    shape = from_config(GPT2 | {"architectures": ["GPT2LMHeadModel"]})
+    assert (shape.hidden, shape.context, shape.tied) == (128, 1024, True)
+    assert shape == from_config(transformers.GPT2Config(**GPT2))
+    assert from_config(GPT2 | {"attn_pdrop": 0}).dropouts == (
+        "embedding",
+        "residual",
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,11 @@ class Adapter:
         names = strings(self.targets, "targets", "names of linear layers")
         object.__setattr__(self, "targets", names)
 
+    def at(self, name: str) -> bool:
+        """Whether the linear layer of this name has one: it ends in a
+        target, as ``peft`` has it."""
+        return any(f".{name}".endswith(f".{part}") for part in self.targets)
+
     @property
     def told(self) -> str:
         """In words."""
@@ -131,7 +136,11 @@ def check_targets(
         names: those of the layers; by default the family's.
     """
     names = list(TARGETS[family] if names is None else names)
-    unknown = [name for name in adapter.targets if name not in names]
+    unknown = [
+        part
+        for part in adapter.targets
+        if not any(f".{name}".endswith(f".{part}") for name in names)
+    ]
     if unknown:
         raise ValueError(
             f"a block has no linear layer {shown(unknown[0])}: use "

@@ -5,6 +5,7 @@ writes their code. What it needs to know stands in the shape, a
 :class:`membudget.ledger.CausalLM`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -16,12 +17,15 @@ from membudget.ledger.paper import PaperTensor
 class Block(Written):
     """Llama's block, and what all have: a table, blocks, a head, a loss."""
 
-    kind: ClassVar = "llama"
-    """The ``model_type`` of such a model."""
+    kind: ClassVar = "llama"  # the model_type of such a model
+    table: ClassVar = "embed_tokens"
+    last: ClassVar = "norm"  # of the model's modules
+    base: ClassVar = "model", "layers"  # the library's names of these
+    rotary: ClassVar = True
 
-    def __post_init__(self) -> None:
-        self.scales: list[PaperTensor] = []  # weights of a block's norms
-        self.first = 0  # of a block among the trained weights
+    scales: list[PaperTensor]  # weights of a block's norms
+    first: int  # of a block among the trained weights
+    leaf: tuple[PaperTensor, ...] = ()  # autograd's, if not a weight
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:
@@ -60,6 +64,20 @@ class Block(Written):
             "pad_token_id": None,
         }
 
+    @classmethod
+    def buffers(cls, shape: Any) -> int:
+        """Bytes of the buffers: twice the speeds of the rotary positions, in
+        fp32 in a 16-bit model, too."""
+        return 2 * 4 * (shape.head_size // 2) * cls.rotary
+
+    def named(self, name: str) -> str:
+        """The library's name of a weight."""
+        model, layers = self.base
+        name = re.sub(
+            r"^model\.layers\b", f"model.{layers}", super().named(name)
+        )
+        return re.sub(r"^model\b", model, name)
+
     # The model around the blocks
 
     def write(self, checkpointed: set[int], chunks: int | None) -> None:
@@ -67,33 +85,35 @@ class Block(Written):
         ids = paper.input(self.batch * self.tokens, 8)
         labels = paper.input(self.batch * self.tokens, 8)
         with paper.inside("model"):
-            table = self.weight(
-                shape.vocabulary * shape.width, "embed_tokens.weight"
-            )
-            with paper.inside("embed_tokens"):
+            with paper.inside(self.table):
+                table = self.weight(shape.vocabulary * shape.width, "weight")
                 x = op.embedding(paper, table, ids, shape.width)
             if checkpointed:  # then the library asks for its gradient
+                self.leaf = (x,) if not x.trained else ()
                 x.trained = True
-            given = x
-            self.positions(x.itemsize)
+            x, *variables = self.positioned(x)
             for index in range(shape.depth):
                 start = len(paper.rows)
                 with paper.inside(f"layers.{index}"):
                     x = self.block(x)
                 if index in checkpointed:
                     paper.checkpoint(start)
-            x = self.norm(x, "norm")
-        paper.last.watches += given, self.places, self.cos, self.sin
+            x = self.norm(x, self.last)
+        paper.last.watches += *variables, self.places
         self.loss(x, table, labels)
 
-    def positions(self, itemsize: int) -> None:
-        """The places, and cosines and sines of each. What comes and goes
-        before a block, the check for packed sequences, too, is less than what
-        comes and goes in its first norm."""
+    def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """What the first block is given, and what variables of the model
+        hold: cosines and sines.
+
+        What comes and goes before a block, the check for packed sequences,
+        too, is less than what comes and goes in its first norm.
+        """
         size = self.tokens * self.shape.head_size
         self.places = op.constant(self.paper, self.tokens, 8)
-        self.cos = op.constant(self.paper, size, itemsize)
-        self.sin = op.constant(self.paper, size, itemsize)
+        self.cos = op.constant(self.paper, size, x.itemsize)
+        self.sin = op.constant(self.paper, size, x.itemsize)
+        return x, x, self.cos, self.sin
 
     def loss(
         self, x: PaperTensor, table: PaperTensor, labels: PaperTensor
@@ -201,6 +221,115 @@ class Block(Written):
         return op.add(paper, x, y, watches=(given, self.places))
 
 
+class _GPT2(Block):
+    """Learned positions, LayerNorm, biases, and dropout.
+
+    Query, key and value are one linear layer. Linear layers are ``Conv1D``,
+    whose weights lie the other way round.
+    """
+
+    kind = "gpt2"
+    table = "wte"
+    last = "ln_f"
+    base = "transformer", "h"
+    rotary = False
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        d, f = shape.width, shape.hidden
+        return {
+            "attn.c_attn": (d, 3 * d),
+            "attn.c_proj": (d, d),
+            "mlp.c_fc": (d, f),
+            "mlp.c_proj": (f, d),
+        }
+
+    @classmethod
+    def config(cls, shape: Any) -> dict[str, object]:
+        rates = {place: 0.1 for place in shape.dropouts}
+        return {
+            "model_type": cls.kind,
+            "vocab_size": shape.vocabulary,
+            "n_embd": shape.width,
+            "n_layer": shape.depth,
+            "n_head": shape.heads,
+            "n_inner": shape.hidden,
+            "n_positions": shape.context,
+            "tie_word_embeddings": shape.tied,
+            "embd_pdrop": rates.get("embedding", 0),
+            "attn_pdrop": rates.get("attention", 0),
+            "resid_pdrop": rates.get("residual", 0),
+        }
+
+    def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        paper, shape = self.paper, self.shape
+        self.places = op.constant(paper, self.tokens, 8)
+        with paper.inside("wpe"):
+            learned = self.weight(shape.context * shape.width, "weight")
+            y = op.embedding(paper, learned, self.places, shape.width)
+        total = op.add(paper, x, y, broadcast=self.batch > 1)
+        paper.last.saves += self.leaf
+        return self.dropped(total, "embedding"), x, y
+
+    def dropped(self, x: PaperTensor, where: str) -> PaperTensor:
+        dropped = where in self.shape.dropouts
+        return op.dropout(self.paper, x) if dropped else x
+
+    def biased(self, name: str) -> bool:
+        return True
+
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
+        with self.paper.inside(name):
+            weight, bias = (
+                self.weight(self.shape.width, part)
+                for part in ("weight", "bias")
+            )
+            return op.layer_norm(self.paper, x, weight, bias)
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        part = self.batch * self.tokens * self.shape.width
+        qkv = self.project(x, "attn.c_attn")
+        q, k, v = op.split(paper, qkv, (part,) * 3)
+        with paper.inside("attn"):
+            y = self.attend(q, k, v)
+        out = self.dropped(self.project(y, "attn.c_proj"), "residual")
+        paper.last.watches += x, q, k, v, y
+        return out
+
+    def attend(self, q, k, v) -> PaperTensor:
+        drops = "attention" in self.shape.dropouts
+        if not drops or self.paper.kernels == "cuda":
+            return super().attend(q, k, v)
+        heads = self.shape.heads
+        y = op.dropped_attention(
+            self.paper,
+            *op.lowered(self.paper, q, k, v),
+            scores=self.batch * heads * self.tokens**2,
+            tokens=self.tokens,
+            folds=1 in (self.batch, heads),
+        )
+        return y if 1 in (heads, self.tokens) else op.contiguous(self.paper, y)
+
+    def mlp(self, x: PaperTensor) -> PaperTensor:
+        up = self.project(x, "mlp.c_fc")
+        with self.paper.inside("mlp.act"):
+            up = op.new_gelu(self.paper, up)
+        return self.dropped(self.project(up, "mlp.c_proj"), "residual")
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        attended = self.attention(self.norm(x, "ln_1"))
+        x = op.add(paper, attended, x)
+        normed = self.norm(x, "ln_2")
+        y = self.mlp(normed)
+        paper.last.watches += (normed,)
+        held = given, attended, self.places
+        return op.add(paper, x, y, watches=held)
+
+
 class _Qwen3(Block):
     """Each head's query and key go through an RMSNorm."""
 
@@ -273,6 +402,7 @@ class _Phi3(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {
+    "gpt2": _GPT2,
     "llama": Block,
     "phi3": _Phi3,
     "qwen3": _Qwen3,

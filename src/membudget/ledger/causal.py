@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from membudget.checks import check_positions, flag, one_of, strings, whole
 from membudget.checks import device as checked_device
-from membudget.checks import flag, one_of, strings, whole
 from membudget.ledger.adapters import (
     Adapter,
     check_matched,
@@ -17,6 +17,10 @@ from membudget.ledger.adapters import (
 from membudget.ledger.blocks import BLOCKS, Block
 from membudget.ledger.networks import MOST_BLOCKS, chosen_numbers
 from membudget.ledger.paper import Paper
+
+DROPOUTS = "embedding", "attention", "residual"
+"""Where GPT-2 has dropout: after the positions, on the weights of attention,
+and at the end of attention and MLP."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class CausalLM:
         block: whose block, one of :data:`membudget.ledger.blocks.BLOCKS`.
         window: tokens that a token sees in the blocks with local attention:
             more than a sequence has; None where there are no such blocks.
+        context: positions that are learned (GPT-2).
+        dropouts: where numbers are dropped in training, of
+            :data:`DROPOUTS` (GPT-2).
     """
 
     vocabulary: int
@@ -58,6 +65,8 @@ class CausalLM:
     biases: Sequence[str] = ()
     block: str = "llama"
     window: int | None = None
+    context: int | None = None
+    dropouts: Sequence[str] = ()
 
     family: ClassVar[str] = "transformers"
     fused: ClassVar[bool] = True
@@ -73,7 +82,7 @@ class CausalLM:
                 f"{self.heads} heads do not share {self.kv_heads} heads of "
                 "keys: use a kv_heads that divides the heads"
             )
-        if self.head_size % 2:
+        if self.head_size % 2 and BLOCKS[self.block].rotary:
             raise ValueError(
                 f"head_size is {self.head_size}: use an even number, whose "
                 "halves rotary positions turn"
@@ -84,8 +93,19 @@ class CausalLM:
         for name in biases:
             one_of(name, self.linears, "linear layer of a block")
         object.__setattr__(self, "biases", biases)
-        if self.window is not None:
-            object.__setattr__(self, "window", whole(self.window, "window"))
+        for name in ("window", "context"):
+            if getattr(self, name) is not None:
+                value = whole(getattr(self, name), name)
+                object.__setattr__(self, name, value)
+        dropouts = strings(self.dropouts, "dropouts", "places of dropout", 0)
+        for name in dropouts:
+            one_of(name, DROPOUTS, "place of dropout")
+        object.__setattr__(self, "dropouts", dropouts)
+
+    @property
+    def layers(self) -> str:
+        """The library's name of the list of blocks: ``"model.layers"``."""
+        return ".".join(BLOCKS[self.block].base)
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
@@ -111,9 +131,8 @@ class CausalLM:
 
     @property
     def buffers(self) -> int:
-        """Bytes of the buffers: twice the speeds of the rotary positions, in
-        fp32 in a 16-bit model, too."""
-        return 2 * 4 * (self.head_size // 2)
+        """Bytes of the buffers, which stay in fp32 in a 16-bit model."""
+        return BLOCKS[self.block].buffers(self)
 
     def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
         """The library's model of this shape; on ``meta`` it takes no memory.
@@ -156,6 +175,8 @@ class CausalLM:
                 kept, which transformers' own step has not.
         """
         self._check(tokens, loss_chunks, kept_attention)
+        if self.context is not None:
+            check_positions(tokens, self.context)
         if adapter:
             check_targets(adapter, self.family, self.linears)
         paper = Paper(autocast, lists, kernels)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from os.path import isdir, isfile
 from pathlib import Path
@@ -12,29 +13,82 @@ from membudget.checks import flag, instance, listed, refused, shown, whole
 from membudget.ledger.adapters import TARGETS
 from membudget.ledger.causal import CausalLM
 
-MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+
+@dataclass(frozen=True)
+class _Family:
+    """What distinguishes the configs of a ``model_type``.
+
+    Attributes:
+        block: one of :data:`membudget.ledger.blocks.BLOCKS`.
+        needed: entries without which there is no shape.
+        activations: that ``hidden_act`` may be; the first is the usual one.
+        names: what it calls an entry, if not as Llama does.
+        architecture: the name of the class ends so.
+        tied: whether the head is tied where nothing is said.
+    """
+
+    block: str = "llama"
+    needed: tuple[str, ...] = ("intermediate_size", "num_key_value_heads")
+    activations: tuple[str, ...] = ("silu", "swish")
+    names: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = "ForCausalLM"
+    tied: bool = False
+
+
+_FAMILIES = {
+    "gpt2": _Family(
+        "gpt2",
+        (),
+        ("gelu_new",),
+        {
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "hidden_act": "activation_function",
+            "attention_dropout": "attn_pdrop",
+        },
+        "LMHeadModel",
+        tied=True,
+    ),
+    # whose first configs have no heads of keys
+    "llama": _Family(needed=("intermediate_size",)),
+    "mistral": _Family(),
+    "phi3": _Family("phi3"),
+    "qwen2": _Family(),
+    "qwen3": _Family(
+        "qwen3", ("intermediate_size", "num_key_value_heads", "head_dim")
+    ),
+}
+
+MODEL_TYPES = tuple(_FAMILIES)
 """The ``model_type`` of a config for which there are rules."""
 
-_BLOCKS = {"phi3": "phi3", "qwen3": "qwen3"}
 _ATTENTION, _MLP = TARGETS["transformers"][:4], TARGETS["transformers"][4:]
 _NEEDED = (
     "vocab_size",
     "hidden_size",
-    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
 )
 _FINE: dict[str, tuple[object, ...]] = {
-    "the architecture": ("ForCausalLM",),
-    "hidden_act": ("silu", "swish"),
     "attention_dropout": (0,),
     "embd_pdrop": (0,),
     "resid_pdrop": (0,),
     "quantization_config": (None,),
     "rope_type": ("default", "linear", "llama3", "yarn"),
     "partial_rotary_factor": (1,),
+    "add_cross_attention": (False,),
 }
 """What an option may be; the first is the usual one."""
+
+_DROPOUTS = {
+    "embedding": "embd_pdrop",
+    "attention": "attention_dropout",
+    "residual": "resid_pdrop",
+}
+"""Where GPT-2 has dropout, and what says so."""
 
 _ACCOUNT = "hand the model itself to membudget.ledger.account"
 
@@ -57,37 +111,68 @@ def from_config(
     Args:
         config: the content of a ``config.json``, the path of one or of a
             folder with one, or a config of transformers. Its
-            ``model_type`` is one of :data:`MODEL_TYPES`, among them Llama 1
-            to 3, SmolLM (``"llama"``), Mistral, Phi-3 and 4, Qwen 2, 2.5
-            and 3.
+            ``model_type`` is one of :data:`MODEL_TYPES`: GPT-2, Llama 1 to 3
+            and SmolLM (``"llama"``), Mistral, Phi-3 and 4, Qwen 2, 2.5 and 3.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
             or makes no sense, a model of another kind, or an option for which
-            there is no rule (another activation function, dropout, quantized
-            weights, rotary positions that depend on the length).
+            there is no rule (another activation function, dropout but
+            GPT-2's, quantized weights, rotary positions that depend on the
+            length).
 
     Example:
         >>> shape = from_config("Qwen2.5-7B/config.json")
         >>> predict(shape, 1, 4096, recipe="bf16", checkpointed=True).peak
     """
-    read = _read(config)
-    kind = _known(read)
-    heads = _whole(read, "num_attention_heads")
-    width = _whole(read, "hidden_size")
-    return CausalLM(
-        _whole(read, "vocab_size"),
-        width,
-        _whole(read, "num_hidden_layers"),
-        heads,
-        _whole(read, "num_key_value_heads", heads),
-        _whole(read, "head_dim", width // heads),
-        _whole(read, "intermediate_size"),
-        tied=_flag(read, "tie_word_embeddings"),
-        biases=_biases(read, kind),
-        block=_BLOCKS.get(kind, "llama"),
-        window=_window(read, kind),
+    read = _known(_read(config))
+    heads, width = (
+        read.whole(name) for name in ("num_attention_heads", "hidden_size")
     )
+    return CausalLM(
+        read.whole("vocab_size"),
+        width,
+        read.whole("num_hidden_layers"),
+        heads,
+        read.whole("num_key_value_heads", heads),
+        read.whole("head_dim", width // heads),
+        read.whole("intermediate_size", 4 * width),
+        tied=read.flag("tie_word_embeddings", read.family.tied),
+        biases=_biases(read),
+        block=read.family.block,
+        window=_window(read),
+        context=_context(read),
+        dropouts=_dropouts(read),
+    )
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of a config, by Llama's names."""
+
+    kind: str
+    entries: Mapping[str, Any]
+
+    @property
+    def family(self) -> _Family:
+        return _FAMILIES[self.kind]
+
+    def named(self, name: str) -> str:
+        """What the config calls it."""
+        return self.family.names.get(name, name)
+
+    def get(self, name: str) -> Any:
+        """None where it says nothing."""
+        return self.entries.get(self.named(name))
+
+    def whole(self, name: str, otherwise: int | None = None) -> int:
+        value = self.get(name)
+        value = otherwise if value is None else value
+        return whole(value, self.named(name))
+
+    def flag(self, name: str, otherwise: bool = False) -> bool:
+        value = self.get(name)
+        return flag(otherwise if value is None else value, self.named(name))
 
 
 def _read(config: object) -> Mapping[str, Any]:
@@ -125,9 +210,9 @@ def _from_file(path: str | PathLike[str]) -> object:
     return read
 
 
-def _known(read: Mapping[str, Any]) -> str:
-    """Its ``model_type``, if there are rules for all that it says."""
-    kind = read.get("model_type")
+def _known(entries: Mapping[str, Any]) -> _Entries:
+    """The entries, if there are rules for all that they say."""
+    kind = entries.get("model_type")
     if kind is None:
         raise ValueError(
             "the config has no model_type: use a model's whole config.json, "
@@ -138,79 +223,91 @@ def _known(read: Mapping[str, Any]) -> str:
             f"there is no rule for the model_type {shown(kind)}: use one of "
             f"{', '.join(MODEL_TYPES)}, or {_ACCOUNT}"
         )
-    needed = list(_NEEDED)
-    if kind != "llama":  # whose first configs were without
-        needed.append("num_key_value_heads")
-    if kind == "qwen3":  # its heads have a size of their own
-        needed.append("head_dim")
-    missing = [name for name in needed if read.get(name) is None]
+    read = _Entries(kind, entries)
+    needed = *_NEEDED, *read.family.needed
+    missing = [read.named(name) for name in needed if read.get(name) is None]
     if missing:
         raise ValueError(
             f"the config of a {kind} lacks {', '.join(missing)}: use a "
             "model's whole config.json"
         )
     _without_rule(read)
-    return str(kind)
+    return read
 
 
-def _without_rule(read: Mapping[str, Any]) -> None:
+def _without_rule(read: _Entries) -> None:
     """Refuse an option that changes the step in a way that no rule has."""
+    family = read.family
+    fine = _FINE | {
+        "hidden_act": family.activations,
+        "the architecture": (family.architecture,),
+    }
+    if family.block == "gpt2":  # has rules for its dropout
+        fine = {k: v for k, v in fine.items() if k not in _DROPOUTS.values()}
     for name, value in _options(read).items():
-        if value not in _FINE[name]:
+        if value not in fine.get(name, (value,)):
             raise ValueError(
-                f"{name} is {shown(value)}, for which there is no rule: use "
-                f"{_FINE[name][0]}, or {_ACCOUNT}"
+                f"{read.named(name)} is {shown(value)}, for which there is no "
+                f"rule: use {fine[name][0]}, or {_ACCOUNT}"
             )
 
 
-def _options(read: Mapping[str, Any]) -> dict[str, object]:
+def _options(read: _Entries) -> dict[str, object]:
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         use = "the entries of one, or leave it out"
         rope |= instance(read.get(name) or {}, dict, name, use)
-    made = read.get("architectures") or ["ForCausalLM"]
+    end = read.family.architecture
+    made = read.get("architectures") or [end]
     head = str(listed(made, "architectures", "names")[0])
     turned = rope.get("partial_rotary_factor")
     if turned is None:
         turned = read.get("partial_rotary_factor")
+    usual = read.family.activations[0]
     return {
-        "the architecture": re.sub(r"^\w+(?=ForCausalLM$)", "", head),
-        "hidden_act": read.get("hidden_act", "silu"),
-        "attention_dropout": read.get("attention_dropout") or 0,
-        "embd_pdrop": read.get("embd_pdrop") or 0,
-        "resid_pdrop": read.get("resid_pdrop") or 0,
+        "the architecture": re.sub(rf"^\w+(?={end}$)", "", head),
+        "hidden_act": read.get("hidden_act") or usual,
         "quantization_config": read.get("quantization_config"),
         "rope_type": rope.get("rope_type") or rope.get("type") or "default",
         "partial_rotary_factor": 1 if turned is None else turned,
-    }
+        "add_cross_attention": read.get("add_cross_attention") or False,
+    } | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
 
-def _whole(
-    read: Mapping[str, Any], name: str, otherwise: int | None = None
-) -> int:
-    value = read.get(name)
-    return whole(otherwise if value is None else value, name)
-
-
-def _flag(read: Mapping[str, Any], name: str) -> bool:
-    return flag(read.get(name) or False, name)
-
-
-def _biases(read: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+def _biases(read: _Entries) -> tuple[str, ...]:
     """Linear layers with a bias, as the library's classes have them."""
-    if kind in ("mistral", "phi3"):
+    if read.kind in ("gpt2", "mistral", "phi3"):
         return ()
-    if kind == "qwen2":
+    if read.kind == "qwen2":
         return _ATTENTION[:3]
-    biases = _ATTENTION if _flag(read, "attention_bias") else ()
-    if kind == "llama" and _flag(read, "mlp_bias"):
+    biases = _ATTENTION if read.flag("attention_bias") else ()
+    if read.kind == "llama" and read.flag("mlp_bias"):
         biases += _MLP
     return biases
 
 
-def _window(read: Mapping[str, Any], kind: str) -> int | None:
+def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = kind in ("mistral", "phi3") or _flag(read, "use_sliding_window")
-    if not used or kind == "llama" or read.get("sliding_window") is None:
+    used = read.kind in ("mistral", "phi3")
+    if read.kind in ("qwen2", "qwen3"):
+        used = read.flag("use_sliding_window")
+    if not used or read.get("sliding_window") is None:
         return None
-    return _whole(read, "sliding_window")
+    return read.whole("sliding_window")
+
+
+def _context(read: _Entries) -> int | None:
+    if read.family.block != "gpt2":
+        return None
+    return read.whole("max_position_embeddings", 1024)
+
+
+def _dropouts(read: _Entries) -> tuple[str, ...]:
+    """Where GPT-2 drops numbers: by default everywhere, one in ten."""
+    if read.family.block != "gpt2":
+        return ()
+    return tuple(
+        where
+        for where, name in _DROPOUTS.items()
+        if read.get(name) is None or float(read.get(name)) > 0
+    )

@@ -272,7 +272,7 @@ class Written:
     def weight(
         self, elements: int, name: str, packed: bool = False
     ) -> PaperTensor:
-        name = ".".join([*self.paper.module, name])
+        name = self.named(name)
         self.names.append(name)
         trained = any(fnmatchcase(name, wanted) for wanted in self.trained)
         if packed:
@@ -283,6 +283,10 @@ class Written:
                 )
             return self.paper.parameter(packed_bytes(elements), 1, False)
         return self.paper.parameter(elements, self.itemsize, trained)
+
+    def named(self, name: str) -> str:
+        """The full name of a weight."""
+        return ".".join([*self.paper.module, name])
 
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
@@ -312,7 +316,7 @@ class Written:
                 y = op.four_bits(self.paper, x, size, outputs, bias)
             else:
                 y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
-            if self.adapter and name in self.adapter.targets:
+            if self.adapter and self.adapter.at(name):
                 y = self.adapted(self.adapter, x, y, inputs, outputs)
         return y
 

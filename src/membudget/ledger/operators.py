@@ -272,6 +272,30 @@ def of_input(paper: Paper, x: PaperTensor, name: str) -> PaperTensor:
     return _row(paper, name, _new(x), {"x": x}, saves=(x,))
 
 
+def new_gelu(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """GELU by tanh, written out in Python as in transformers' GPT-2.
+
+    ``0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3)))``: it saves x, tanh and
+    both factors of the last product. (Hendrycks and Gimpel 2016, arXiv
+    1606.08415, section 2.)
+    """
+    half = scale(paper, x)
+    cube = _cube(paper, x)
+    small = scale(paper, cube)
+    inner = scale(paper, add(paper, x, small))
+    raised = of_output(paper, inner, "tanh")
+    moved = _new(raised)
+    paper.write("add", (raised,), (moved,), gives=((raised, "g"),))
+    return multiply(paper, half, moved)
+
+
+def _cube(paper: Paper, x: PaperTensor) -> PaperTensor:
+    y, n = _new(x), x.bytes
+    steps = ("a", n), ("b", n), ("x", n), ("a", 0), ("b", 0)
+    paper.write("pow", (x,), (y,), saves=(x,), steps=steps, gives=((x, "x"),))
+    return y
+
+
 def multiply(paper: Paper, x: PaperTensor, y: PaperTensor) -> PaperTensor:
     """``x * y`` of the same shape: saves both."""
     reads = {"x": x, "y": y}
@@ -701,6 +725,51 @@ def unfused_attention(
     if times == 1 and not folds:
         v = contiguous(paper, v, copied=False)
     return matmul(paper, weights, v, q.elements, watches=kept)
+
+
+def dropped_attention(
+    paper: Paper,
+    q: PaperTensor,
+    k: PaperTensor,
+    v: PaperTensor,
+    *,
+    scores: int,
+    tokens: int,
+    folds: bool,
+) -> PaperTensor:
+    """``F.scaled_dot_product_attention`` with dropout on a CPU, which has no
+    fused kernel for it: PyTorch's ``_scaled_dot_product_attention_math``.
+
+    It computes in fp32, under autocast, too, and saves copies of q, k and v,
+    the softmax of the scores, dropout's mask, and the product of both. On a
+    GPU it is :func:`fused_attention`.
+
+    Args:
+        scores: batch · heads · tokens².
+        tokens: of a sequence.
+        folds: whether batch and heads are one dimension without a copy.
+    """
+    itemsize = q.itemsize
+    autocast, paper.autocast = paper.autocast, None
+    wide = tuple(cast(paper, t, 4) for t in (q, k, v))
+    query = scale(paper, wide[0])
+    mask = constant(paper, tokens * tokens, 4)
+    key, value = scale(paper, wide[1]), wide[2]
+    left, right = query, key
+    dense = folds or tokens == 1  # what was scaled or cast
+    if not dense:
+        left, right = (
+            contiguous(paper, t, copied=False) for t in (query, key)
+        )
+    raw = matmul(paper, left, right, scores, watches=(key,))
+    weights = dropout(paper, softmax(paper, raw))
+    given = cast(paper, weights, itemsize)  # what it returns beside y
+    if not (dense if itemsize < 4 else folds):
+        value = contiguous(paper, value, copied=False)
+    held = query, mask, given, *wide
+    y = matmul(paper, weights, value, q.elements, watches=held)
+    paper.autocast = autocast
+    return cast(paper, y, itemsize, watches=held)
 
 
 def cross_entropy(

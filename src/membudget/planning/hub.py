@@ -113,7 +113,8 @@ def _checkpoints(job, plan) -> Iterator[str]:
         return
     yield 'model.gradient_checkpointing_enable({"use_reentrant": False})'
     if plan.checkpointed < job.depth:
-        yield f"for layer in model.model.layers[{plan.checkpointed}:]:"
+        where = job.network.layers
+        yield f"for layer in model.{where}[{plan.checkpointed}:]:"
         yield "    layer.gradient_checkpointing = False"
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -165,8 +165,20 @@ def _dequantised(network: Network, itemsize: int) -> Counts:
 
 
 def _adapted(model: nn.Module, adapter: Adapter | None) -> nn.Module:
-    """With this adapter, which alone is trained."""
+    """With this adapter, which alone is trained; transformers' models have
+    ``peft``'s."""
     if adapter is None:
+        return model
+    if not hasattr(model, "blocks"):
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            r=adapter.rank,
+            target_modules=list(adapter.targets),
+            lora_dropout=0.1 * adapter.dropout,
+        )
+        wide = adapter.itemsize == 4
+        get_peft_model(model, config, autocast_adapter_dtype=wide)
         return model
     return adapt(
         model,
@@ -313,8 +325,10 @@ def micro_batches(
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Those of the course's models, or of transformers'."""
-    found = getattr(model, "blocks", None) or model.model.layers
-    return cast("nn.ModuleList", found)
+    if hasattr(model, "blocks"):
+        return cast("nn.ModuleList", model.blocks)
+    inner = cast("Any", model).base_model
+    return inner.h if hasattr(inner, "h") else inner.layers
 
 
 def _loss(
