@@ -23,7 +23,7 @@ const whole = (state) => ({ ...state, tables });
 const start = whole({ ...searches[0].state, model: "small GPT",
   card: "T4", ranks: 1, budget: 0, batch: 16, recipe: "fp32",
   tokens: tables.models["small GPT"].tokens.at(-1),
-  optimizer: "adam", stage: "any", chunks: "any", checkpointed: "any",
+  trained: "all", optimizer: "adam", stage: "any", chunks: "any", checkpointed: "any",
   micro: 0, pick: 0 });
 const near = (a, b, why) =>
   assert.ok(Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(b)), why);
@@ -90,8 +90,10 @@ test("the gap between the reader's plan and the best is said", () => {
 test("what another precision would need is said", () => {
   const large = { model: "Llama 3 8B", card: "A100 80 GB", tokens: 8192 };
   const state = { ...start, ...large, recipe: "autocast" };
-  assert.match(sentence(state), /With bf16 the smallest needs [67]\d\.\d GiB\./);
+  const least = /With bf16 the smallest needs [67]\d\.\d GiB, with LoRA 2\d/;
+  assert.match(sentence(state), least);
   assert.match(sentence({ ...state, recipe: "any" }), /^The fastest plan /);
+  assert.match(sentence({ ...state, trained: "lora" }), /LoRA of rank 16/);
 });
 
 test("the axis stays while the budget is dragged", () => {
@@ -118,7 +120,17 @@ test("the code says what the plan is", () => {
   const { plan } = describe(state);
   const code = codeOf(plan);
   assert.match(code, /recipe="bf16"/);
+  assert.doesNotMatch(code, /Adapter/);
   assert.match(code, new RegExp(`\\n {4}${plan.size},\\n`));
+});
+
+test("the code says what alone is trained", () => {
+  const state = { ...start, trained: "qlora" };
+  const code = codeOf(describe(state).plan);
+  assert.match(code, /import PRESETS, TARGETS, Adapter, Transformer\n/);
+  const adapter = /adapter=Adapter\(TARGETS\["gpt"\], 16, four_bits=True\),/;
+  assert.match(code, adapter);
+  assert.match(code, /recipe="bf16"/);
 });
 
 test("describe and layout leave the state as it is", () => {

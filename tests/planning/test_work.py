@@ -256,6 +256,16 @@ def test_ranks_share_the_batch_and_send(stage):
         assert shared.traffic == network.parameters * 2 * 2 * 3 // 4
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_beside_ddp_an_adapter_sends_its_own_gradients(itemsize):
+    """Each in its dtype, whatever that of the frozen weights is."""
+    shape, adapter = SHAPES["gpt"], Adapter(("up",), 3, itemsize)
+    plan = Plan(2, recipe="bf16", ranks=4, adapter=adapter)
+    numbers = shape.depth * 3 * 5 * shape.width  # up is four times as wide
+    sent = 2 * itemsize * numbers * 3 // 4
+    assert work(Job(shape, 8, 16), plan).traffic == sent
+
+
 @pytest.mark.parametrize("stage", ["zero-2", "zero-3"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_shards_send_what_fsdp2_sends(stage, micro_batches):

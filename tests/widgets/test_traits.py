@@ -39,6 +39,7 @@ BAD = {
         ("tokens", 100, "with small GPT use one of"),
         ("chunks", "3", "16"),
         ("micro", 3, "16"),
+        ("trained", "dora", "'all', 'lora', 'qlora'"),
         ("pick", -1, "from 0 to"),
         ("tables", {}, "read-only|tables"),
     ],

@@ -191,7 +191,7 @@ def _adapted(model: nn.Module, adapter: Adapter | None) -> nn.Module:
 
 def _sent(parameters: int, plan: Plan, micro_batches: int) -> int:
     """Bytes that a rank sends in a step."""
-    recipe = RECIPES[plan.recipe]
+    recipe = RECIPES[stepped_recipe(plan.recipe, plan.adapter)]
     moved = 2 * recipe.gradients
     if plan.stage != "ddp":
         gathers = 2 if plan.stage == "zero-3" else 1

@@ -54,6 +54,7 @@ export const CAUSES = [
   "traffic",
   "precision",
 ];
+const TRAINED = { all: "all weights", lora: "LoRA", qlora: "QLoRA" };
 const FREE = { checkpointed: "any", chunks: "any", micro: 0, stage: "any" };
 const WORDS = {
   master: "bf16 with an fp32 copy",
@@ -67,23 +68,31 @@ const WORDS = {
 
 const most = (values) => values.reduce((a, b) => (b > a ? b : a));
 
+const adapted = ({ trained }) => trained !== "all";
+
 /* The recipes that may be. */
-const recipesOf = ({ tables, recipe }) =>
-  recipe === "any" ? Object.keys(tables.recipes) : [recipe];
+const recipesOf = (state) => {
+  const { tables, recipe, trained } = state;
+  if (adapted(state)) return [tables.adapters[trained].recipe];
+  return recipe === "any" ? Object.keys(tables.recipes) : [recipe];
+};
 
 /** What the reader asks for, with one of the recipes. */
 export function spaceOf(state, recipe = recipesOf(state)[0]) {
-  const { tables, ranks, optimizer, tokens } = state;
+  const { tables, ranks, optimizer, tokens, trained } = state;
   const model = tables.models[state.model];
-  const kind = tables.recipes[recipe];
+  const adapter = tables.adapters[trained];
+  const kind = adapter ?? tables.recipes[recipe];
+  const way = adapter ? trained : recipe;
   const card = tables.cards[state.card];
   const batch = Math.max(state.batch, ranks);
-  const step = model.steps[`${tokens} ${kind.like}`];
+  const step = model.steps[`${tokens} ${adapter ? trained : kind.like}`];
   return {
     ...{ model, kind, card, batch, tokens, ranks, recipe, optimizer, step },
+    ...{ adapter, way, trained: adapter ? model.adapted : model.parameters },
     share: batch / ranks,
     budget: (state.budget || Math.floor(card.usable / MIB)) * MIB,
-    states: model.states[recipe][optimizer],
+    states: model.states[way][optimizer],
     sharded: model.sharded[kind.sharded]?.[ranks],
     pool: model.pool,
     machine: {
@@ -209,7 +218,7 @@ export function momentOf(space, { stage, size, blocks, chunks }) {
 
 /* FLOPs, bytes, operators and traffic of a rank in a step. */
 function workOf(space, { stage, size, blocks, chunks }) {
-  const { share, step, ranks, optimizer, recipe, kind, model } = space;
+  const { share, step, ranks, optimizer, way, kind, model } = space;
   const parts = Math.ceil(share / size);
   const [plain, plainEach, cut, cutEach, again, againEach, added, scaled, more]
     = step.work;
@@ -225,7 +234,7 @@ function workOf(space, { stage, size, blocks, chunks }) {
       (chunks ? parts * (chunks - 1) * more[i] : 0)
     );
   });
-  const [moved, called] = model.updates[recipe][optimizer];
+  const [moved, called] = model.updates[way][optimizer];
   const gathers = { ddp: 0, "zero-2": 1, "zero-3": 2 }[stage];
   const sent =
     gathers * parts * kind.parameters + (split ? parts : 2) * kind.gradients;
@@ -233,7 +242,7 @@ function workOf(space, { stage, size, blocks, chunks }) {
     flops: done[0],
     bytes: done[1] + (split ? Math.ceil(moved / ranks) : moved),
     operators: done[2] + called,
-    traffic: Math.floor((model.parameters * sent * (ranks - 1)) / ranks),
+    traffic: Math.floor((space.trained * sent * (ranks - 1)) / ranks),
   };
 }
 
@@ -268,18 +277,24 @@ function causesOf(plan, fastest) {
 
 // ---- all plans -----------------------------------------------------------
 
+/* Why nothing is sharded; "" where it can be. */
+function whyDdp(state) {
+  if (state.ranks === 1) return "one card is not split";
+  if (state.optimizer === "adam-8bit") return "8-bit Adam goes with ddp";
+  return adapted(state) ? "an adapter goes with ddp" : "";
+}
+
 /** What the locks leave of each axis. */
 export function axesOf(state) {
-  const { share, ranks } = spaceOf(state);
+  const { share } = spaceOf(state);
   const { depth } = state.tables.models[state.model];
   const blocks = { none: [0], all: [depth] }[state.checkpointed];
   const equal = Array.from({ length: share }, (_, i) =>
     Math.ceil(share / (i + 1)),
   );
   const sizes = [...new Set(equal)].sort((a, b) => a - b);
-  let stages = ranks > 1 ? STAGES : ["ddp"];
-  if (state.optimizer === "adam-8bit") stages = ["ddp"];
-  else if (ranks > 1 && state.stage !== "any") stages = [state.stage];
+  let stages = state.stage === "any" ? STAGES : [state.stage];
+  if (whyDdp(state)) stages = ["ddp"];
   const { chunks } = state;
   return {
     stages,
@@ -417,13 +432,15 @@ export function describe(state) {
   };
 }
 
-/** Where nothing fits: what other recipes need at least. */
+/** Where nothing fits: what another recipe needs at least, and LoRA. */
 export function otherwise(state) {
-  if (state.recipe === "any") return [];
-  return Object.keys(state.tables.recipes)
-    .filter((recipe) => recipe !== state.recipe)
-    .map((recipe) => answer({ ...state, ...FREE, recipe }).frontier[0])
+  if (adapted(state)) return [];
+  const least = (more) => answer({ ...state, ...FREE, ...more }).frontier[0];
+  const found = recipesOf({ ...state, recipe: "any" })
+    .filter((recipe) => !recipesOf(state).includes(recipe))
+    .map((recipe) => least({ recipe }))
     .sort((a, b) => a.peak - b.peak);
+  return [...found.slice(0, 1), least({ trained: "lora" })];
 }
 
 // ---- words ---------------------------------------------------------------
@@ -431,7 +448,7 @@ export function otherwise(state) {
 /** As Plan.text of Python. */
 export function planText(plan) {
   const { size, blocks, chunks, stage, space } = plan;
-  const { share, model, recipe, optimizer, ranks } = space;
+  const { share, model, recipe, optimizer, adapter, ranks } = space;
   const rest = share % size;
   const words = [`${Math.floor(share / size)} × ${size} sequences`];
   if (rest) words[0] += ` and a last micro-batch of ${rest}`;
@@ -439,6 +456,7 @@ export function planText(plan) {
   else if (blocks) words.push(`${blocks} of ${model.depth} blocks checkpointed`);
   if (chunks) words.push(`the loss in ${chunks} chunks`);
   words.push(WORDS[recipe] ?? recipe, WORDS[optimizer]);
+  if (adapter) words.push(adapter.told);
   if (ranks > 1) words.push(`${stage} on ${ranks} ranks`);
   return words.join(", ");
 }
@@ -447,9 +465,9 @@ const times = (slowdown) => `× ${slowdown.toFixed(2)}`;
 
 /* What differs between plans, shortly. */
 function shortText({ size, blocks, chunks, stage, space }) {
-  const { share, model, ranks, recipe } = space;
+  const { share, model, ranks, way } = space;
   const parts = Math.ceil(share / size);
-  const words = [recipe];
+  const words = [TRAINED[way] ?? way];
   words.push(parts > 1 ? `${parts} × ${size}` : `${size} at once`);
   if (blocks) words.push(`${blocks}/${model.depth} checkpointed`);
   if (chunks) words.push(`loss in ${chunks}`);
@@ -474,10 +492,11 @@ function leastWords(state, { space, plans, frontier }) {
     `Nothing fits in ${formatBytes(space.budget)}. The smallest of ` +
     `${grouped(plans)} plans needs ${formatBytes(least.peak)}: ` +
     `${planText(least)}.`;
-  const [other] = otherwise(state);
-  if (!other || other.peak >= least.peak) return told;
-  const { recipe } = other.space;
-  return `${told} With ${recipe} the smallest needs ${formatBytes(other.peak)}.`;
+  const others = otherwise(state)
+    .filter(({ peak }) => peak < least.peak)
+    .map(({ space: { way }, peak }) => [TRAINED[way] ?? way, formatBytes(peak)])
+    .map(([way, size], i) => `${way} ${i ? "" : "the smallest needs "}${size}`);
+  return others.length ? `${told} With ${others.join(", with ")}.` : told;
 }
 
 /** The key numbers in words. */
@@ -499,7 +518,8 @@ export function sentence(state) {
 
 /** A program that makes the plan, and prints its whole training loop. */
 export function codeOf(plan) {
-  const { tokens, batch, ranks, recipe, optimizer, model } = plan.space;
+  const { tokens, batch, ranks, recipe, optimizer, model, adapter } =
+    plan.space;
   const given = [String(plan.size)];
   if (plan.blocks) given.push(`checkpointed=${plan.blocks}`);
   if (plan.chunks) given.push(`loss_chunks=${plan.chunks}`);
@@ -507,8 +527,14 @@ export function codeOf(plan) {
   if (optimizer !== "adam") given.push(`optimizer="${optimizer}"`);
   if (plan.stage !== "ddp") given.push(`stage="${plan.stage}"`);
   if (ranks > 1) given.push(`ranks=${ranks}`);
+  if (adapter) {
+    const targets = `TARGETS["${model.family}"]`;
+    given.push(`adapter=Adapter(${targets}, ${adapter.given})`);
+  }
+  const more = adapter ? ["TARGETS", "Adapter"] : [];
+  const names = ["PRESETS", ...more, "Transformer"].join(", ");
   return [
-    "from membudget.ledger import PRESETS, Transformer",
+    `from membudget.ledger import ${names}`,
     "from membudget.planning import Job, Plan, memory",
     "",
     `network = ${model.made}`,
@@ -786,14 +812,16 @@ const NOTE =
   "more memory, the faster. The ring is the plan of your own switches. The " +
   "dashed line is the budget: drag it. Click a " +
   "point to look at its plan; its column says what takes the time. The time " +
-  "is an estimate from data sheets, × 0.4, not measured. The bytes are " +
+  "is an estimate from data sheets, × 0.4, not measured. LoRA stands in " +
+  "all linear layers of the blocks, in fp32 and without dropout, beside " +
+  "frozen weights in bf16; with QLoRA the blocks’ are in 4 bits. The bytes are " +
   "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
   "NCCL’s buffers come on top. 16 bits are bf16; for autocast on a card " +
   "without it take fp16.";
 
 /* Problems, with switches that are set badly: until yours is as fast. */
 const MISSION = {
-  ...{ budget: 0, optimizer: "adam", pick: 0 },
+  ...{ budget: 0, trained: "all", optimizer: "adam", pick: 0 },
   ...{ checkpointed: "all", chunks: "16", micro: 1, stage: "any" },
 };
 const MISSIONS = {
@@ -815,7 +843,8 @@ const MISSIONS = {
 
 const keys = [
   ...["model", "card", "ranks", "budget", "batch", "tokens", "recipe"],
-  ...["optimizer", "checkpointed", "chunks", "micro", "stage", "pick"],
+  ...["trained", "optimizer", "checkpointed", "chunks", "micro", "stage"],
+  "pick",
   "tables",
 ];
 
@@ -853,6 +882,14 @@ function build({ id, get, set, picture }) {
     ),
   };
   const recipe = select("Precision", "recipe", recipes);
+  const trained = select("Trained", "trained", {
+    all: TRAINED.all,
+    ...Object.fromEntries(
+      Object.entries(tables.adapters).map(([name, { given }]) => [
+        ...[name, `${TRAINED[name]}, rank ${parseInt(given, 10)}`],
+      ]),
+    ),
+  });
   const optimizer = select("Optimizer", "optimizer", tables.optimizers);
   const checkpointed = select("Checkpoint", "checkpointed", {
     any: "as is best",
@@ -930,7 +967,7 @@ function build({ id, get, set, picture }) {
   const log = Math.log2;
   const show = (state, n) => {
     for (const one of [
-      ...[model, card, recipe, optimizer, checkpointed, chunks, micro],
+      ...[model, card, trained, optimizer, checkpointed, chunks, micro],
     ]) {
       one.update({ value: state[one.key] });
     }
@@ -947,10 +984,13 @@ function build({ id, get, set, picture }) {
       spoken: plural(n.space.batch, "sequence"),
     });
     budget.update({ value: n.space.budget / MIB });
-    let why = "";
-    if (state.ranks === 1) why = "one card is not split";
-    else if (state.optimizer === "adam-8bit") why = "8-bit Adam goes with ddp";
-    stage.update({ value: why ? "any" : state.stage, disabled: why });
+    const alone = whyDdp(state);
+    stage.update({ value: alone ? "any" : state.stage, disabled: alone });
+    const fixed = adapted(state);
+    recipe.update({
+      value: fixed ? n.space.recipe : state.recipe,
+      disabled: fixed ? "but the adapter in fp32" : "",
+    });
     const shown = n.offered[state.pick] ? state.pick : 0;
     const first = n.yours ? 1 : 0;
     let text = shown < offered ? "of the best" : "on the frontier";
@@ -975,11 +1015,11 @@ function build({ id, get, set, picture }) {
   };
 
   return {
-    controls: [model, card, ranks, recipe],
+    controls: [model, card, ranks, trained],
     picture: whole,
     legend: legend(id, SHOWN),
     more: [
-      ...[budget, batch, optimizer, checkpointed, chunks],
+      ...[recipe, budget, batch, optimizer, checkpointed, chunks],
       ...[micro, stage, pick],
     ],
     note: html(

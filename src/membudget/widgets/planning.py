@@ -7,7 +7,7 @@ import traitlets
 
 from membudget.cards import CARDS
 from membudget.checks import whole
-from membudget.ledger import OPTIMIZERS, PLANNED, PRESETS, RECIPES
+from membudget.ledger import OPTIMIZERS, PLANNED, PRESETS, RECIPES, Adapter
 from membudget.planning import (
     STAGES,
     Answer,
@@ -20,12 +20,23 @@ from membudget.planning import (
 from membudget.planning.machine import EFFICIENCY, LAUNCH
 from membudget.planning.memory import static
 from membudget.widgets.base import Checked, Widget, format_bytes
-from membudget.widgets.planning_rows import MIXES, RANKS, SHOWN, known
+from membudget.widgets.planning_rows import (
+    ADAPTERS,
+    MIXES,
+    RANKS,
+    SHOWN,
+    UNDER,
+    adapter_of,
+    known,
+)
 
 MIB = 2**20
 
 ANY = "any"
 """Of an axis that is not locked."""
+
+ALL = "all"
+"""Weights are trained, without an adapter."""
 
 CHUNKS = (ANY, "none", "2", "4", "8", "16")
 """What the loss's lock may be."""
@@ -67,13 +78,16 @@ class Planning(Widget):
         tokens: of each: one of
             :data:`membudget.widgets.planning_rows.TOKENS` for the model.
         recipe: one of :data:`membudget.widgets.planning_rows.MIXES`, or
-            ``"any"``.
+            ``"any"``. With an adapter it does not count: the frozen weights
+            are in bf16, the adapter in fp32.
+        trained: ``"all"`` weights, or one of
+            :data:`membudget.widgets.planning_rows.ADAPTERS`.
         optimizer: one of :data:`membudget.ledger.PLANNED`.
         checkpointed: ``"any"``, ``"none"`` or ``"all"``.
         chunks: ``"any"``, ``"none"`` or a number as text.
         micro: the micro-batch's lock; 0 for none.
         stage: ``"any"`` or one of :data:`membudget.planning.STAGES`. On one
-            card, and with 8-bit Adam, it does not count.
+            card, with 8-bit Adam and with an adapter it does not count.
         pick: which plan is shown: that of the locks if there are any, the
             best three, then the frontier.
 
@@ -96,6 +110,7 @@ class Planning(Widget):
     batch = Checked(partial(power, most=LARGEST), 16).tag(sync=True)
     tokens = Checked(whole, 8192).tag(sync=True)
     recipe = traitlets.Enum([ANY, *MIXES], "autocast").tag(sync=True)
+    trained = traitlets.Enum([ALL, *ADAPTERS], ALL).tag(sync=True)
     optimizer = traitlets.Enum(list(PLANNED), "adam").tag(sync=True)
     checkpointed = traitlets.Enum([ANY, "none", "all"], ANY).tag(sync=True)
     chunks = traitlets.Enum(list(CHUNKS), ANY).tag(sync=True)
@@ -146,11 +161,18 @@ class Planning(Widget):
     def free(self) -> dict[str, Any]:
         """Locks of the problem, as :func:`membudget.planning.search` takes
         them: the axes that the reader's switches leave free."""
-        recipe = list(MIXES) if self.recipe == ANY else self.recipe
-        found = {"recipe": recipe, "optimizer": self.optimizer}
-        return found | (
-            {"stage": "ddp"} if self.optimizer == "adam-8bit" else {}
-        )
+        recipes, adapter = self._ways
+        how = {"optimizer": self.optimizer, "adapter": adapter}
+        alone = adapter or self.optimizer == "adam-8bit"
+        stage = {"stage": "ddp"} if alone else {}
+        return {"recipe": recipes, **how, **stage}
+
+    @property
+    def _ways(self) -> tuple[list[str], Adapter | None]:
+        """The recipes that may be, and the adapter."""
+        if self.trained != ALL:
+            return [UNDER], adapter_of(SHOWN[self.model], self.trained)
+        return list(MIXES) if self.recipe == ANY else [self.recipe], None
 
     @property
     def locks(self) -> dict[str, Any]:
@@ -198,11 +220,11 @@ class Planning(Widget):
 
     def sentence(self) -> str:
         """What the model's states need, and what the card has."""
+        recipes, adapter = self._ways
         how = {"optimizer": self.optimizer, "ranks": self.ranks}
-        recipes = MIXES if self.recipe == ANY else [self.recipe]
         states = min(
-            static(self.job, Plan(1, recipe=recipe, **how)).total
-            for recipe in recipes
+            static(self.job, Plan(1, recipe=one, adapter=adapter, **how)).total
+            for one in recipes
         )
         return (
             f"{self.model}, {self.job.batch} × {self.tokens} tokens: its "
@@ -215,7 +237,7 @@ class Planning(Widget):
         return (
             f"Planning({self.model!r}, card={self.card!r}, "
             f"ranks={self.ranks}, batch={self.batch}, "
-            f"recipe={self.recipe!r})"
+            f"recipe={self.recipe!r}, trained={self.trained!r})"
         )
 
 
@@ -225,9 +247,24 @@ def _tables() -> dict[str, Any]:
     shown = {name: SHOWN[name] for name in known()}
     for name, network in shown.items():
         made = f"PRESETS[{name!r}]" if name in PRESETS else repr(network)
-        models[name] = known()[name] | {"made": made.replace("'", '"')}
+        models[name] = known()[name] | {
+            "family": network.family,
+            "made": made.replace("'", '"'),
+        }
+    packed = ", four_bits=True"
+    adapters = {name: adapter_of(network, name) for name in ADAPTERS}
     return {
         "models": models,
+        "adapters": {
+            name: {
+                "told": adapter.told,
+                "recipe": UNDER,
+                "parameters": RECIPES[UNDER].parameters,
+                "gradients": adapter.itemsize,
+                "given": f"{adapter.rank}" + packed * adapter.four_bits,
+            }
+            for name, adapter in adapters.items()
+        },
         "recipes": {
             name: {
                 "text": f"{name}: {RECIPES[name].text}",

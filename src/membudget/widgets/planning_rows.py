@@ -20,8 +20,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from membudget.ledger import PLANNED, PRESETS, Transformer
-from membudget.planning.counter import added, less
+from membudget.ledger import (
+    PLANNED,
+    PRESETS,
+    RECIPES,
+    TARGETS,
+    Adapter,
+    Transformer,
+)
+from membudget.planning.counter import Counts, added, less
 from membudget.planning.memory import (
     Beside,
     sharded_of,
@@ -31,7 +38,13 @@ from membudget.planning.memory import (
 from membudget.planning.plan import Plan
 from membudget.planning.rows import FEW, Row, Step, rows_of, upper
 from membudget.planning.search import CHUNKS
-from membudget.planning.work import _updates, micro_batches
+from membudget.planning.work import (
+    _dequantised,
+    _trained,
+    _updates,
+    micro_batches,
+)
+from membudget.widgets import fits_rows
 
 FILE = Path(__file__).with_name("planning.json")
 
@@ -51,6 +64,12 @@ every number of chunks cuts them equally."""
 MIXES = ("fp32", "autocast", "bf16", "master")
 """The recipes of the widget."""
 
+ADAPTERS = ("lora", "qlora")
+"""What can be trained in place of all weights."""
+
+UNDER = "bf16"
+"""The recipe beside an adapter: frozen weights in bf16, the adapter fp32."""
+
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 """How many cards can be chosen."""
 
@@ -66,6 +85,20 @@ there before."""
 
 Spot = tuple[str, int]
 """A place of a step under FSDP2, and a block's number."""
+
+
+def adapter_of(network: Transformer, name: str) -> Adapter:
+    """The front page's adapter, over 16 bits or 4."""
+    targets, packed = TARGETS[network.family], name == "qlora"
+    return replace(fits_rows.ADAPTER, targets=targets, four_bits=packed)
+
+
+def way_of(network: Transformer, way: str) -> tuple[str, Adapter | None]:
+    """The recipe and the adapter of a way to train: the name of a recipe, for
+    all weights, or one of :data:`ADAPTERS`."""
+    if way in ADAPTERS:
+        return UNDER, adapter_of(network, way)
+    return way, None
 
 
 def counts_of(case: int, depth: int) -> range:
@@ -117,8 +150,13 @@ def _worst(rows: Sequence[Row], case: int, depth: int) -> list[Row]:
     return [rows[i] for i in sorted(kept)]
 
 
-def work_of(network: Transformer, tokens: int, recipe: str) -> list:
+def work_of(network: Transformer, tokens: int, way: str) -> list:
     """What a micro-batch does: FLOPs, bytes and operators of each.
+
+    Args:
+        network: that is trained.
+        tokens: of a sequence.
+        way: as for :func:`way_of`.
 
     Returns:
         For the plain loss and for one in chunks: of a micro-batch without
@@ -126,12 +164,17 @@ def work_of(network: Transformer, tokens: int, recipe: str) -> list:
         more, and of a sequence in it; of adding to the gradients; of
         multiplying a loss with its share; of one more chunk.
     """
-    depth = network.depth
+    depth, (recipe, adapter) = network.depth, way_of(network, way)
     one, two = replace(network, depth=1), replace(network, depth=2)
+    packed: Counts = (0, 0, 0)  # 4 bits made 16, of a block
+    if adapter and adapter.four_bits:
+        packed = _dequantised(one, RECIPES[recipe].parameters)
 
     def count(shape, sequences, again=0, chunks=None, **more):
         how = sequences, tokens, again, chunks, recipe
-        return micro_batches(shape, *how, **more)
+        found = micro_batches(shape, *how, adapter=adapter, **more)
+        times = 2 * shape.depth + again
+        return [added([(1, counts), (times, packed)]) for counts in found]
 
     def lines(first, second):
         slope = less(second, first)
@@ -170,10 +213,13 @@ def states_table(network: Transformer) -> dict[str, Any]:
     """Bytes of the states, of the optimizer's step, and what it does."""
     depth = network.depth
     found: dict[str, Any] = {"states": {}, "updates": {}}
-    for recipe in MIXES:
+    for way in (*MIXES, *ADAPTERS):
         states, updates = {}, {}
+        recipe, adapter = way_of(network, way)
         for optimizer in PLANNED:
-            family = Plan(1, recipe=recipe, optimizer=optimizer)
+            family = Plan(
+                1, recipe=recipe, optimizer=optimizer, adapter=adapter
+            )
             held = states_of(network, family)
             work = workspace(network, family, "cuda")
             states[optimizer] = [
@@ -183,11 +229,11 @@ def states_table(network: Transformer) -> dict[str, Any]:
                 work,
             ]
             shape = replace(network, depth=1)
-            one, two = _updates(shape, recipe, optimizer, family.fused)
+            one, two = _updates(shape, recipe, optimizer, True, adapter)
             ends = [(2 - depth, one), (depth - 1, two)]
             updates[optimizer] = list(added(ends))[1:]
-        found["states"][recipe] = states
-        found["updates"][recipe] = updates
+        found["states"][way] = states
+        found["updates"][way] = updates
     return found
 
 
@@ -380,16 +426,21 @@ def table(network: Transformer) -> dict[str, Any]:
             for spot in every
         ]
 
-    found = packed(
-        network,
-        {
-            f"{tokens} {recipe}": [groups((recipe, n)) for n in CHUNKS]
-            for recipe in recipes
-        },
-    )
+    written = {
+        f"{tokens} {recipe}": [groups((recipe, n)) for n in CHUNKS]
+        for recipe in recipes
+    }
+    for way in ADAPTERS:
+        adapter = adapter_of(network, way)
+        written[f"{tokens} {way}"] = [
+            alone(replace(steps[UNDER, n], adapter=adapter), depth)
+            for n in CHUNKS
+        ]
+    found = packed(network, written)
     rows = found.pop("rows")
     return {
         "parameters": network.parameters,
+        "adapted": _trained(network, adapter_of(network, "lora")),
         "depth": depth,
         "tokens": [tokens],
         **found,

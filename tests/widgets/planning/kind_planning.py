@@ -36,14 +36,16 @@ def shown(widget):
 
 
 def controls(widget):
-    alone = widget.ranks == 1 or widget.optimizer == "adam-8bit"
+    adapted = widget.trained != "all"
+    alone = widget.ranks == 1 or "stage" in widget.free
     return {
         "model": widget.model,
         "card": widget.card,
         "ranks": widget.ranks.bit_length() - 1,
         "budget": widget.bytes // MIB,
         "batch": widget.job.batch.bit_length() - 1,
-        "recipe": widget.recipe,
+        "recipe": "bf16" if adapted else widget.recipe,
+        "trained": widget.trained,
         "optimizer": widget.optimizer,
         "checkpointed": widget.checkpointed,
         "chunks": widget.chunks,
@@ -101,12 +103,15 @@ KIND = Kind(
         {"pick": 0, "card": "RTX 4090", "budget": 500},
         {"micro": 2},
         {"recipe": "any", "micro": 0},
+        {"trained": "lora", "ranks": 2, "budget": 60},
+        {"trained": "qlora"},
     ],
     given=[
         {"budget": 300, "ranks": 2},
         {"batch": 4, "optimizer": "adam-8bit"},
+        {"trained": "qlora", "ranks": 4},
     ],
-    tabs=("model", "card", "ranks", "recipe"),
+    tabs=("model", "card", "ranks", "trained"),
     rest=("ranks", {"ranks": 32}),
     spoken={"ranks": "1 card", "batch": "16 sequences"},
     columns=("at the peak", "bytes"),

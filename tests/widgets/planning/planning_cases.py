@@ -16,14 +16,13 @@ from membudget.planning import (
     work,
 )
 from membudget.widgets import Planning
-from membudget.widgets.planning_rows import MIXES, RANKS, SHOWN
+from membudget.widgets.planning_rows import ADAPTERS, MIXES, RANKS, SHOWN
 from tests.soak import SOAK
 
 
 def answer(widget, locks):
     """The search; where a budget is below the states, the same without those
     that fit: there are none."""
-    recipes = MIXES if widget.recipe == "any" else [widget.recipe]
     stages = STAGES if widget.ranks > 1 else STAGES[:1]
     if "stage" in locks:
         stages = (locks["stage"],)
@@ -36,9 +35,10 @@ def answer(widget, locks):
                 optimizer=widget.optimizer,
                 stage=stage,
                 ranks=widget.ranks,
+                adapter=locks["adapter"],
             ),
         ).total
-        for recipe in recipes
+        for recipe in locks["recipe"]
         for stage in stages
     )
     return search(
@@ -114,6 +114,7 @@ def widgets_(rng, count):
         )
         recipes = ("any", *MIXES) if SOAK else ("fp32", "fp32", "any")
         widget.recipe = recipes[index % len(recipes)]
+        widget.trained = rng.choice(("all", *ADAPTERS))
         widget.optimizer = rng.choice(list(PLANNED))
         widget.stage = rng.choice(("any", "any", *STAGES))
         widget.chunks = rng.choice(("any", "any", "none", "8"))
@@ -125,8 +126,9 @@ def widgets_(rng, count):
 def plans(rng, count):
     """Single plans: peak, its split's sum, and seconds."""
     for widget in widgets_(rng, count):
-        if widget.recipe == "any":
-            widget.recipe = "fp32"
+        recipe = rng.choice(widget.free["recipe"])
+        if widget.trained == "all":
+            widget.recipe = recipe
         job, ranks = widget.job, widget.ranks
         share = job.batch // ranks
         stage = widget.locks.get("stage", "zero-3" if ranks > 1 else "ddp")
@@ -135,10 +137,11 @@ def plans(rng, count):
             rng.randrange(1, share + 1),
             rng.randrange(job.network.depth + 1),
             chunks,
-            widget.recipe,
+            recipe,
             widget.optimizer,
             stage if ranks > 1 else "ddp",
             ranks,
+            adapter=widget.free["adapter"],
         )
         moment = at_peak(job, plan)
         machine = Machine.of_card(widget.card)

@@ -1,10 +1,12 @@
 """The planner's traits, and the rows that it sends to the page."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from membudget.cards import CARDS
+from membudget.ledger import TARGETS, Adapter
 from membudget.planning import Job
 from membudget.widgets import Planning
 from membudget.widgets import planning_rows as rows
@@ -16,7 +18,8 @@ def test_defaults():
     assert (widget.model, widget.ranks) == ("Llama 3 8B", 1)
     assert widget.bytes == CARDS["A100 80 GB"].usable // 2**20 * 2**20
     assert widget.job == Job(rows.SHOWN["Llama 3 8B"], 8192, 16)
-    assert widget.free == {"recipe": "autocast", "optimizer": "adam"}
+    free = {"recipe": ["autocast"], "optimizer": "adam", "adapter": None}
+    assert widget.free == free
     assert widget.locks == widget.free
     with pytest.raises(ValueError, match="alone are 120 GiB"):
         widget.answer  # noqa: B018
@@ -29,7 +32,7 @@ def test_defaults():
 
 def test_the_readers_switches():
     widget = Planning("small GPT", card="T4", checkpointed="all", micro=1)
-    assert widget.free == {"recipe": "autocast", "optimizer": "adam"}
+    assert widget.free["recipe"] == ["autocast"]
     yours, best = widget.yours, widget.answer.best[0]
     assert (yours.plan.checkpointed, yours.plan.micro_batch) == (6, 1)
     assert yours.seconds > best.seconds
@@ -48,6 +51,18 @@ def test_locks():
     widget.checkpointed, widget.chunks = "all", "none"
     assert widget.locks["checkpointed"] == 6
     assert widget.locks["loss_chunks"] is None
+
+
+def test_an_adapter_goes_with_one_recipe_and_with_ddp():
+    widget = Planning("small GPT", ranks=2, stage="zero-3", trained="qlora")
+    adapter = Adapter(TARGETS["gpt"], 16, four_bits=True)
+    assert widget.free["recipe"] == ["bf16"]
+    assert widget.locks["stage"] == "ddp"
+    plan = widget.yours.plan
+    assert (plan.adapter, plan.recipe) == (adapter, "bf16")
+    assert "its states alone need 10.9 MiB" in widget.sentence()
+    widget.trained = "lora"
+    assert widget.free["adapter"] == replace(adapter, four_bits=False)
 
 
 def test_a_models_tokens():
