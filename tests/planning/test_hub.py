@@ -14,10 +14,12 @@ from membudget.planning import (
     Job,
     Machine,
     Plan,
+    WorkCounter,
     hub,
     memory,
     search,
     static,
+    work,
 )
 from membudget.planning.memory import input_bytes
 from tests.soak import examples
@@ -30,6 +32,7 @@ SHAPES = (
     CausalLM(96, 32, 3, 4, 2, 8, 72, biases=QUERIES),
     CausalLM(96, 32, 3, 4, 1, 16, 72, block="qwen3", tied=True),
     CausalLM(96, 32, 3, 4, 4, 8, 72, block="phi3"),
+    CausalLM(96, 32, 3, 4, 4, 8, 72, tied=True, block="gpt2", context=12),
 )
 
 
@@ -74,6 +77,18 @@ def test_the_program_peaks_where_the_plan_says(number, tmp_path):
     with PeakTracker(model, names["optimizer"], tokens, labels) as tracker:
         names["step"](tokens, labels)
     assert tracker.peak == memory(job, plan), (job, plan)
+
+
+@pytest.mark.parametrize("number", range(examples(4)))
+def test_the_work_is_that_of_the_program(number, tmp_path):
+    """FLOPs, bytes and operators of its second step, which finds states."""
+    job, plan = any_plan(Random(number))
+    names = run(job, plan, tmp_path)
+    tokens = names["tokens"]
+    names["step"](tokens, tokens)
+    with WorkCounter() as counter:
+        names["step"](tokens, tokens)
+    assert work(job, plan)[:3] == counter.counts, (job, plan)
 
 
 def test_the_plan_needs_what_the_ledger_says():

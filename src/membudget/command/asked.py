@@ -161,9 +161,10 @@ class Asked:
     def told(self) -> list[str]:
         """The question, in lines."""
         args, plan = self.args, self.plan
-        billions = self.network.parameters / 1e9
+        size = self.network.parameters / 1e6
+        count = f"{size / 1000:.2f} b" if size >= 100 else f"{size:.1f} m"
         return [
-            f"{args.config}: {billions:.2f} billion parameters",
+            f"{args.config}: {count}illion parameters",
             f"{TRAIN[args.train].format(args.rank)}; "
             f"{PRECISION[plan.recipe]}; {OPTIMIZERS[plan.optimizer]}",
             f"{args.batch} sequences of {args.sequence} tokens in a step",

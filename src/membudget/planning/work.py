@@ -94,6 +94,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     depth, again = network.depth, plan.checkpointed
     key = replace(network, depth=1), job.tokens, plan.recipe, plan.adapter
     kept = plan.kept_attention and again > 0
+    asked = job.hub and again > 0
     wanted = plan.loss_chunks
     base = None if wanted is None else 1
     sequences = -(-job.batch // plan.ranks)
@@ -110,7 +111,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         for measured, share in alike.items():
             if not share:
                 continue
-            one, two, once_more = _measured(*key, base, measured, kept)
+            one, two, once_more = _measured(*key, base, measured, kept, asked)
             terms += [
                 (times * share * (2 - depth - again), one),
                 (times * share * (depth - 1), two),
@@ -214,6 +215,7 @@ def _measured(
     chunks: int | None,
     sequences: int,
     kept: bool = False,
+    asked: bool = False,
 ) -> tuple[Counts, Counts, Counts]:
     """A micro-batch with one block, with two, with one checkpointed."""
     one, two, again = (
@@ -225,6 +227,7 @@ def _measured(
             chunks,
             recipe,
             kept_attention=kept,
+            asked=asked,
             adapter=adapter,
         )[0]
         for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
@@ -272,6 +275,7 @@ def micro_batches(
     recipe: str,
     shares: Sequence[float | None] = (None,),
     kept_attention: bool = False,
+    asked: bool = False,
     adapter: Adapter | None = None,
 ) -> list[Counts]:
     """Counts of micro-batches that run one after the other, without data.
@@ -284,12 +288,15 @@ def micro_batches(
         recipe: one of :data:`membudget.ledger.RECIPES`.
         shares: in the step, of each; None for the whole.
         kept_attention: whether checkpointed blocks keep its results.
+        asked: whether the embedding's gradient is wanted, as transformers
+            has it beside checkpoints.
         adapter: what alone is trained; None for all weights.
     """
     kind = RECIPES[recipe]
     built = network.build()
-    if kind.parameters == 2:
-        built = built.to(torch.bfloat16)
+    if kind.parameters == 2:  # the buffers of transformers stay as they are
+        for p in built.parameters():
+            p.data = p.data.to(torch.bfloat16)
     built = _adapted(built, adapter)
     fake = FakeTensorMode()
     bases: dict = {}
@@ -304,6 +311,9 @@ def micro_batches(
         how["context_fn"] = partial(make, list(ATTENTION))
     for block in blocks_of(model)[:checkpointed]:
         block.forward = partial(checkpoint, block.forward, **how)
+    if asked:
+        embedding = cast("Any", model).get_input_embeddings()
+        embedding.register_forward_hook(lambda *call: _ask(call[-1]))
     lowered: AbstractContextManager = nullcontext()
     if kind.autocast:
         lowered = torch.autocast("cpu", torch.bfloat16)
@@ -342,6 +352,11 @@ def _loss(
     if chunks:
         return chunked_loss(model.head, model.hidden(ids), targets, chunks)
     return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+
+
+def _ask(x: torch.Tensor) -> None:
+    """Want its gradient."""
+    x.requires_grad_()
 
 
 def _add(total: torch.Tensor, p: torch.Tensor) -> None:
