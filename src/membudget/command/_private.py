@@ -4,6 +4,7 @@ It may be imported while a script imports torch, so it imports little.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,14 +30,16 @@ def on_cuda(observer: Callable[[int, int, int, int], None]) -> None:
     It is called with the device's index and bytes: of the segment that was
     asked for, of the device, and of its free memory. It begins when the
     script initialises CUDA, which this does not. The allocator's history is
-    recorded without stacks, which would cost time at each allocation.
+    recorded without stacks, which would cost time at each allocation. Where
+    the allocator is another one than PyTorch's, it may have neither.
     """
 
     def begin() -> None:
-        torch._C._cuda_attach_out_of_memory_observer(observer)
-        torch.cuda.memory._record_memory_history(
-            "state", context=None, max_entries=100
-        )
+        with suppress(RuntimeError):
+            torch._C._cuda_attach_out_of_memory_observer(observer)
+            torch.cuda.memory._record_memory_history(
+                "state", context=None, max_entries=100
+            )
 
     if torch.backends.cuda.is_built():
         torch.cuda._lazy_call(begin)

@@ -1,5 +1,6 @@
 """The report on a script that ended out of memory."""
 
+import ast
 import copy
 import linecache
 import os
@@ -40,6 +41,8 @@ OUTSIDE = "outside of a step"
 
 def ended_by(error: BaseException | None) -> BaseException | None:
     """The out-of-memory error by which a script ended, if it did."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return None  # it was handled
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if is_out_of_memory(error):
@@ -60,7 +63,8 @@ def report_on(
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     call = _calling(frames) or watch.call
-    seen = watch.seen or look(torch.device("cpu"), call, limit)
+    refused = isinstance(error, torch.OutOfMemoryError)
+    seen = (refused and watch.seen) or look(_device_of(error), call, limit)
     work = _at_work(error.__traceback__, seen)
     asked, exact = asked_bytes(str(error))
     if seen.asked is not None:
@@ -87,6 +91,14 @@ def report_on(
     forget(error)
     if work.phase != OUTSIDE:
         _predict(report, seen, call, model, optimizer, keeps)
+
+
+def _device_of(error: BaseException) -> torch.device:
+    """Where memory ran out."""
+    on_cpu = isinstance(error, MemoryError) or "CPUAllocator" in str(error)
+    if on_cpu or not torch.cuda.is_initialized():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _write(text: str) -> None:
@@ -156,7 +168,11 @@ def _called(trace: TracebackType | None) -> str:
     line = linecache.getline(last.filename, last.lineno or 0)
     one_line = last.end_lineno == last.lineno
     text = line[last.colno : last.end_colno if one_line else None]
-    return text.partition("(")[0].strip()[:60] or "no operator"
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:  # it goes on in the next line
+        return text.partition("(")[0].strip()
+    return ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)[:60]
 
 
 # What would have fitted

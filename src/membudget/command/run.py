@@ -111,15 +111,20 @@ class _Session:
 
     def _begin(self) -> None:
         """The script has imported torch."""
-        from membudget.command.watch import Watch
+        try:
+            self.watch = self._watching()
+        except Exception as error:  # the script runs all the same
+            print(f"membudget: it watches nothing: {error}", file=sys.stderr)
 
+    def _watching(self) -> Any:
         first = os.environ.get("RANK", "0") == "0"
-        if self.args.record is None or not first:
-            self.watch = Watch()
-        else:
+        if self.args.record and first:
             from membudget.command.recording import Recording
 
-            self.watch = Recording(self.args.record)
+            return Recording(self.args.record)
+        from membudget.command.watch import Watch
+
+        return Watch()
 
     def explain(self, error: BaseException) -> None:
         """Report on it, if it is about memory."""
