@@ -21,9 +21,11 @@ SOURCE = ROOT / "src/membudget"
 INTERNALS = "internals.py"
 OTHERS = {
     "accumulation/_private.py",
+    "command/_private.py",
     "sharding/_private.py",
 }
-"""The modules that use what is private of PyTorch's process groups."""
+"""The modules that use what is private of PyTorch's process groups, and the
+one that is imported while a script imports torch."""
 
 NOT_PYTORCHS = {"_asdict", "_getframe", "_replace"}  # tuples, sys
 KNOWN = {a for _, names in internals.ATTRIBUTES for a in names.split()}

@@ -4,12 +4,19 @@ It may be imported while a script imports torch, so it imports little.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["in_backward", "on_cuda", "tree_flatten", "tree_unflatten"]
+__all__ = [
+    "in_backward",
+    "on_cuda",
+    "snapshot_of",
+    "tree_flatten",
+    "tree_unflatten",
+]
 
 
 def in_backward() -> bool:
@@ -23,21 +30,27 @@ def on_cuda(observer: Callable[[int, int, int, int], None]) -> None:
     It is called with the device's index and bytes: of the segment that was
     asked for, of the device, and of its free memory. It begins when the
     script initialises CUDA, which this does not. The allocator's history is
-    recorded without stacks, which would cost time at each allocation.
+    recorded without stacks, which would cost time at each allocation. Where
+    the allocator is another one than PyTorch's, it may have neither.
     """
 
     def begin() -> None:
-        torch._C._cuda_attach_out_of_memory_observer(observer)
-        torch.cuda.memory._record_memory_history(
-            "state", context=None, max_entries=1
-        )
+        with suppress(RuntimeError):
+            torch._C._cuda_attach_out_of_memory_observer(observer)
+            torch.cuda.memory._record_memory_history(
+                "state", context=None, max_entries=100
+            )
 
     if torch.backends.cuda.is_built():
         torch.cuda._lazy_call(begin)
 
 
-def last_refused(device: int) -> int | None:
-    """Bytes that the last tensor was refused, from the history."""
-    traces: Any = torch.cuda.memory._snapshot()["device_traces"]
-    refused = [e["size"] for e in traces[device] if e["action"] == "oom"]
-    return refused[-1] if refused else None
+def snapshot_of(device: int) -> tuple[dict[str, Any], int | None]:
+    """The allocator's snapshot, and the bytes that it has last refused.
+
+    A second snapshot no longer tells what was refused.
+    """
+    snapshot = torch.cuda.memory._snapshot()
+    events = snapshot["device_traces"][device]
+    refused = [e["size"] for e in events if e["action"] == "oom"]
+    return snapshot, refused[-1] if refused else None

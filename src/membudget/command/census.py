@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from membudget.checks import told
-from membudget.command._private import last_refused
+from membudget.command._private import snapshot_of
 from membudget.command.watch import Call, Shape
 from membudget.internals import current_node
 from membudget.measuring.device import read_memory
@@ -78,16 +78,17 @@ def look(
     people = _People(device, call)
     node = people.node_at_work()
     if device.type == "cuda":
-        now, told_by = read_memory(device), device.index or 0
-        cached = summarise(torch.cuda.memory._snapshot(), told_by, largest=0)
+        index = device.index or 0
+        snapshot, refused = snapshot_of(index)
+        cached = summarise(snapshot, index, largest=0)
         return Seen(
             device,
             people.alive,
-            told(now.requested),
+            told(read_memory(device).requested),
             process_limit(device),
             cached.free,
             cached.largest_free,
-            last_refused(told_by),
+            refused,
             node,
             people.paths,
         )

@@ -51,10 +51,14 @@ class Recording(Watch):
 
     def _stepped(self, optimizer: Any, args: tuple, kwargs: dict) -> None:
         if self._mine & set(map(id, parameters_of(optimizer))):
-            self.end()
+            self._write()
 
     def end(self) -> None:
-        """Write the page; of a step that did not end, too."""
+        """Write the page of a step that did not end, too."""
+        super().end()
+        self._write()
+
+    def _write(self) -> None:
         if self.tracker is None:
             print(
                 "membudget: nothing to record, as no module with something "

@@ -1,10 +1,12 @@
 """The report on a script that ended out of memory."""
 
+import ast
 import copy
 import linecache
 import os
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -25,17 +27,22 @@ from membudget.measuring.out_of_memory import (
     forget,
     groups,
     is_out_of_memory,
+    summary,
+    wrapped,
 )
 from membudget.measuring.step import Loss
 from membudget.measuring.tracker import Operator, by_category
 from membudget.measuring.units import format_bytes
 
+NONE = "no prediction of what would have fitted: {}"
 OUTSIDE = "outside of a step"
 """The phase of what is neither forward, nor backward, nor optimizer."""
 
 
 def ended_by(error: BaseException | None) -> BaseException | None:
     """The out-of-memory error by which a script ended, if it did."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return None  # it was handled
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if is_out_of_memory(error):
@@ -56,7 +63,8 @@ def report_on(
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     call = _calling(frames) or watch.call
-    seen = watch.seen or look(torch.device("cpu"), call, limit)
+    refused = isinstance(error, torch.OutOfMemoryError)
+    seen = (refused and watch.seen) or look(_device_of(error), call, limit)
     work = _at_work(error.__traceback__, seen)
     asked, exact = asked_bytes(str(error))
     if seen.asked is not None:
@@ -78,10 +86,19 @@ def report_on(
     _write("\n" + (f"rank {rank}: " if rank else "") + str(report))
     keeps = "transformers.trainer" not in map(_module, frames)
     model = None if call is None else call.model()
+    optimizer = None if model is None else optimizer_of(model)
     del frames
     forget(error)
     if work.phase != OUTSIDE:
-        _predict(report, seen, call, model, keeps)
+        _predict(report, seen, call, model, optimizer, keeps)
+
+
+def _device_of(error: BaseException) -> torch.device:
+    """Where memory ran out."""
+    on_cpu = isinstance(error, MemoryError) or "CPUAllocator" in str(error)
+    if on_cpu or not torch.cuda.is_initialized():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _write(text: str) -> None:
@@ -151,7 +168,11 @@ def _called(trace: TracebackType | None) -> str:
     line = linecache.getline(last.filename, last.lineno or 0)
     one_line = last.end_lineno == last.lineno
     text = line[last.colno : last.end_colno if one_line else None]
-    return text.partition("(")[0].strip()[:60] or "no operator"
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:  # it goes on in the next line
+        return text.partition("(")[0].strip()
+    return ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)[:60]
 
 
 # What would have fitted
@@ -162,32 +183,32 @@ def _predict(
     seen: Seen,
     call: Call | None,
     model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
     keeps: bool,
 ) -> None:
     problem = _no_prediction(call, model)
     if problem or call is None or model is None:
-        return _write(f"No prediction of what would have fitted: {problem}.")
+        return _write(NONE.format(problem))
     _write("predicting what would have fitted (Ctrl+C ends it) …")
     leaves = [x.tensor() if isinstance(x, Shape) else x for x in call.leaves]
-    leaves = [x.item() if _is_number(x) else x for x in leaves]
+    leaves = [
+        x.item() if torch.is_tensor(x) and not x.ndim else x for x in leaves
+    ]
     batch = tuple(x for x in leaves if torch.is_tensor(x))
-    optimizer = optimizer_of(model)
     room = seen.budget - report.others
-    predictor = Predictor(model, batch, optimizer, seen.device, room)
+    predictor = Predictor(model, batch, None, seen.device, room)
     fits: list[Fit] = []
     for change, change_to, stepper in _changes(model, optimizer, seen.device):
         loss = _loss(call, leaves, change_to, keeps)
         fits.append(replace(predictor, optimizer=stepper).fit(change, loss))
         if fits[0].problem:
-            break
+            why = fits[0].problem.removeprefix("LookupError: ")
+            return _write(NONE.format(why))
     samples = max(map(len, batch), default=0)
-    _write(replace(report, samples=samples, fits=tuple(fits)).predictions())
-
-
-def _is_number(leaf: object) -> bool:
-    return (
-        isinstance(leaf, torch.Tensor) and not leaf.ndim and (not leaf.is_meta)
-    )
+    found = tuple(fits)
+    _write(replace(report, samples=samples, fits=found).predictions())
+    for sentence in summary(found, samples):
+        _write(wrapped(sentence))
 
 
 def _no_prediction(call: Call | None, model: nn.Module | None) -> str:
@@ -210,13 +231,20 @@ def _no_prediction(call: Call | None, model: nn.Module | None) -> str:
 
 
 def _changes(model, optimizer, device):
-    """Each change: its name, what it does to the model, the optimizer."""
+    """Each change: its name, what it does to the model, the optimizer.
+
+    It has no states, as it may have failed while it made them; the step
+    that is predicted makes them.
+    """
+    adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    if optimizer is not None:
+        optimizer = copy.copy(optimizer)
+        optimizer.state = defaultdict(dict)
     yield UNCHANGED, None, optimizer
     if _blocks(model) and not any(
         getattr(m, "gradient_checkpointing", False) for m in model.modules()
     ):
         yield "checkpointed blocks", _checkpoint, optimizer
-    adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
     if adam and not optimizer.param_groups[0].get("fused"):
         fused = copy.copy(optimizer)
         how = {"fused": True, "foreach": False}
@@ -264,7 +292,8 @@ def _loss(call: Call, leaves: list, change, keeps: bool) -> Loss:
         given = [next(parts) if torch.is_tensor(x) else x for x in leaves]
         args, kwargs = call.arguments(given)
         output = model(*args, **kwargs)
-        value = getattr(output, "loss", None)
+        scalar = torch.is_tensor(output) and output.numel() == 1
+        value = output if scalar else getattr(output, "loss", None)
         if value is None:
             raise LookupError(
                 "the script computes its loss outside of the model, whose "

@@ -1,10 +1,14 @@
 """Run a training script, and explain it if it runs out of memory."""
 
 import argparse
+import builtins
+import importlib.machinery
 import importlib.util
+import io
 import os
 import runpy
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -103,19 +107,24 @@ class _Session:
         else:
             sys.argv = [name, *others]
             sys.path[0] = os.path.dirname(os.path.realpath(name))
-            runpy.run_path(name, run_name="__main__")
+            _execute(os.path.abspath(name))
 
     def _begin(self) -> None:
         """The script has imported torch."""
-        from membudget.command.watch import Watch
+        try:
+            self.watch = self._watching()
+        except Exception as error:  # the script runs all the same
+            print(f"membudget: it watches nothing: {error}", file=sys.stderr)
 
+    def _watching(self) -> Any:
         first = os.environ.get("RANK", "0") == "0"
-        if self.args.record is None or not first:
-            self.watch = Watch()
-        else:
+        if self.args.record and first:
             from membudget.command.recording import Recording
 
-            self.watch = Recording(self.args.record)
+            return Recording(self.args.record)
+        from membudget.command.watch import Watch
+
+        return Watch()
 
     def explain(self, error: BaseException) -> None:
         """Report on it, if it is about memory."""
@@ -129,6 +138,8 @@ class _Session:
                 report_on(short, self.watch, self.limit)
             except KeyboardInterrupt:
                 print("membudget: interrupted", file=sys.stderr)
+            except Exception as failed:  # the script's own end stays
+                print(f"membudget: no report: {failed!r}", file=sys.stderr)
 
     def end(self) -> None:
         """The script has ended."""
@@ -155,6 +166,19 @@ class _Session:
 
             most = (self._most, self._most)
             resource.setrlimit(resource.RLIMIT_DATA, most)
+
+
+def _execute(path: str) -> None:
+    """Run a file as Python's main module."""
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(main).update(__builtins__=builtins, __file__=path, __loader__=loader)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(main))
 
 
 def after_import(name: str, begin: Callable[[], None]) -> None:

@@ -37,13 +37,13 @@ class Shape:
         return self._tensor()
 
     def tensor(self) -> torch.Tensor:
-        """Itself, or one like it: of ones, or, if not whole, on meta.
+        """Itself, or one like it: of ones, or on meta if it is of floats.
 
         Models look at the values of whole numbers, as in a mask.
         """
         if self.alive is not None:
             return self.alive.detach()
-        if self.dtype.is_floating_point or self.dtype.is_complex:
+        if self.shape and self.dtype.is_floating_point:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         return torch.ones(self.shape, dtype=self.dtype)
 
@@ -112,6 +112,7 @@ class Watch:
 
     def end(self) -> None:
         """The script has ended."""
+        self._hook.remove()
 
     def _refused(self, device: int, asked: int, total: int, free: int) -> None:
         from membudget.command.census import look

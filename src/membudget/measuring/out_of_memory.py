@@ -157,23 +157,24 @@ class OutOfMemoryReport:
             *_table((group.bytes, str(group)) for group in self.largest[:5]),
         ]
         lines += [self.predictions()] if self.fits else []
-        return "\n".join([*lines, *map(_wrapped, self.notes)])
+        return "\n".join([*lines, *map(wrapped, self.notes)])
 
     def predictions(self) -> str:
         """The lines that say what would have fitted."""
         step = f" of {self.samples} samples" if self.samples else ""
         aside = ", without the others" if self.others else ""
         lines = [f"predicted peaks of a step{step}{aside}:"]
-        lines += [_wrapped(f"  {fit}", 4) for fit in self.fits]
+        lines += [wrapped(f"  {fit}", 4) for fit in self.fits]
         return "\n".join(lines)
 
 
 def _table(rows: Iterable[tuple[int, str]]) -> Iterator[str]:
     for size, text in rows:
-        yield _wrapped(f"  {format_bytes(size):>8}  {text}", 14)
+        yield wrapped(f"  {format_bytes(size):>8}  {text}", 14)
 
 
-def _wrapped(text: str, indent: int = 2) -> str:
+def wrapped(text: str, indent: int = 2) -> str:
+    """A line of the report, in 79 columns."""
     return fill(
         text, 79, subsequent_indent=" " * indent, break_on_hyphens=False
     )
@@ -199,13 +200,13 @@ class Predictor:
 
     def fit(self, change: str, loss: Loss) -> Fit:
         """The prediction for one way to compute the loss."""
-        samples = samples_of(self.batch) if self.batch else 0
 
         @cache
         def peak(size: int) -> int:
             return self.peak(loss, size)
 
         try:
+            samples = samples_of(self.batch) if self.batch else 0
             return self._search(change, samples, peak)
         except Exception as error:  # a report must not fail with a change
             return Fit(change, problem=f"{type(error).__name__}: {error}")
@@ -397,7 +398,7 @@ class CatchOutOfMemory:
             largest=groups(failure.alive),
             samples=self.samples,
             fits=fits,
-            notes=(*_summary(fits, self.samples), *notes),
+            notes=(*summary(fits, self.samples), *notes),
         )
         return True
 
@@ -458,7 +459,8 @@ def _span(tensor: torch.Tensor) -> int:
     return alone.untyped_storage().nbytes()
 
 
-def _summary(fits: tuple[Fit, ...], samples: int) -> Iterator[str]:
+def summary(fits: tuple[Fit, ...], samples: int) -> Iterator[str]:
+    """What the predictions say together, in sentences."""
     known = [f for f in fits if not f.problem]
     if known and not any(f.micro_batch for f in known):
         yield "Nothing of this fits."
