@@ -328,6 +328,7 @@ def add_peft(model, adapter):
         r=adapter.rank,
         lora_dropout=0.1 * adapter.dropout,
         target_modules=list(adapter.targets),
+        use_dora=adapter.dora,
     )
     wide = adapter.itemsize == 4
     get_peft_model(model, config, autocast_adapter_dtype=wide)

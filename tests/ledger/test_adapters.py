@@ -1,6 +1,8 @@
 """Adapters and frozen weights: the ledger against the tracker, with the
 course's LoRA and with ``peft``'s."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,10 +49,46 @@ def test_any_adapter(data, shape, tokens, run):
     base = 2 if recipe == "bf16" else 4
     beside = data.draw(st.sampled_from([(), (), ("*norm*",)]))
     sizes = [base] if beside else [base, 4]
-    adapter = data.draw(adapters(shape, sizes))
     batch, peft = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+    adapter = data.draw(adapters(shape, sizes))
+    adapter = replace(adapter, dora=peft and data.draw(st.booleans()))
     options = {"recipe": recipe, "trained": beside, "adapter": adapter}
     same(shape, batch, tokens, peft=peft, **options, **run)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("checkpointed", [False, True, 1])
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "itemsize"),
+    [("fp32", 4), ("bf16", 4), ("bf16", 2), ("autocast", 4)],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dora(family, recipe, itemsize, dropout, checkpointed):
+    """``peft``'s, in all layers: the adapter, its graph that nobody goes back
+    through, and what a checkpoint drops of it."""
+    adapter = Adapter(TARGETS[family], 2, itemsize, dropout, dora=True)
+    how = {"checkpointed": checkpointed, "optimizer": "adam", "peft": True}
+    same(NETS[family], 3, 8, recipe=recipe, adapter=adapter, **how)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_what_dora_keeps(dropout):
+    """Of an upper block: W x, the branch and three numbers an output. With
+    dropout W x is done again in the adapter's dtype, for which 16-bit
+    weights are copied, and the copies stay."""
+
+    def upper(dora):
+        adapter = Adapter(("up", "down"), 2, 4, dropout, dora=dora)
+        shapes = (replace(NETS["llama"], depth=depth) for depth in (2, 3))
+        run = {"recipe": "bf16", "adapter": adapter, "peft": True}
+        saved = [same(shape, 3, 8, **run).saved for shape in shapes]
+        return saved[1] - saved[0]
+
+    n, d, f = 3 * 8, NETS["llama"].width, NETS["llama"].hidden
+    more = (4 * n + 3 * 4 + (4 if dropout else 2) * n) * (d + f)
+    copies = 2 * 4 * d * f if dropout else 0
+    assert upper(True) - upper(False) == more + copies
 
 
 @settings(max_examples=examples(16))
@@ -165,6 +203,11 @@ def test_an_input_that_is_cast_is_kept_for_each_target():
             r"no weight is named '\*.wight': use names such as token.weight",
         ),
         ("gpt", {"trained": []}, "no parameter is trained"),
+        (
+            "gpt",
+            {"adapter": Adapter(["up"], dora=True), "trained": ["*.up.*"]},
+            r"blocks.0.up is trained, and DoRA has rules beside frozen layers",
+        ),
         ("mlp", {"trained": ["*"]}, "trained and adapter out for a Chain"),
     ],
 )
@@ -176,6 +219,8 @@ def test_what_cannot_be_trained(network, options, message):
 
 
 def test_what_no_adapter_is():
+    with pytest.raises(ValueError, match="no rules for DoRA over 4 bits"):
+        Adapter(["out"], four_bits=True, dora=True)
     with pytest.raises(ValueError, match=r"itemsize is 3: use 4 \(fp32\) or"):
         Adapter(["out"], itemsize=3)
     with pytest.raises(TypeError, match="use an Adapter"):

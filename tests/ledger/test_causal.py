@@ -69,12 +69,12 @@ def adapter_of(config, targets, **options):
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
-    ("family", "recipe", "checkpointed", "targets"),
-    product(FAMILIES, PRECISIONS, [False, True], TARGETS),
+    ("family", "recipe", "checkpointed", "targets", "dora"),
+    product(FAMILIES, PRECISIONS, [False, True], TARGETS, [False, True]),
 )
-def test_an_adapter(family, recipe, checkpointed, targets):
+def test_an_adapter(family, recipe, checkpointed, targets, dora):
     config = config_of(family)
-    adapter = adapter_of(config, targets)
+    adapter = adapter_of(config, targets, dora=dora)
     how = {"recipe": recipe, "checkpointed": checkpointed}
     same(config, 3, 12, adapter=adapter, **how)
 

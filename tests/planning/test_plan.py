@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from planning_helpers import any_plan
 
-from membudget.ledger import GPT2, LLAMA3_8B, Transformer
+from membudget.ledger import GPT2, LLAMA3_8B, Adapter, Transformer
 from membudget.planning import Job, Plan
 
 JOB = Job(GPT2, 64, 8)
@@ -29,6 +29,7 @@ def test_a_plan_in_words():
     ("wrong", "says"),
     [
         ({"stage": "zero-3", "optimizer": "adam-8bit"}, "8-bit states"),
+        ({"adapter": Adapter(["up"], dora=True)}, "what DoRA does: use dora"),
         ({"ranks": 2, "recipe": "master-fp32-gradients"}, "DDP's buckets"),
     ],
 )

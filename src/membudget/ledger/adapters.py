@@ -27,7 +27,9 @@ class Adapter:
     """LoRA: beside a linear layer two thin ones, which alone are trained.
 
     ``y = W x + up(down(dropout(x))) · scale`` with rank · (inputs + outputs)
-    weights (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+    weights (Hu et al. 2021, arXiv 2106.09685, section 4.1). DoRA then gives
+    each row of the sum W + up · down · scale a trained length (Liu et al.
+    2024, arXiv 2402.09353, equation 5).
 
     Args:
         targets: names of the linear layers that have one
@@ -39,6 +41,11 @@ class Adapter:
         four_bits: whether the frozen linear layers of the blocks lie in NF4
             with scales in 8 bits (QLoRA, Dettmers et al. 2023,
             arXiv 2305.14314), as bitsandbytes has them.
+        dora: whether it is DoRA, as ``peft`` computes it.
+
+    Raises:
+        TypeError, ValueError: one of them is not as said, or DoRA over 4
+            bits, for which there are no rules.
     """
 
     targets: Sequence[str]
@@ -46,6 +53,7 @@ class Adapter:
     itemsize: int = 4
     dropout: bool = False
     four_bits: bool = False
+    dora: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", whole(self.rank, "rank"))
@@ -54,7 +62,13 @@ class Adapter:
             raise ValueError(
                 f"itemsize is {shown(itemsize)}: use 4 (fp32) or 2 (bf16)"
             )
-        flag(self.dropout, "dropout"), flag(self.four_bits, "four_bits")
+        for name in ("dropout", "four_bits", "dora"):
+            flag(getattr(self, name), name)
+        if self.dora and self.four_bits:
+            raise ValueError(
+                "the ledger has no rules for DoRA over 4 bits: use "
+                "four_bits=False, or dora=False"
+            )
         names = strings(self.targets, "targets", "names of linear layers")
         object.__setattr__(self, "targets", names)
 
@@ -70,7 +84,8 @@ class Adapter:
         if set(self.targets) in map(set, TARGETS.values()):
             layers = "all linear layers"
         base = " over 4 bits" if self.four_bits else ""
-        return f"LoRA of rank {self.rank} in {layers}{base}"
+        kind = "DoRA" if self.dora else "LoRA"
+        return f"{kind} of rank {self.rank} in {layers}{base}"
 
 
 def packed_bytes(weights: int) -> int:

@@ -317,7 +317,8 @@ class Written:
             else:
                 y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
             if self.adapter and self.adapter.at(name):
-                y = self.adapted(self.adapter, x, y, inputs, outputs)
+                own, sides = (weight, bias), (inputs, outputs)
+                y = self.adapted(self.adapter, x, y, own, *sides)
         return y
 
     def adapted(
@@ -325,6 +326,7 @@ class Written:
         adapter: Adapter,
         x: PaperTensor,
         y: PaperTensor,
+        own: tuple[PaperTensor, PaperTensor | None],
         inputs: int,
         outputs: int,
     ) -> PaperTensor:
@@ -333,6 +335,16 @@ class Written:
             self.paper.parameter(rank * width, adapter.itemsize)
             for width in (inputs, outputs)
         )
+        if adapter.dora:
+            if any(one is not None and one.trained for one in own):
+                raise ValueError(
+                    f"{'.'.join(self.paper.module)} is trained, and DoRA has "
+                    "rules beside frozen layers alone: leave it out of "
+                    "trained, or out of the targets"
+                )
+            lengths = self.paper.parameter(outputs, adapter.itemsize)
+            weights, drop = (down, up, lengths), adapter.dropout
+            return op.dora(self.paper, x, y, own, weights, rank, drop)
         return op.low_rank(
             self.paper,
             x,

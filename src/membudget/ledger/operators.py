@@ -229,6 +229,117 @@ def low_rank(
     return out
 
 
+def dora(
+    paper: Paper,
+    x: PaperTensor,
+    y: PaperTensor,
+    own: tuple[PaperTensor, PaperTensor | None],
+    trained: tuple[PaperTensor, PaperTensor, PaperTensor],
+    rank: int,
+    drop: bool,
+) -> PaperTensor:
+    """``y + (m − 1) · W x + m · up(down(x)) · scale``, as ``peft`` has DoRA.
+
+    Of each output m is its trained magnitude divided by the norm of a row of
+    W + up · down · scale, a constant. Liu et al. (2024, arXiv 2402.09353),
+    equations 5 and 11. Saved are W x and the branch, beside what LoRA saves.
+    With dropout W x is done again in the adapter's dtype, for which W may
+    have to be copied; the copy stays.
+
+    Args:
+        own: the frozen weight, and the bias, if there is one.
+        trained: down, up and the magnitudes.
+    """
+    (weight, bias), (down, up, magnitude) = own, trained
+    outputs = magnitude.elements
+    given = cast(paper, x, down.itemsize, watches=(x, y))
+    dropped = dropout(paper, given) if drop else given
+    delta, graph = _delta(paper, down, up, rank, given.itemsize)
+    weight = cast(paper, weight, given.itemsize)
+    norms = _row_norms(paper, weight, delta, outputs)
+    m = _row(
+        paper,
+        "div",
+        _new(magnitude),
+        {"m": magnitude, "norms": norms},
+        saves=(norms,),
+    )
+    thin = linear(paper, dropped, down, rank, folds=True)
+    branch = linear(paper, thin, up, outputs, folds=True)
+    base = y
+    if drop:
+        base = linear(paper, dropped, weight, outputs, folds=True)
+    elif bias is not None:
+        base = _moved(paper, y, bias)
+    first = _scaled(paper, _moved(paper, m), base)
+    second = scale(paper, _scaled(paper, m, branch))
+    more = add(paper, first, second)
+    paper.last.watches += (delta, weight, norms, m, branch, base)
+    paper.last.holds = graph
+    total = add(paper, y, more, watches=(dropped,))
+    out = cast(paper, total, y.itemsize)
+    paper.last.watches += (x, given)
+    return out
+
+
+def _delta(
+    paper: Paper, down: PaperTensor, up: PaperTensor, rank: int, itemsize: int
+) -> tuple[PaperTensor, tuple[PaperTensor, ...]]:
+    """The product of the thin weights, from a unit matrix; and what its
+    graph keeps, which nobody goes back through."""
+    inputs, outputs = down.elements // rank, up.elements // rank
+    eye = constant(paper, inputs * inputs, itemsize)
+    _autocast(paper, down)  # each of the weights is cast once
+    unit = _autocast(paper, eye)
+    thin = constant(paper, inputs * rank, unit.itemsize)
+    paper.last.watches += (unit,)
+    _autocast(paper, up)
+    wide = constant(paper, inputs * outputs, unit.itemsize)
+    paper.last.watches += (eye, thin)
+    return cast(paper, wide, itemsize), (unit, thin)
+
+
+def _row_norms(
+    paper: Paper, weight: PaperTensor, delta: PaperTensor, outputs: int
+) -> PaperTensor:
+    """Those of W + the difference · scale."""
+    scaled = scale(paper, delta)
+    both = add(paper, weight, scaled)
+    norms = PaperTensor(outputs, both.itemsize)
+    paper.write("norm", (both,), (norms,))
+    return norms
+
+
+def _moved(paper: Paper, x: PaperTensor, *less: PaperTensor) -> PaperTensor:
+    """x less a constant, in the wider dtype."""
+    y = PaperTensor(x.elements, max(t.itemsize for t in (x, *less)))
+    if y.itemsize > x.itemsize:
+        return _row(paper, "sub", y, {"x": x}, watches=less)
+    paper.write("sub", (x, *less), (y,), gives=((x, "g"),))
+    return y
+
+
+def _scaled(paper: Paper, m: PaperTensor, x: PaperTensor) -> PaperTensor:
+    """Each output of x times its trained number."""
+    out = PaperTensor(x.elements, max(m.itemsize, x.itemsize))
+    narrow = x.itemsize < out.itemsize
+    steps: list[Step] = [("f", out.bytes)] * (narrow and x.trained)
+    steps += [("x", out.bytes)] * (not narrow)
+    steps += [("a", out.bytes), ("saved", 0), ("m", m.bytes), ("a", 0)]
+    if narrow and x.trained:
+        steps += [("x", x.bytes), ("f", 0)]
+    paper.write(
+        "mul",
+        (m, x),
+        (out,),
+        saves=_factors(m, x),
+        steps=tuple(steps),
+        gives=((m, "m"), (x, "x")),
+        views=("m",),
+    )
+    return out
+
+
 def add(
     paper: Paper,
     x: PaperTensor,

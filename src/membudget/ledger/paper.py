@@ -67,6 +67,8 @@ class Row:
             its gradient; ``"g"`` hands the arriving gradient on.
         views: those steps whose gradient is a view of another tensor, so
             that no second one is added to it in place.
+        holds: tensors that live as long where there is a tape: a graph that
+            will have no backward pass keeps them.
         kept: whether what it makes stays in spite of a checkpoint around it,
             and is not made again.
     """
@@ -80,6 +82,7 @@ class Row:
     gives: tuple[tuple[PaperTensor, str], ...] = ()
     views: tuple[str, ...] = ()
     watches: tuple[PaperTensor, ...] = ()
+    holds: tuple[PaperTensor, ...] = ()
     kept: bool = False
 
     @property

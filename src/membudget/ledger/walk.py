@@ -228,7 +228,9 @@ class _Walk:
         """
         scope = self.scopes[-1]
         last = {
-            id(t.storage): i for i, row in enumerate(rows) for t in _uses(row)
+            id(t.storage): i
+            for i, row in enumerate(rows)
+            for t in _uses(row) + _holds(row) * tape
         }
         if tape:
             saved |= {id(t.storage) for row in rows for t in _saves(row)}
@@ -434,6 +436,11 @@ def _uses(row: Row | Segment) -> tuple[PaperTensor, ...]:
         outside = {id(t): t for t in uses if id(t) not in inside}
         return tuple(outside.values())
     return row.reads + row.watches
+
+
+def _holds(row: Row | Segment) -> tuple[PaperTensor, ...]:
+    """What a row's graph keeps alive while it works, beside no checkpoint."""
+    return () if isinstance(row, Segment) else row.holds
 
 
 def _saves(row: Row | Segment) -> tuple[PaperTensor, ...]:

@@ -174,7 +174,7 @@ class Plan:
 
     Raises:
         ValueError: 8-bit Adam or an adapter with FSDP2, gradients summed in
-            fp32 beside DDP's, or an adapter that a recipe cannot have.
+            fp32 beside DDP's, DoRA, or an adapter that a recipe cannot have.
     """
 
     micro_batch: int
@@ -205,6 +205,11 @@ class Plan:
                 'use another optimizer, or stage="ddp"'
             )
         checked_adapter(self.adapter, self.recipe, None)
+        if self.adapter and self.adapter.dora:
+            raise ValueError(
+                "a plan counts what a step does, and has no rules for what "
+                "DoRA does: use dora=False, or ledger.predict for its bytes"
+            )
         if self.stage != "ddp" and self.adapter:
             raise ValueError(
                 "the room has no rules for adapters beside FSDP2's shards: "
