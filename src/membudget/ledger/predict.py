@@ -202,7 +202,7 @@ def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:
     if isinstance(network, Transformer):
         return 0
     if isinstance(network, CausalLM):
-        return network.buffers
+        return network.buffers_beside(itemsize)
     return sum(
         b.numel() * itemsize if b.is_floating_point() else b.nbytes
         for b in network.model.buffers()
