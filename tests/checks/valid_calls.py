@@ -300,7 +300,7 @@ ROWS = {
     "ledger.Chain": lambda: dict(sample=(4,), segments=((0, 1),)),
     "ledger.Transformer": lambda: GPT | dict(context=8, hidden=16, kv_heads=2),
     "ledger.CausalLM": lambda: dict(
-        head_size=2, biases=["q_proj"], block="llama", window=9
+        head_size=2, biases=["q_proj"], block="llama", window=9, local=[True]
     ),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),
     "ledger.from_config": lambda: dict(config=CONFIG),

@@ -23,6 +23,8 @@ SMALL = {
     "intermediate_size": 72,
 }
 FAMILIES = {
+    "Gemma3Text": {"sliding_window_pattern": 2},
+    "Gemma3Text, local": {"sliding_window": 8, "num_key_value_heads": 1},
     "GPT2": {},
     "GPT2, no dropout": {
         "attn_pdrop": 0.0,
@@ -34,10 +36,16 @@ FAMILIES = {
     "Llama, biases": {"attention_bias": True, "mlp_bias": True},
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "Mistral": {"sliding_window": 13, "head_dim": 16},
+    "Mistral, local": {"sliding_window": 8},
     "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
     "Phi3, grouped": {"pad_token_id": 0},
     "Qwen2": {"num_key_value_heads": 1},
     "Qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "Qwen3, local": {
+        "sliding_window": 8,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    },
 }
 """Options by case; the first word is the library's class."""
 

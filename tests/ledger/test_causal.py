@@ -70,7 +70,7 @@ def adapter_of(config, targets, **options):
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("family", "recipe", "checkpointed", "targets", "dora"),
-    product(FAMILIES, PRECISIONS, [False, True], TARGETS, [False, True]),
+    product(FAMILIES, PRECISIONS, CHECKPOINTED, TARGETS, [False, True]),
 )
 def test_an_adapter(family, recipe, checkpointed, targets, dora):
     config = config_of(family)
@@ -85,7 +85,8 @@ def test_an_adapter(family, recipe, checkpointed, targets, dora):
     product(FAMILIES, PRECISIONS, [False, True]),
 )
 def test_the_allocators_own_account(family, recipe, checkpointed):
-    """In fp32 to the byte; in 16 bits a CPU's matrix products have a
+    """In fp32 to the byte, and in AdamW's step but for the numbers of Python
+    that it takes as tensors; in 16 bits a CPU's matrix products have a
     workspace, and without it, too."""
     config = config_of(family)
     model, batch = build(config, recipe, checkpointed), batch_of(3, 12)
@@ -107,7 +108,8 @@ def test_the_allocators_own_account(family, recipe, checkpointed):
             optimizer.step()
             optimizer.zero_grad()
 
-        assert witness(whole) == found.peak - found.start
+        numbers = 12 if found.at_peak.phase == "optimizer" else 0
+        assert witness(whole) == found.peak - found.start + numbers
 
 
 @pytest.mark.few(3)
@@ -200,7 +202,7 @@ def test_a_cache_counts_where_its_copies_are_wider(recipe):
     assert max(before) - found.peak_in("forward") == 2 * wide * active
 
 
-ANY = "GPT2", "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
+ANY = "Gemma3Text", "GPT2", "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
 
 
 @st.composite
@@ -217,6 +219,7 @@ def configs(draw):
         intermediate_size=draw(st.sampled_from([4, 24, 72])),
         vocab_size=draw(st.sampled_from([5, 40, 200])),
         num_hidden_layers=draw(st.integers(1, 3)),
+        sliding_window=draw(st.sampled_from([2, 9, 99])),
         tie_word_embeddings=draw(st.booleans()),
     )
 
@@ -260,14 +263,14 @@ def test_weights_by_the_librarys_own_names(family, last):
         ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
-        ({"block": "gptj"}, "no block 'gptj': use one of gpt2, l"),
+        ({"block": "gptj"}, "no block 'gptj': use one of gemma3,"),
         ({"block": "phi3", "biases": ["q_proj"]}, "'q_proj': use one of qkv_"),
         (
             {"dropouts": ["mlp"]},
             "no place of dropout 'mlp': use one of embed",
         ),
         ({"context": 0}, "context is 0: use a whole number of at least 1"),
-        ({"window": 0}, "window is 0: use a whole number of at least 1"),
+        ({"window": 1}, "window is 1: use a whole number of at least 2"),
     ],
 )
 def test_shapes_that_cannot_be(options, message):
@@ -329,7 +332,12 @@ def test_an_adapters_targets_as_peft_finds_them():
 
 
 def test_a_sequence_as_long_as_local_attention():
-    shape = CausalLM(**SHAPE, window=12)
-    predict(shape, 2, 11)
-    with pytest.raises(ValueError, match="use at most 11 tokens, or membud"):
-        predict(shape, 2, 12)
+    """Then there is a mask, which each local block makes wider and keeps."""
+    shape, rest = CausalLM(**SHAPE), {"window": 12, "local": [True, False]}
+    short, long = (
+        predict(replace(shape, **rest), 2, tokens).saved
+        - predict(shape, 2, tokens).saved
+        for tokens in (11, 12)
+    )
+    repeated = 2 * 4 * (2 * 12 * (4 - 2) * 8)  # keys and values
+    assert (short, long) == (0, repeated + 4 * 2 * 12**2)

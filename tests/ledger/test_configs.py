@@ -25,11 +25,13 @@ def test_three_ways_to_hand_it_over(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parameters_and_buffers_of_the_library(family):
     config = config_of(family)
-    for recipe in ("fp32", "bf16"):
-        model, shape = build(config, recipe), from_config(config)
+    shape = from_config(config)
+    for recipe, itemsize in (("fp32", 4), ("bf16", 2)):
+        model = build(config, recipe)
         count = sum(p.numel() for p in model.parameters())
         assert shape.parameters == count
-        assert shape.buffers == sum(b.nbytes for b in model.buffers())
+        size = sum(b.nbytes for b in model.buffers())
+        assert shape.buffers_beside(itemsize) == size
 
 
 def test_what_old_configs_leave_out():
@@ -58,12 +60,30 @@ def test_local_attention(kind, options, window):
     assert shape.window == window
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "local"),
+    [
+        ("mistral", {}, "1"),
+        ("qwen2", {"max_window_layers": 2}, "001111"),
+        ("qwen2", {}, "0"),
+        ("gemma3_text", {}, "111110"),
+        ("gemma3_text", {"sliding_window_pattern": 2}, "10"),
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 6}, "1"),
+    ],
+)
+def test_which_blocks_are_local(kind, options, local):
+    """As far as they do not repeat themselves."""
+    config = SMALL | {"num_hidden_layers": 6, "model_type": kind} | options
+    shape = from_config(config | {"sliding_window": 8})
+    assert shape.local == tuple(map(bool, map(int, local)))
+
+
 REFUSED = [
     ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
-    ({"model_type": "mixtral"}, "'mixtral': use one of gpt2, llama, mistral,"),
+    ({"model_type": "mixtral"}, "'mixtral': use one of gemma3_text, gpt2"),
     ({"model_type": None}, "the config has no model_type: use a model's"),
-    ({"model_type": 3}, "no rule for the model_type 3: use one of gpt2,"),
-    ({"model_type": []}, "no rule for the model_type []: use one of gpt2"),
+    ({"model_type": 3}, "no rule for the model_type 3: use one of gemma"),
+    ({"model_type": []}, "no rule for the model_type []: use one of gem"),
     (
         {"vocab_size": None, "hidden_size": None},
         "the config of a llama lacks vocab_size, hidden_size: use a model's",
@@ -105,6 +125,23 @@ REFUSED = [
 def test_what_is_refused_by_name(entries, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         from_config(LLAMA | entries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu', for wh"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+            "rope_type is 'dynamic', for which",
+        ),
+    ],
+)
+def test_what_is_refused_of_gemma_3(entries, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(SMALL | {"model_type": "gemma3_text"} | entries)
 
 
 GPT2 = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from membudget.cards import CARDS
-from membudget.ledger import Adapter, CausalLM, predict, rules
+from membudget.ledger import Adapter, from_config, predict, rules
 from membudget.measuring import PeakTracker, witness
 from membudget.planning import (
     Job,
@@ -27,15 +27,41 @@ from tests.soak import examples
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
-QUERIES = "q_proj", "k_proj", "v_proj"
+LLAMA = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 12,
+}
 SHAPES = (
-    CausalLM(96, 32, 3, 4, 2, 8, 72, biases=QUERIES),
-    CausalLM(96, 32, 3, 4, 1, 16, 72, block="qwen3", tied=True),
-    CausalLM(96, 32, 3, 4, 4, 8, 72, block="phi3"),
-    CausalLM(96, 32, 3, 4, 4, 8, 72, tied=True, block="gpt2", context=12),
+    from_config(LLAMA | {"model_type": "qwen2"}),
+    from_config(
+        LLAMA
+        | {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 16}
+    ),
+    from_config(LLAMA | {"model_type": "phi3", "pad_token_id": 0}),
+    from_config(GPT2),
+    from_config(
+        LLAMA
+        | {
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        }
+    ),
 )
-
-
 PACKED = Adapter(list(SHAPES[0].linears), 3, four_bits=True)
 
 
@@ -116,7 +142,8 @@ def test_the_program_over_4_bits(tmp_path):
     """By the allocator: what is left are the numbers that scale the branches
     and the generator's state that a checkpoint keeps."""
     pytest.importorskip("bitsandbytes")
-    shape = CausalLM(96, 64, 3, 4, 2, 16, 128)
+    sizes = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 128}
+    shape = from_config(LLAMA | sizes | {"model_type": "llama"})
     adapter = Adapter(list(shape.linears), 3, 4, four_bits=True)
     job, plan = Job(shape, 16, 6, "cpu"), Plan(2, 1, recipe="bf16")
     plan = replace(plan, adapter=adapter)
@@ -135,7 +162,7 @@ def test_the_program_over_4_bits(tmp_path):
     "plan",
     [
         Plan(3, 3, recipe="autocast"),
-        Plan(2, recipe="bf16", adapter=Adapter(QUERIES, 3)),
+        Plan(2, recipe="bf16", adapter=Adapter(("q_proj", "v_proj"), 3)),
         Plan(1, 3, recipe="bf16", optimizer="sgd"),
         Plan(6, 3, recipe="bf16", adapter=PACKED),
     ],

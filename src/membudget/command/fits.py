@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(_json(question, answer, best), indent=2))
         else:
             print("\n".join(_text(question, answer, best)))
-    except (TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError) as error:
         raise Refused(str(error)) from None
     return Code.OK if best else Code.NO
 

@@ -20,6 +20,6 @@ def run(args: argparse.Namespace) -> int:
         if not best or best[0].peak > question.budget:
             return Code.NO
         print(program(question, best[0].plan), end="")
-    except (TypeError, ValueError) as error:
+    except (ImportError, TypeError, ValueError) as error:
         raise Refused(str(error)) from None
     return Code.OK

@@ -7,6 +7,7 @@ writes their code. What it needs to know stands in the shape, a
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from membudget.ledger import operators as op
@@ -17,15 +18,17 @@ from membudget.ledger.paper import PaperTensor
 class Block(Written):
     """Llama's block, and what all have: a table, blocks, a head, a loss."""
 
-    kind: ClassVar = "llama"  # the model_type of such a model
     table: ClassVar = "embed_tokens"
     last: ClassVar = "norm"  # of the model's modules
     base: ClassVar = "model", "layers"  # the library's names of these
     rotary: ClassVar = True
+    rms_norm = staticmethod(op.cast_rms_norm)
+    activation: ClassVar = "silu"
 
     scales: list[PaperTensor]  # weights of a block's norms
     first: int  # of a block among the trained weights
-    leaf: tuple[PaperTensor, ...] = ()  # autograd's, if not a weight
+    index: int  # of a block
+    mask: PaperTensor  # of local attention
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:
@@ -45,27 +48,7 @@ class Block(Written):
         }
 
     @classmethod
-    def config(cls, shape: Any) -> dict[str, object]:
-        """The entries of a config of the library for such a model."""
-        biases = len(shape.biases)
-        kind = cls.kind if biases != 3 else "qwen2"
-        return {
-            "model_type": kind,
-            "vocab_size": shape.vocabulary,
-            "hidden_size": shape.width,
-            "num_hidden_layers": shape.depth,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_size,
-            "intermediate_size": shape.hidden,
-            "tie_word_embeddings": shape.tied,
-            "attention_bias": biases > 3,
-            "mlp_bias": biases > 4,
-            "pad_token_id": None,
-        }
-
-    @classmethod
-    def buffers(cls, shape: Any) -> int:
+    def buffers(cls, shape: Any, itemsize: int) -> int:
         """Bytes of the buffers: twice the speeds of the rotary positions, in
         fp32 in a 16-bit model, too."""
         return 2 * 4 * (shape.head_size // 2) * cls.rotary
@@ -88,12 +71,12 @@ class Block(Written):
             with paper.inside(self.table):
                 table = self.weight(shape.vocabulary * shape.width, "weight")
                 x = op.embedding(paper, table, ids, shape.width)
-            if checkpointed:  # then the library asks for its gradient
-                self.leaf = (x,) if not x.trained else ()
-                x.trained = True
+                x = self.embedded(x)
+            if checkpointed and not x.trained:
+                x = op.leaf(paper, x)  # the library asks for its gradient
             x, *variables = self.positioned(x)
             for index in range(shape.depth):
-                start = len(paper.rows)
+                start, self.index = len(paper.rows), index
                 with paper.inside(f"layers.{index}"):
                     x = self.block(x)
                 if index in checkpointed:
@@ -102,6 +85,10 @@ class Block(Written):
         paper.last.watches += *variables, self.places
         self.loss(x, table, labels)
 
+    def embedded(self, x: PaperTensor) -> PaperTensor:
+        """What the module returns whose table x was read from."""
+        return x
+
     def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         """What the first block is given, and what variables of the model
         hold: cosines and sines.
@@ -109,11 +96,30 @@ class Block(Written):
         What comes and goes before a block, the check for packed sequences,
         too, is less than what comes and goes in its first norm.
         """
-        size = self.tokens * self.shape.head_size
         self.places = op.constant(self.paper, self.tokens, 8)
-        self.cos = op.constant(self.paper, size, x.itemsize)
-        self.sin = op.constant(self.paper, size, x.itemsize)
-        return x, x, self.cos, self.sin
+        masks = self.local_mask()
+        self.cos, self.sin = self.turn(x.itemsize)
+        return x, x, self.cos, self.sin, *masks
+
+    @property
+    def masked(self) -> bool:
+        """Whether a sequence is longer than local attention reaches."""
+        window = self.shape.window
+        return window is not None and self.tokens >= window
+
+    def local_mask(self) -> tuple[PaperTensor, ...]:
+        """The mask of local blocks, if they need one: a byte a number."""
+        blocks = range(self.shape.depth)
+        if not self.masked or not any(map(self.shape.is_local, blocks)):
+            return ()
+        self.mask = op.constant(self.paper, self.tokens**2, 1)
+        return (self.mask,)
+
+    def turn(self, itemsize: int) -> tuple[PaperTensor, PaperTensor]:
+        """Cosines and sines of the places."""
+        size = self.tokens * self.shape.head_size
+        cos = op.constant(self.paper, size, itemsize)
+        return cos, op.constant(self.paper, size, itemsize)
 
     def loss(
         self, x: PaperTensor, table: PaperTensor, labels: PaperTensor
@@ -147,7 +153,7 @@ class Block(Written):
         weight = self.weight(size, f"{name}.weight")
         self.scales.append(weight)
         with self.paper.inside(name):
-            return op.cast_rms_norm(self.paper, x, weight)
+            return self.rms_norm(self.paper, x, weight)
 
     def step_last(self, weights: Sequence[PaperTensor]) -> None:
         """The optimizer comes to these after what was written so far.
@@ -182,16 +188,40 @@ class Block(Written):
             self.heads(x, "k", shape.kv_heads),
         )
         v = self.project(x, "v_proj")
+        straight = self.level(*straight)
         q, k = (
             op.rotate_halves(paper, part, self.cos, self.sin, straight)
             for part in straight
         )
         return q, k, v
 
+    def level(
+        self, q: PaperTensor, k: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        """Query and key before they are turned."""
+        return q, k
+
     def attend(self, q, k, v) -> PaperTensor:
-        rows = self.batch * self.shape.heads * self.tokens
-        q, k, v = op.lowered(self.paper, q, k, v)
-        return op.fused_attention(self.paper, q, k, v, rows)
+        """With a mask, or for heads that are wider than its kernels take,
+        the library repeats keys and values for the queries that share them."""
+        paper, shape = self.paper, self.shape
+        rows = self.batch * shape.heads * self.tokens
+        masked = self.masked and shape.is_local(self.index)
+        times = shape.heads // shape.kv_heads
+        repeats = times > 1 and (masked or shape.head_size > 256)
+        if repeats:
+            v = self.apart(v, shape.kv_heads)
+            copied = shape.kv_heads > 1
+            k = op.repeat(paper, k, times, copied)
+            v = op.repeat(paper, v, times, copied)
+        low_q, low_k, low_v = op.lowered(paper, q, k, v)
+        masks = []
+        if masked:
+            size = self.batch * self.tokens**2
+            masks = [op.addend(paper, self.mask, size, low_q.itemsize)]
+        y = op.fused_attention(paper, low_q, low_k, low_v, rows, *masks)
+        paper.last.watches += k, v
+        return y
 
     def attention(self, x: PaperTensor) -> PaperTensor:
         q, k, v = self.turned(x)
@@ -203,7 +233,8 @@ class Block(Written):
 
     def gated(self, x: PaperTensor) -> PaperTensor:
         paper = self.paper
-        gate = op.of_input(paper, self.project(x, "gate_proj"), "silu")
+        gate = self.project(x, "gate_proj")
+        gate = op.of_input(paper, gate, self.activation)
         return op.multiply(paper, gate, self.project(x, "up_proj"))
 
     def block(self, x: PaperTensor) -> PaperTensor:
@@ -228,7 +259,6 @@ class _GPT2(Block):
     whose weights lie the other way round.
     """
 
-    kind = "gpt2"
     table = "wte"
     last = "ln_f"
     base = "transformer", "h"
@@ -244,23 +274,6 @@ class _GPT2(Block):
             "mlp.c_proj": (f, d),
         }
 
-    @classmethod
-    def config(cls, shape: Any) -> dict[str, object]:
-        rates = {place: 0.1 for place in shape.dropouts}
-        return {
-            "model_type": cls.kind,
-            "vocab_size": shape.vocabulary,
-            "n_embd": shape.width,
-            "n_layer": shape.depth,
-            "n_head": shape.heads,
-            "n_inner": shape.hidden,
-            "n_positions": shape.context,
-            "tie_word_embeddings": shape.tied,
-            "embd_pdrop": rates.get("embedding", 0),
-            "attn_pdrop": rates.get("attention", 0),
-            "resid_pdrop": rates.get("residual", 0),
-        }
-
     def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         paper, shape = self.paper, self.shape
         self.places = op.constant(paper, self.tokens, 8)
@@ -268,7 +281,6 @@ class _GPT2(Block):
             learned = self.weight(shape.context * shape.width, "weight")
             y = op.embedding(paper, learned, self.places, shape.width)
         total = op.add(paper, x, y, broadcast=self.batch > 1)
-        paper.last.saves += self.leaf
         return self.dropped(total, "embedding"), x, y
 
     def dropped(self, x: PaperTensor, where: str) -> PaperTensor:
@@ -296,7 +308,7 @@ class _GPT2(Block):
         with paper.inside("attn"):
             y = self.attend(q, k, v)
         out = self.dropped(self.project(y, "attn.c_proj"), "residual")
-        paper.last.watches += x, q, k, v, y
+        paper.last.watches += x, q, k, v
         return out
 
     def attend(self, q, k, v) -> PaperTensor:
@@ -333,16 +345,63 @@ class _GPT2(Block):
 class _Qwen3(Block):
     """Each head's query and key go through an RMSNorm."""
 
-    kind = "qwen3"
-
     def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
         return self.norm(super().heads(x, name, heads), f"{name}_norm")
 
 
+class _Gemma3(Block):
+    """Norms before and after attention and MLP, and of queries and keys;
+    GELU; a scaled embedding; rotary positions of two speeds."""
+
+    rms_norm = staticmethod(op.shifted_rms_norm)
+    activation = "gelu"
+
+    @classmethod
+    def kinds(cls, shape: Any) -> list[bool]:
+        """Whether there are local blocks, and others."""
+        return sorted({shape.is_local(index) for index in range(shape.depth)})
+
+    @classmethod
+    def buffers(cls, shape: Any, itemsize: int) -> int:
+        """Those of the positions, and the scale of the embedding."""
+        turns = super().buffers(shape, itemsize) * len(cls.kinds(shape))
+        return turns + itemsize
+
+    def embedded(self, x: PaperTensor) -> PaperTensor:
+        return op.scale(self.paper, x)
+
+    def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        self.places = op.constant(self.paper, self.tokens, 8)
+        masks = self.local_mask()
+        kinds = self.kinds(self.shape)
+        self.speeds = {kind: self.turn(x.itemsize) for kind in kinds}
+        return x, x, *chain(*self.speeds.values()), *masks
+
+    def level(
+        self, q: PaperTensor, k: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        return self.norm(q, "q_norm"), self.norm(k, "k_norm")
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.cos, self.sin = self.speeds[self.shape.is_local(self.index)]
+        self.scales, self.first = [], len(paper.parameters)
+        normed = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(normed)
+        attended = self.norm(attended, "post_attention_layernorm")
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "pre_feedforward_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        y = self.norm(y, "post_feedforward_layernorm")
+        self.step_last([self.scales[0], *self.scales[-3:]])
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
 class _Phi3(Block):
     """Query, key and value are one linear layer, gate and up another."""
-
-    kind = "phi3"
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:
@@ -402,6 +461,7 @@ class _Phi3(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {
+    "gemma3": _Gemma3,
     "gpt2": _GPT2,
     "llama": Block,
     "phi3": _Phi3,

@@ -1,13 +1,21 @@
 """Language models as the library transformers builds and trains them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from membudget.checks import check_positions, flag, one_of, strings, whole
+from membudget.checks import (
+    check_positions,
+    flag,
+    installed,
+    listed,
+    one_of,
+    strings,
+    whole,
+)
 from membudget.checks import device as checked_device
 from membudget.ledger.adapters import (
     Adapter,
@@ -47,11 +55,14 @@ class CausalLM:
         tied: whether the head shares the token embedding's weight.
         biases: names of the linear layers of a block that have one.
         block: whose block, one of :data:`membudget.ledger.blocks.BLOCKS`.
-        window: tokens that a token sees in the blocks with local attention:
-            more than a sequence has; None where there are no such blocks.
+        window: tokens that a token sees in the blocks with local attention,
+            at least 2; None where there are no such blocks.
+        local: whether a block's attention is local, of the first blocks; the
+            others repeat them.
         context: positions that are learned (GPT-2).
         dropouts: where numbers are dropped in training, of
             :data:`DROPOUTS` (GPT-2).
+        config: the config that it was read from, which :meth:`build` needs.
     """
 
     vocabulary: int
@@ -65,8 +76,12 @@ class CausalLM:
     biases: Sequence[str] = ()
     block: str = "llama"
     window: int | None = None
+    local: Sequence[bool] = (True,)
     context: int | None = None
     dropouts: Sequence[str] = ()
+    config: Mapping[str, Any] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     family: ClassVar[str] = "transformers"
     fused: ClassVar[bool] = True
@@ -93,14 +108,24 @@ class CausalLM:
         for name in biases:
             one_of(name, self.linears, "linear layer of a block")
         object.__setattr__(self, "biases", biases)
-        for name in ("window", "context"):
+        for name, least in (("window", 2), ("context", 1)):
             if getattr(self, name) is not None:
-                value = whole(getattr(self, name), name)
+                value = whole(getattr(self, name), name, least)
                 object.__setattr__(self, name, value)
+        local = tuple(
+            flag(value, "local, of a block,")
+            for value in listed(self.local, "local", "True and False")
+        )
+        object.__setattr__(self, "local", local)
         dropouts = strings(self.dropouts, "dropouts", "places of dropout", 0)
         for name in dropouts:
             one_of(name, DROPOUTS, "place of dropout")
         object.__setattr__(self, "dropouts", dropouts)
+
+    def is_local(self, index: int) -> bool:
+        """Whether this block's attention is local."""
+        local = self.local[index % len(self.local)]
+        return local and self.window is not None
 
     @property
     def layers(self) -> str:
@@ -129,26 +154,39 @@ class CausalLM:
         written.write(set(), None)
         return sum(weight.elements for weight in paper.parameters)
 
-    @property
-    def buffers(self) -> int:
-        """Bytes of the buffers, which stay in fp32 in a 16-bit model."""
-        return BLOCKS[self.block].buffers(self)
+    def buffers_beside(self, itemsize: int) -> int:
+        """Bytes of the buffers, beside weights of ``itemsize`` bytes."""
+        return BLOCKS[self.block].buffers(self, itemsize)
 
     def build(self, device: torch.device | str = "meta") -> torch.nn.Module:
         """The library's model of this shape; on ``meta`` it takes no memory.
 
         Raises:
             ModuleNotFoundError: transformers is not installed.
+            ValueError: the shape was read from no config, or more than its
+                depth was changed since.
         """
-        import transformers
-
-        entries = BLOCKS[self.block].config(self)
-        kind = str(entries.pop("model_type"))
-        config = transformers.AutoConfig.for_model(kind, **entries)
-        with checked_device(device):
-            return transformers.AutoModelForCausalLM.from_config(
+        device = checked_device(device)
+        use = "use the shape that membudget.ledger.from_config returns"
+        if self.config is None:
+            raise ValueError(f"the shape was read from no config: {use}")
+        transformers: Any = installed("transformers", "a model of the hub")
+        entries = dict(self.config)
+        kinds = entries.pop("layer_types", None)
+        config = transformers.AutoConfig.for_model(**entries)
+        config.num_hidden_layers = self.depth
+        if kinds:
+            times = -(-self.depth // len(kinds))
+            config.layer_types = (list(kinds) * times)[: self.depth]
+        with device:
+            model = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32
-            ).train()
+            )
+        if sum(p.numel() for p in model.parameters()) != self.parameters:
+            raise ValueError(
+                f"the shape is no longer that of its config: {use}"
+            )
+        return model.train()
 
     def write(
         self,
@@ -170,11 +208,11 @@ class CausalLM:
         The arguments are those of :meth:`membudget.ledger.Transformer.write`.
 
         Raises:
-            ValueError: what ``Transformer.write`` refuses, as many tokens as
-                the window or more, or a loss in chunks or attention to be
-                kept, which transformers' own step has not.
+            ValueError: what ``Transformer.write`` refuses, or a loss in
+                chunks or attention to be kept, which transformers' own step
+                has not.
         """
-        self._check(tokens, loss_chunks, kept_attention)
+        self._check(loss_chunks, kept_attention)
         if self.context is not None:
             check_positions(tokens, self.context)
         if adapter:
@@ -199,19 +237,10 @@ class CausalLM:
             self, paper, batch, tokens, itemsize, False, trained, adapter
         )
 
-    def _check(
-        self, tokens: int, chunks: int | None, kept_attention: bool
-    ) -> None:
+    def _check(self, chunks: int | None, kept_attention: bool) -> None:
         if chunks is not None or kept_attention:
             raise ValueError(
                 "the step of transformers has no loss in chunks, and its "
                 "checkpoints keep no attention: leave loss_chunks and "
                 "kept_attention out"
-            )
-        if self.window is not None and tokens >= self.window:
-            raise ValueError(
-                f"{tokens} tokens do not fit into local attention of "
-                f"{self.window}, for which transformers makes a mask that has "
-                f"no rule: use at most {self.window - 1} tokens, or "
-                "membudget.ledger.account"
             )

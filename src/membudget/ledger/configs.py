@@ -36,6 +36,13 @@ class _Family:
 
 
 _FAMILIES = {
+    "gemma3_text": _Family(
+        "gemma3",
+        ("intermediate_size", "num_key_value_heads", "head_dim"),
+        ("gelu_pytorch_tanh",),
+        {"hidden_act": "hidden_activation"},
+        tied=True,
+    ),
     "gpt2": _Family(
         "gpt2",
         (),
@@ -45,6 +52,8 @@ _FAMILIES = {
             "intermediate_size": "n_inner",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
+            "num_key_value_heads": "n_head",
+            "head_dim": "",  # it has none
             "max_position_embeddings": "n_positions",
             "hidden_act": "activation_function",
             "attention_dropout": "attn_pdrop",
@@ -80,9 +89,12 @@ _FINE: dict[str, tuple[object, ...]] = {
     "rope_type": ("default", "linear", "llama3", "yarn"),
     "partial_rotary_factor": (1,),
     "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+    "final_logit_softcapping": (None,),
 }
 """What an option may be; the first is the usual one."""
 
+_SWITCHES = "add_cross_attention", "use_bidirectional_attention"
 _DROPOUTS = {
     "embedding": "embd_pdrop",
     "attention": "attention_dropout",
@@ -111,8 +123,9 @@ def from_config(
     Args:
         config: the content of a ``config.json``, the path of one or of a
             folder with one, or a config of transformers. Its
-            ``model_type`` is one of :data:`MODEL_TYPES`: GPT-2, Llama 1 to 3
-            and SmolLM (``"llama"``), Mistral, Phi-3 and 4, Qwen 2, 2.5 and 3.
+            ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 3 (text),
+            GPT-2, Llama 1 to 3 and SmolLM (``"llama"``), Mistral, Phi-3 and
+            4, Qwen 2, 2.5 and 3.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
@@ -141,8 +154,10 @@ def from_config(
         biases=_biases(read),
         block=read.family.block,
         window=_window(read),
+        local=_local(read),
         context=_context(read),
         dropouts=_dropouts(read),
+        config=dict(read.entries),
     )
 
 
@@ -257,6 +272,9 @@ def _options(read: _Entries) -> dict[str, object]:
     for name in ("rope_scaling", "rope_parameters"):
         use = "the entries of one, or leave it out"
         rope |= instance(read.get(name) or {}, dict, name, use)
+    for kind in rope.values():  # Gemma 3 has one for each kind of block
+        if isinstance(kind, dict) and kind.get("rope_type") != "default":
+            rope = rope | kind
     end = read.family.architecture
     made = read.get("architectures") or [end]
     head = str(listed(made, "architectures", "names")[0])
@@ -264,14 +282,16 @@ def _options(read: _Entries) -> dict[str, object]:
     if turned is None:
         turned = read.get("partial_rotary_factor")
     usual = read.family.activations[0]
-    return {
+    options = {
         "the architecture": re.sub(rf"^\w+(?={end}$)", "", head),
         "hidden_act": read.get("hidden_act") or usual,
         "quantization_config": read.get("quantization_config"),
         "rope_type": rope.get("rope_type") or rope.get("type") or "default",
         "partial_rotary_factor": 1 if turned is None else turned,
-        "add_cross_attention": read.get("add_cross_attention") or False,
-    } | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
+        "final_logit_softcapping": read.get("final_logit_softcapping"),
+    }
+    options |= {name: read.get(name) or False for name in _SWITCHES}
+    return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
 
 def _biases(read: _Entries) -> tuple[str, ...]:
@@ -288,12 +308,37 @@ def _biases(read: _Entries) -> tuple[str, ...]:
 
 def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = read.kind in ("mistral", "phi3")
+    used = read.kind in ("gemma3_text", "mistral", "phi3")
     if read.kind in ("qwen2", "qwen3"):
         used = read.flag("use_sliding_window")
     if not used or read.get("sliding_window") is None:
         return None
     return read.whole("sliding_window")
+
+
+def _local(read: _Entries) -> tuple[bool, ...]:
+    """Which blocks are local, as far as they do not repeat themselves."""
+    depth, kinds = read.whole("num_hidden_layers"), read.get("layer_types")
+    if kinds is None:
+        local = _by_number(read, depth)
+    else:
+        kinds = listed(kinds, "layer_types", "names, one of each block")
+        local = [kind == "sliding_attention" for kind in kinds]
+    for period in range(1, depth):
+        if all(a == b for a, b in zip(local, local[period:], strict=False)):
+            return tuple(local[:period])
+    return tuple(local)
+
+
+def _by_number(read: _Entries, depth: int) -> list[bool]:
+    """A Gemma's last block of several is not local, a Qwen's first are not."""
+    if read.kind == "gemma3_text":
+        every = read.whole("sliding_window_pattern", 6)
+        return [index % every < every - 1 for index in range(depth)]
+    first = 0
+    if read.kind in ("qwen2", "qwen3"):
+        first = read.whole("max_window_layers", 28)
+    return [index >= first for index in range(depth)]
 
 
 def _context(read: _Entries) -> int | None:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 from numbers import Integral
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -73,8 +73,6 @@ class Transformer:
     tied: bool = False
     fused: bool = True
     dropout: bool = False
-
-    buffers: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         one_of(self.family, FAMILIES, "family of transformers")
@@ -152,6 +150,10 @@ class Transformer:
                 self.fused,
                 self.tied,
             )
+
+    def buffers_beside(self, itemsize: int) -> int:
+        """Bytes of the buffers, of which there are none."""
+        return 0
 
     def write(
         self,

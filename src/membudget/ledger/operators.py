@@ -576,6 +576,40 @@ def cast_rms_norm(
     return out
 
 
+def shifted_rms_norm(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> PaperTensor:
+    """RMSNorm as transformers' Gemma has it, in fp32 to its end.
+
+    ``(x.float() * rsqrt(mean of squares + ε) * (1 + weight.float()))``, cast
+    to the dtype of x: it saves x and, for the gradient of a trained weight,
+    the normalised x in fp32, 1/rms of each token, and 1 + weight.
+    """
+    whole = cast(paper, x, 4)
+    squares = _square(paper, whole)
+    means = mean(paper, squares, x.elements // weight.elements)
+    moved = _new(means)
+    paper.write("add", (means,), (moved,), gives=((means, "g"),))
+    normed = _unit(paper, whole, _inverse_root(paper, moved))
+    paper.last.watches += (x, whole)
+    wide = cast(paper, weight, 4)
+    raised = constant(paper, weight.elements, 4)  # 1 + weight
+    out, n = _new(normed), normed.bytes
+    steps: tuple[Step, ...] = ("x", n), ("saved", 0)
+    if weight.trained:
+        steps = ("x", n), ("a", n), ("saved", 0), ("w", raised.bytes), ("a", 0)
+    paper.write(
+        "mul",
+        (normed, raised, wide),
+        (out,),
+        saves=(normed,) * weight.trained + (raised,) * normed.trained,
+        steps=steps,
+        gives=((normed, "x"), (wide, "w")),
+        watches=(x, normed),
+    )
+    return cast(paper, out, x.itemsize, watches=(x,))
+
+
 def fused_rms_norm(
     paper: Paper, x: PaperTensor, weight: PaperTensor
 ) -> PaperTensor:
@@ -669,6 +703,14 @@ def piece(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
     return _row(paper, "slice", _view(x, elements), {"x": x})
 
 
+def leaf(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """``x.requires_grad_()``: autograd keeps x, whose gradient it makes."""
+    x.trained = True
+    y = _view(x)
+    paper.write("leaf", (x,), (y,), saves=(x,), gives=((x, "g"),))
+    return y
+
+
 def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
     """``x[..., :all]``, a view, whose gradient is handed on."""
     y = _view(x)
@@ -719,12 +761,16 @@ def fused_attention(
     k: PaperTensor,
     v: PaperTensor,
     statistics: int,
+    *masks: PaperTensor,
 ) -> PaperTensor:
     """``F.scaled_dot_product_attention`` where it is one operator.
 
     Saves q, k, v, its output, and the logarithm of each row's sum:
     ``statistics`` = batch · heads · tokens numbers of 4 bytes. (Dao et al.
     2022, arXiv 2205.14135.)
+
+    Args:
+        masks: what is added to the scores, if anything, which it saves.
     """
     y = _new(q)
     reads = {"q": q, "k": k, "v": v}
@@ -732,14 +778,22 @@ def fused_attention(
     idle = tuple((name, 0) for name, t in reads.items() if not t.trained)
     paper.write(
         "attention",
-        (q, k, v),
+        (q, k, v, *masks),
         (y,),
-        saves=(q, k, v, y),
+        saves=(q, k, v, y, *masks),
         extra=4 * statistics,
         steps=tuple((name, t.bytes) for name, t in reads.items()) + idle,
         gives=tuple((t, name) for name, t in reads.items() if t.trained),
     )
     return y
+
+
+def addend(
+    paper: Paper, mask: PaperTensor, elements: int, itemsize: int
+) -> PaperTensor:
+    """0 where a mask is true and -∞ elsewhere, for all of a batch."""
+    y = PaperTensor(elements, itemsize, False)
+    return _row(paper, "where", y, {"mask": mask})
 
 
 def contiguous(
@@ -757,9 +811,16 @@ def contiguous(
     return y
 
 
-def repeat(paper: Paper, x: PaperTensor, times: int) -> PaperTensor:
-    """``x.repeat_interleave(times)``: saves nothing."""
-    return _row(paper, "repeat", _new(x, x.elements * times), {"x": x})
+def repeat(
+    paper: Paper, x: PaperTensor, times: int, copied: bool = True
+) -> PaperTensor:
+    """``x.repeat_interleave(times)``: saves nothing.
+
+    Args:
+        copied: whether forward it is a copy, and no view of x.
+    """
+    y = (_new if copied else _view)(x, x.elements * times)
+    return _row(paper, "repeat", y, {"x": x})
 
 
 def matmul(
@@ -864,7 +925,9 @@ def dropped_attention(
     autocast, paper.autocast = paper.autocast, None
     wide = tuple(cast(paper, t, 4) for t in (q, k, v))
     query = scale(paper, wide[0])
-    mask = constant(paper, tokens * tokens, 4)
+    held = query, *wide
+    if tokens > 1:
+        held += (constant(paper, tokens * tokens, 4),)  # the causal mask
     key, value = scale(paper, wide[1]), wide[2]
     left, right = query, key
     dense = folds or tokens == 1  # what was scaled or cast
@@ -877,7 +940,7 @@ def dropped_attention(
     given = cast(paper, weights, itemsize)  # what it returns beside y
     if not (dense if itemsize < 4 else folds):
         value = contiguous(paper, value, copied=False)
-    held = query, mask, given, *wide
+    held += (given,)
     y = matmul(paper, weights, value, q.elements, watches=held)
     paper.autocast = autocast
     return cast(paper, y, itemsize, watches=held)

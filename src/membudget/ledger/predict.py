@@ -200,7 +200,7 @@ def _checked(network: Transformer | CausalLM | Chain) -> None:
 def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:
     """Bytes of the buffers; numbers with a fraction take ``itemsize``."""
     if not isinstance(network, Chain):
-        return network.buffers
+        return network.buffers_beside(itemsize)
     return sum(
         b.numel() * itemsize if b.is_floating_point() else b.nbytes
         for b in network.model.buffers()

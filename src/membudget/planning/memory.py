@@ -233,7 +233,7 @@ def _whole(network: Network, family: Plan) -> States:
     sizes = [p.elements for p in paper.parameters]
     frozen = sum(p.bytes for p in paper.frozen)
     found = states(sizes, _stepped(family), family.optimizer)
-    frozen += network.buffers
+    frozen += network.buffers_beside(RECIPES[family.recipe].parameters)
     return replace(found, parameters=found.parameters + frozen)
 
 

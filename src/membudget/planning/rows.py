@@ -165,6 +165,16 @@ def upper(
     return found
 
 
+def few_of(step: Step, depth: int) -> int:
+    """Blocks of the network that is walked through: all where they are not
+    alike, with local attention in some."""
+    shape = step.network
+    mixed = isinstance(shape, CausalLM) and len(set(shape.local)) > 1
+    if mixed and shape.window is not None and step.tokens >= shape.window:
+        return depth
+    return min(depth, FEW)
+
+
 def case_of(blocks: int, depth: int) -> int:
     """How many blocks of the small network are checkpointed, for so many of
     a deep one. Rows hold for all that have this in common."""
@@ -194,7 +204,10 @@ def _needs(
     step: Step, depth: int, blocks: int, size: int | None
 ) -> dict[tuple[str, int], Rows]:
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in rows_of(step, depth, case_of(blocks, depth), size):
+    case = case_of(blocks, depth)
+    if few_of(step, depth) == depth:
+        case = blocks
+    for row in rows_of(step, depth, case, size):
         block = row.block if row.place else 0
         found.setdefault((row.place, block), []).append(row)
     return {spot: Rows(tuple(rows), blocks) for spot, rows in found.items()}
@@ -219,7 +232,7 @@ def rows_of(
         case: as :func:`case_of` returns it.
         size: sequences, if the rows hold for no others.
     """
-    few = min(depth, FEW)
+    few = few_of(step, depth)
     further = depth - few
     base = plain = again = _walked(step, case, few, size)
     if further and case <= 2:
