@@ -127,6 +127,11 @@ class CausalLM:
         local = self.local[index % len(self.local)]
         return local and self.window is not None
 
+    def alike(self, tokens: int) -> bool:
+        """Whether sequences of this length make all blocks alike."""
+        within = self.window is None or tokens < self.window
+        return within or len(set(self.local)) == 1
+
     @property
     def layers(self) -> str:
         """The library's name of the list of blocks: ``"model.layers"``."""

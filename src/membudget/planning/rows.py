@@ -169,8 +169,7 @@ def few_of(step: Step, depth: int) -> int:
     """Blocks of the network that is walked through: all where they are not
     alike, with local attention in some."""
     shape = step.network
-    mixed = isinstance(shape, CausalLM) and len(set(shape.local)) > 1
-    if mixed and shape.window is not None and step.tokens >= shape.window:
+    if isinstance(shape, CausalLM) and not shape.alike(step.tokens):
         return depth
     return min(depth, FEW)
 
