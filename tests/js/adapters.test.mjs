@@ -37,6 +37,7 @@ test("the sentences say each case", () => {
     "Query and value each keep a copy of x in fp32. A frozen",
     "Query and value share one x. A frozen", "dropped copy of x, both in fp32",
     "dropped copy of x, both in bf16", "All else is made again",
+    "In 4 bits the weights shrink, and the tiles stay. One block keeps",
     "nothing. What stays is for the gradients", "107 % of full training’s",
     "Its peak is 150.6 MiB; that of Llama 3 8B 68.4 GiB.",
     "that of Llama 3 8B 52.2 GiB, 76 %.",

@@ -51,11 +51,14 @@ const PLACES = {
   product: ["SiLU, product", ["product"]],
 };
 
+/* How a peak's activations look, of which the tiles show two kinds. */
+const seen = (part) => (part === "activations" ? "both" : part);
+
 /* The switches that only adapters have. */
 const ADAPTERS = {
   bf16: "bf16 adapters",
   dropout: "Dropout in adapters",
-  four_bits: "Base in 4 bits: the weights shrink, the tiles stay",
+  four_bits: "Base in 4 bits",
 };
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -124,6 +127,7 @@ const gib = (bytes) => `${(bytes / GIB).toFixed(1)} GiB`;
 const CHECKPOINT =
   "A checkpoint keeps one x, the block’s input. All else is made again, one " +
   "block at a time.";
+const FOUR_BITS = " In 4 bits the weights shrink, and the tiles stay.";
 const FROZEN = "A frozen linear layer keeps nothing";
 
 /* Why the tiles are as they are. */
@@ -166,8 +170,9 @@ export function sentence(state) {
       ? `; that of Llama 3 8B ${large}`
       : `, ${percent(n.peak, n.full)} of full training’s; that of Llama 3 8B ` +
         `${large}, ${percent(n.large_peak, n.large_full)}`;
+  const packed = adaptedIn(state) && state.four_bits ? FOUR_BITS : "";
   return (
-    `${why(state)} One block keeps ${mib(n.block)}, the whole step ` +
+    `${why(state)}${packed} One block keeps ${mib(n.block)}, the whole step ` +
     `${mib(n.saved)}. Its peak is ${mib(n.peak)}${of}.`
   );
 }
@@ -275,6 +280,7 @@ export function layout(state, width) {
   const y = block.bottom + 28 + second;
   return {
     ...{ ...n, ...block, width, plot, axis, second },
+    trained: state.train === state.account.train[0][0],
     small: { y, parts: laid(n.parts, x), full: x(n.full), end: x(n.peak) },
     large: {
       y: y + 80 + second,
@@ -323,13 +329,17 @@ function* drawWires({ boxes, wide, input }) {
 }
 
 /* The boxes, their names, and what each keeps, in MiB. */
-function* drawBoxes({ boxes, tiles }) {
+function* drawBoxes({ boxes, tiles, trained }) {
   for (const { name, x, y, width, height, below } of Object.values(boxes)) {
     const at = below ? y + 13 : y + height / 2 + 4;
     const label = LABELS[name] ?? name;
     yield svg("rect", { x, y, width, height, rx: 4, class: "mb-box" });
     yield text(x + GAP, at, label);
-    const kept = tiles.filter((tile) => tile.at === name && !tile.again);
+    const own = tiles.filter((tile) => tile.at === name);
+    if (!own.length && name === "out" && trained) {
+      yield text(x + ASIDE, at, "reads what attention keeps");
+    }
+    const kept = own.filter(({ again }) => !again);
     if (!kept.length) continue;
     const words = (sum(kept.map(({ bytes }) => bytes)) / MIB).toFixed(2);
     if (LETTER * (label.length + words.length) + 3 * GAP > width) continue;
@@ -414,16 +424,17 @@ function* drawPeak(id, { y, parts, full }, height, label, from) {
   for (const [i, part] of parts.entries()) {
     const old = from?.parts[i];
     const there = old && pixels({ x: old.x, width: old.width });
-    for (const rect of bar(id, [part], y + 6, height)) {
+    const look = { ...part, part: seen(part.part) };
+    for (const rect of bar(id, [look], y + 6, height)) {
       yield old ? come(rect, there) : rect;
     }
     const { x, width } = part;
     const words = HOLDERS[part.part];
     if (!label || LETTER * words.length + 10 > width) continue;
-    const look = { ...MIDDLE, class: "mb-halo" };
-    yield text(x + width / 2, y + height / 2 + 10, words, look);
+    const middle = { ...MIDDLE, class: "mb-halo" };
+    yield text(x + width / 2, y + height / 2 + 10, words, middle);
   }
-  const under = y + height + 13;
+  const under = y + height + (label ? 15 : 13);
   yield line(1, under, full, under, "mb-full");
   yield line(full, under - 4, full, under + 4, "mb-full");
   if (label) yield text(full + 6, under + 4, label);
@@ -440,7 +451,7 @@ function* drawSteps(id, plan, before, from) {
   yield kept(small.y, mib(plan.saved));
   yield* drawPeak(id, small, 20, "full training", from?.small);
   if (before) {
-    const box = { x: 1, y: small.y + 4, height: 24 };
+    const box = { x: 1, y: small.y + 4.5, height: 23 };
     const width = before.small.end - 1;
     yield svg("rect", { ...box, width, class: "mb-ghost" });
   }
@@ -477,7 +488,7 @@ function results(id, state, n) {
     cells: [byteCell(key, n[key]), byteCell(`large_${key}`, n[`large_${key}`])],
   });
   const peaks = Object.entries(HOLDERS).map(([part, label]) => ({
-    ...{ part, label },
+    ...{ part: seen(part), label },
     cells: [
       byteCell(`peak.${part}`, n.parts[part]),
       byteCell(`large_peak.${part}`, n.large_parts[part]),
@@ -505,6 +516,7 @@ const NOTE =
   "are MiB. Stripes are statistics, and the r numbers between an adapter’s " +
   "A and B. A pale tile is kept even where no weight of the block is " +
   "trained. The first block keeps less where nothing below it is trained. " +
+  "The last norm, the head and the loss keep what the blocks do not. " +
   "Weights have 16 bits, and adapters rank 8. The small Llama has 8 blocks, " +
   "takes 4 × 256 tokens, and runs by a CPU’s rules: a dropout mask is as " +
   "large as its input. Llama 3 8B takes 4 096 tokens and runs by a GPU’s " +
@@ -518,6 +530,7 @@ const LEGEND = {
   parameters: "parameters",
   gradients: "gradients",
   optimizer: "optimizer states",
+  both: "all activations",
   temporaries: "temporaries",
 };
 

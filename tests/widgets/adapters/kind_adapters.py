@@ -113,7 +113,8 @@ KIND = Kind(
     rest=None,
     spoken={},
     columns=("one block keeps", "now", "full training"),
-    parts=8,
+    parts=9,
+    crossed=True,
     state=20_000,
     moves=[({}, list(moves()))],
 )
