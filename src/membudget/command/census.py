@@ -21,6 +21,7 @@ from membudget.command._private import snapshot_of
 from membudget.command.watch import Call, Shape
 from membudget.internals import current_node
 from membudget.measuring.device import read_memory
+from membudget.measuring.modules import block_of
 from membudget.measuring.monitor import process_limit
 from membudget.measuring.snapshot import summarise
 from membudget.measuring.storages import (
@@ -164,8 +165,7 @@ class _People:
 
     def _held(self, module: nn.Module) -> None:
         path = self.paths.get(id(module), "")
-        block = re.match(r".*?\b\d+(?=\.|$)", path)
-        of = Operator("", block[0] if block else path, "")
+        of = Operator("", block_of(path), "")
         for tensor in module._parameters.values():
             if tensor is not None:
                 self._owners[id(tensor)] = path
