@@ -65,7 +65,7 @@ def test_what_was_made_is_named_with_its_module():
         def forward(self, x):
             for block in self.blocks:
                 x = block(x)
-            return x.tanh()
+            return x.tanh()  # after the last module with parameters
 
     net, x = Net().to(META), torch.ones(32, 4, device=META)
     out = net(x)
@@ -74,6 +74,7 @@ def test_what_was_made_is_named_with_its_module():
     for n in range(3):
         assert made["addmm", f"blocks.{n}.up"] == 32 * 16 * 4
         assert made["gelu", f"blocks.{n}"] == 32 * 16 * 4
+    assert made["tanh", ""] == 32 * 4 * 4
     held = {a.operator.module for a in found.alive if not a.operator.name}
     assert held == {"", "blocks.0", "blocks.1", "blocks.2"}
     assert found.paths[id(net.blocks[1].up)] == "blocks.1.up"

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from membudget.command.recording import Recording, page
 from membudget.measuring import PeakTracker
 from membudget.models import mlp
+from membudget.widgets.timeline import BOXES, Step
 
 
 def setting():
@@ -83,3 +84,14 @@ def test_without_a_training_step_there_is_nothing(tmp_path, capsys):
     recording.end()
     assert not recording.path.exists()
     assert "nothing to record" in capsys.readouterr().err
+
+
+def test_of_many_modules_there_is_a_box_for_each_block():
+    model = torch.nn.Sequential(
+        *(mlp(inputs=8, width=8, depth=8, outputs=8) for _ in range(4))
+    )
+    with PeakTracker(model) as tracker:
+        model(torch.ones(2, 8)).sum().backward()
+    modules = {o.module for o in Step(tracker).operators}
+    assert len({o.module for o in tracker.operators}) > BOXES
+    assert modules - {"", "Sequential"} == {"0", "1", "2", "3"}

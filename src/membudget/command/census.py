@@ -21,6 +21,7 @@ from membudget.command._private import snapshot_of
 from membudget.command.watch import Call, Shape
 from membudget.internals import current_node
 from membudget.measuring.device import read_memory
+from membudget.measuring.modules import block_of
 from membudget.measuring.monitor import process_limit
 from membudget.measuring.snapshot import summarise
 from membudget.measuring.storages import (
@@ -164,8 +165,7 @@ class _People:
 
     def _held(self, module: nn.Module) -> None:
         path = self.paths.get(id(module), "")
-        block = re.match(r".*?\b\d+(?=\.|$)", path)
-        of = Operator("", block[0] if block else path, "")
+        of = Operator("", block_of(path), "")
         for tensor in module._parameters.values():
             if tensor is not None:
                 self._owners[id(tensor)] = path
@@ -213,15 +213,14 @@ class _People:
         """The operator whose node it is, in its module.
 
         That of a node without parameters is what the modules have in common
-        that were at work before and after it.
+        that were at work before and after it; without both it has no name.
         """
         name = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
         path = self._parameter_of(node)
-        if path is None and self._marks:
-            at = bisect_right(self._marks, (node._sequence_nr(), "\uffff"))
-            around = self._marks[max(at - 1, 0) : at + 1]
-            path = _common([path for _, path in around])
+        at = bisect_right(self._marks, (node._sequence_nr(), "\uffff"))
+        if path is None and 0 < at < len(self._marks):
+            path = _common([of for _, of in self._marks[at - 1 : at + 1]])
         return Operator(name, path or "", phase)
 
     def node_at_work(self) -> Operator:

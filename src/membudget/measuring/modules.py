@@ -1,5 +1,6 @@
 """Which module is at work."""
 
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -92,6 +93,12 @@ class ModuleStack:
     def _end(self, module: nn.Module, args: tuple, result: object) -> None:
         if self.names:  # empty where the block began inside this module
             self.names.pop()
+
+
+def block_of(path: str) -> str:
+    """The path of the block of a stack that a module is in, or its own."""
+    found = re.match(r".*?\b\d+(?=\.|$)", path)
+    return found[0] if found else path
 
 
 def hooked_by_checkpoint() -> bool:

@@ -100,12 +100,7 @@ function unpackStep(step, kinds, sizes) {
       return { birth, death: birth + life, ...what };
     },
   );
-  const memory = [-1, ...operators.keys()].map((moment) => {
-    const live = allocations.filter((one) => alive(one, moment));
-    const of = (part) => sum(live.filter(({ category }) => category === part));
-    const parts = PARTS.map((part) => [part, of(part)]);
-    return { ...Object.fromEntries(parts), total: sum(live) };
-  });
+  const memory = memoryOf(allocations, operators.length);
   const peak = memory.reduce((a, b) => (b.total > a.total ? b : a));
   const peakMoment = memory.indexOf(peak) - 1;
   const begins = [...operators.keys()].filter(
@@ -124,13 +119,33 @@ function unpackStep(step, kinds, sizes) {
   };
 }
 
+/* The bytes of each part before the first of `count` moments, and after each. */
+function memoryOf(allocations, count) {
+  const none = { ...Object.fromEntries(PARTS.map((p) => [p, 0])), total: 0 };
+  const changes = Array.from({ length: count + 2 }, () => []);
+  for (const { birth, death, category, bytes } of allocations) {
+    changes[birth + 1].push([category, bytes]);
+    changes[Math.min(death, count) + 1].push([category, -bytes]);
+  }
+  let now = none;
+  return changes.slice(0, -1).map((all) => {
+    now = { ...now };
+    for (const [category, bytes] of all) {
+      now[category] += bytes;
+      now.total += bytes;
+    }
+    return now;
+  });
+}
+
 /* For an operator that only looks on, the one beside it in its phase. */
 function shownOperators(operators) {
   return operators.map((one, i) => {
     const does = ({ operator, phase }) =>
       phase === one.phase && !ONLOOKERS.test(operator);
-    const last = operators.slice(0, i + 1).findLast(does);
-    return last ?? operators.slice(i).find(does) ?? one;
+    let last = i;
+    while (last >= 0 && !does(operators[last])) last -= 1;
+    return operators[last] ?? operators.slice(i).find(does) ?? one;
   });
 }
 
@@ -151,9 +166,11 @@ function boxesOf(operators) {
 /* The most bytes that a box holds, with what is freed there just then. */
 function fullest(allocations) {
   const made = allocations.filter(({ box }) => box !== null);
+  const inBox = new Map(made.map(({ box }) => [box, []]));
+  for (const one of made) inBox.get(one.box).push(one);
   const beside = ({ box, birth: then }) =>
-    made
-      .filter((one) => one.box === box)
+    inBox
+      .get(box)
       .filter(({ birth, death }) => birth <= then && then <= death);
   return Math.max(1, ...made.map((one) => sum(beside(one))));
 }

@@ -18,6 +18,7 @@ from membudget.measuring import (
     PeakTracker,
     trace_step,
 )
+from membudget.measuring.modules import block_of
 from membudget.widgets.base import Widget, checked, format_bytes
 
 SHOWN = (
@@ -30,6 +31,9 @@ SHOWN = (
     "temporaries",
 )
 """Who holds the bytes, from the bottom of the picture to its top."""
+
+BOXES = 40
+"""Modules that have room beside each other, one box each."""
 
 STEPS = ("plain", "accumulated", "checkpointed")
 """The names of :func:`example_steps`."""
@@ -83,7 +87,9 @@ class Step:
 
     Attributes:
         allocations: the tracker's, without those that have no bytes.
-        operators: the tracker's, with two corrections of the phase. What
+        operators: the tracker's; where these have more than :data:`BOXES`
+            modules, with the blocks that these are in. The phase has two
+            corrections. What
             runs after the mark ``"backward"`` before autograd takes over
             (the gradient of the loss, 1) belongs to the backward pass;
             operators that only look on (the profiler's, or a recomputed
@@ -100,6 +106,10 @@ class Step:
                 tracker.operators, _phases(tracker), strict=True
             )
         ]
+        if len({o.module for o in self.operators}) > BOXES:
+            self.operators = [
+                o._replace(module=block_of(o.module)) for o in self.operators
+            ]
         self.allocations = [a for a in tracker.allocations if a.bytes]
         ends = (
             moment
