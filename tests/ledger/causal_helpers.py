@@ -23,6 +23,7 @@ SMALL = {
     "intermediate_size": 72,
 }
 FAMILIES = {
+    "Gemma2": {},
     "Gemma3Text": {"sliding_window_pattern": 2},
     "Gemma3Text, local": {"sliding_window": 8, "num_key_value_heads": 1},
     "GPT2": {},

@@ -49,9 +49,15 @@ class Block(Written):
 
     @classmethod
     def buffers(cls, shape: Any, itemsize: int) -> int:
-        """Bytes of the buffers: twice the speeds of the rotary positions, in
-        fp32 in a 16-bit model, too."""
-        return 2 * 4 * (shape.head_size // 2) * cls.rotary
+        """Bytes of the buffers: twice the speeds of the rotary positions of
+        each kind of block, in fp32 in a 16-bit model, too."""
+        speeds = shape.head_size // 2 * len(cls.kinds(shape))
+        return 2 * 4 * speeds * cls.rotary
+
+    @classmethod
+    def kinds(cls, shape: Any) -> list[bool]:
+        """Of blocks, by their rotary positions; which is one."""
+        return [False]
 
     def named(self, name: str) -> str:
         """The library's name of a weight."""
@@ -131,6 +137,7 @@ class Block(Written):
             head = self.weight(table.elements, "lm_head.weight")
         with paper.inside("lm_head"):
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
+        logits = self.capped(logits)
         wide = op.cast(paper, logits, 4)
         padded = op.constant(paper, self.batch * (self.tokens + 1), 8)
         moved = padded
@@ -138,6 +145,10 @@ class Block(Written):
             moved = op.constant(paper, labels.elements, 8)
         op.cross_entropy(paper, wide, moved)
         paper.last.watches += x, logits, wide, padded, moved
+
+    def capped(self, logits: PaperTensor) -> PaperTensor:
+        """What the loss is of."""
+        return logits
 
     # Modules
 
@@ -337,8 +348,7 @@ class _GPT2(Block):
         x = op.add(paper, attended, x)
         normed = self.norm(x, "ln_2")
         y = self.mlp(normed)
-        paper.last.watches += (normed,)
-        held = given, attended, self.places
+        held = given, attended, normed, self.places
         return op.add(paper, x, y, watches=held)
 
 
@@ -349,26 +359,87 @@ class _Qwen3(Block):
         return self.norm(super().heads(x, name, heads), f"{name}_norm")
 
 
-class _Gemma3(Block):
-    """Norms before and after attention and MLP, and of queries and keys;
-    GELU; a scaled embedding; rotary positions of two speeds."""
+class _Gemma(Block):
+    """Norms before and after attention and MLP; GELU; a scaled embedding."""
 
     rms_norm = staticmethod(op.shifted_rms_norm)
     activation = "gelu"
 
     @classmethod
-    def kinds(cls, shape: Any) -> list[bool]:
-        """Whether there are local blocks, and others."""
-        return sorted({shape.is_local(index) for index in range(shape.depth)})
-
-    @classmethod
     def buffers(cls, shape: Any, itemsize: int) -> int:
         """Those of the positions, and the scale of the embedding."""
-        turns = super().buffers(shape, itemsize) * len(cls.kinds(shape))
-        return turns + itemsize
+        return super().buffers(shape, itemsize) + itemsize
 
     def embedded(self, x: PaperTensor) -> PaperTensor:
         return op.scale(self.paper, x)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.scales, self.first = [], len(paper.parameters)
+        normed = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(normed)
+        attended = self.norm(attended, "post_attention_layernorm")
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "pre_feedforward_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        y = self.norm(y, "post_feedforward_layernorm")
+        self.step_last([self.scales[0], *self.scales[-3:]])
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
+class _Gemma2(_Gemma):
+    """Scores and logits are capped, so attention is several operators, and
+    each kind of block has a mask."""
+
+    weights: PaperTensor  # of a block's attention, which it returns
+
+    def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        self.places = op.constant(self.paper, self.tokens, 8)
+        size = self.batch * self.tokens**2
+        self.masks = [
+            op.constant(self.paper, size, x.itemsize) for _ in range(2)
+        ]
+        self.cos, self.sin = self.turn(x.itemsize)
+        return x, x, self.cos, self.sin, *self.masks
+
+    def attend(self, q, k, v) -> PaperTensor:
+        paper, shape = self.paper, self.shape
+        self.weights, y = op.capped_attention(
+            paper,
+            q,
+            k,
+            self.apart(v, shape.kv_heads),
+            self.mask,
+            scores=self.batch * shape.heads * self.tokens**2,
+            kv_heads=shape.kv_heads,
+            times=shape.heads // shape.kv_heads,
+            batch=self.batch,
+        )
+        if 1 in (shape.heads, self.tokens):
+            return y
+        return op.contiguous(paper, y)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        self.mask = self.masks[self.shape.is_local(self.index)]
+        y = super().block(x)
+        self.paper.last.watches += (self.weights,)
+        return y
+
+    def capped(self, logits: PaperTensor) -> PaperTensor:
+        return op.cap(self.paper, logits)
+
+
+class _Gemma3(_Gemma):
+    """Queries and keys go through norms, and local blocks have rotary
+    positions of another speed."""
+
+    @classmethod
+    def kinds(cls, shape: Any) -> list[bool]:
+        """Whether there are local blocks, and others."""
+        return sorted({shape.is_local(index) for index in range(shape.depth)})
 
     def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         self.places = op.constant(self.paper, self.tokens, 8)
@@ -383,21 +454,8 @@ class _Gemma3(Block):
         return self.norm(q, "q_norm"), self.norm(k, "k_norm")
 
     def block(self, x: PaperTensor) -> PaperTensor:
-        paper, given = self.paper, x
         self.cos, self.sin = self.speeds[self.shape.is_local(self.index)]
-        self.scales, self.first = [], len(paper.parameters)
-        normed = self.norm(x, "input_layernorm")
-        with paper.inside("self_attn"):
-            attended = self.attention(normed)
-        attended = self.norm(attended, "post_attention_layernorm")
-        x = op.add(paper, x, attended)
-        normed = self.norm(x, "pre_feedforward_layernorm")
-        with paper.inside("mlp"):
-            y = self.project(self.gated(normed), "down_proj")
-        paper.last.watches += (normed,)
-        y = self.norm(y, "post_feedforward_layernorm")
-        self.step_last([self.scales[0], *self.scales[-3:]])
-        return op.add(paper, x, y, watches=(given, self.places))
+        return super().block(x)
 
 
 class _Phi3(Block):
@@ -461,6 +519,7 @@ class _Phi3(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {
+    "gemma2": _Gemma2,
     "gemma3": _Gemma3,
     "gpt2": _GPT2,
     "llama": Block,

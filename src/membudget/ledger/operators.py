@@ -835,6 +835,54 @@ def dropped_attention(
     return cast(paper, y, itemsize, watches=held)
 
 
+def cap(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """``tanh(x / c) * c``: saves the tanh."""
+    return scale(paper, of_output(paper, scale(paper, x), "tanh"))
+
+
+def capped_attention(
+    paper: Paper,
+    q: PaperTensor,
+    k: PaperTensor,
+    v: PaperTensor,
+    mask: PaperTensor,
+    *,
+    scores: int,
+    kv_heads: int,
+    times: int,
+    batch: int,
+) -> tuple[PaperTensor, PaperTensor]:
+    """Attention operator by operator, its scores capped, as transformers'
+    Gemma 2 has it.
+
+    Saves copies of q, k and v, the tanh of the scores, their softmax in fp32,
+    and its cast to the dtype of q.
+
+    Args:
+        mask: what is added to the scores.
+        scores: numbers in the matrix of scores.
+        kv_heads: heads of keys and values, each shared by ``times`` queries.
+        batch: sequences.
+
+    Returns:
+        The softmax, and the result.
+    """
+    itemsize, folds = q.itemsize, 1 in (batch, kv_heads * times)
+    shared = k, v
+    if times > 1:
+        k, v = (repeat(paper, t, times, kv_heads > 1) for t in (k, v))
+    dense = folds or (times > 1 and kv_heads > 1)
+    left = q if folds else contiguous(paper, q, copied=False)
+    right = k if dense else contiguous(paper, k, copied=False)
+    raw = matmul(paper, left, right, scores)
+    masked = add(paper, cap(paper, scale(paper, raw)), mask)
+    weights = softmax(paper, cast(paper, masked, 4))
+    weights = cast(paper, weights, itemsize)
+    value = v if dense else contiguous(paper, v, copied=False)
+    y = matmul(paper, weights, value, q.elements, watches=(*shared, k, v))
+    return weights, y
+
+
 def cross_entropy(
     paper: Paper, logits: PaperTensor, targets: PaperTensor
 ) -> PaperTensor:
