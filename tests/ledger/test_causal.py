@@ -208,6 +208,7 @@ ANY = (
     "GPT2",
     "Llama",
     "Llama, biases",
+    "Olmo2",
     "Phi3",
     "Qwen2",
     "Qwen3",

@@ -26,6 +26,7 @@ class Block(Written):
     activation: ClassVar = "silu"
 
     scales: list[PaperTensor]  # weights of a block's norms
+    inner: list[PaperTensor]  # those of its queries and keys
     first: int  # of a block among the trained weights
     index: int  # of a block
     mask: PaperTensor  # of local attention
@@ -158,13 +159,16 @@ class Block(Written):
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
     ) -> PaperTensor:
-        size = self.shape.width
-        if name in ("q_norm", "k_norm"):
-            size = self.shape.head_size
-        weight = self.weight(size, f"{name}.weight")
-        self.scales.append(weight)
+        weight = self.weight(self.norm_size(name), f"{name}.weight")
+        inner = name in ("q_norm", "k_norm")
+        (self.inner if inner else self.scales).append(weight)
         with self.paper.inside(name):
             return self.rms_norm(self.paper, x, weight)
+
+    def norm_size(self, name: str) -> int:
+        """Numbers of a norm's weight."""
+        inner = name in ("q_norm", "k_norm")
+        return self.shape.head_size if inner else self.shape.width
 
     def step_last(self, weights: Sequence[PaperTensor]) -> None:
         """The optimizer comes to these after what was written so far.
@@ -182,6 +186,10 @@ class Block(Written):
 
     # The block
 
+    def begin(self) -> None:
+        self.scales, self.inner = [], []
+        self.first = len(self.paper.parameters)
+
     def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
         """Queries or keys by head, whose gradient has to be copied."""
         return self.apart(self.project(x, f"{name}_proj"), heads)
@@ -193,18 +201,23 @@ class Block(Written):
 
     def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         """Query, key and value by head, the first two turned."""
-        paper, shape = self.paper, self.shape
+        shape = self.shape
         straight = (
             self.heads(x, "q", shape.heads),
             self.heads(x, "k", shape.kv_heads),
         )
         v = self.project(x, "v_proj")
-        straight = self.level(*straight)
+        return *self.rotated(*self.level(*straight)), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        """Query and key, turned."""
         q, k = (
-            op.rotate_halves(paper, part, self.cos, self.sin, straight)
+            op.rotate_halves(self.paper, part, self.cos, self.sin, straight)
             for part in straight
         )
-        return q, k, v
+        return q, k
 
     def level(
         self, q: PaperTensor, k: PaperTensor
@@ -239,7 +252,7 @@ class Block(Written):
         y = self.attend(q, k, v)
         out = self.project(y, "o_proj")
         self.paper.last.watches += x, q, k, v, y
-        self.step_last(self.scales[1:])
+        self.step_last(self.inner)
         return out
 
     def gated(self, x: PaperTensor) -> PaperTensor:
@@ -250,7 +263,7 @@ class Block(Written):
 
     def block(self, x: PaperTensor) -> PaperTensor:
         paper, given = self.paper, x
-        self.scales, self.first = [], len(paper.parameters)
+        self.begin()
         normed = self.norm(x, "input_layernorm")
         with paper.inside("self_attn"):
             attended = self.attention(normed)
@@ -259,7 +272,7 @@ class Block(Written):
         with paper.inside("mlp"):
             y = self.project(self.gated(normed), "down_proj")
         paper.last.watches += (normed,)
-        self.step_last([self.scales[0], self.scales[-1]])
+        self.step_last(self.scales)
         return op.add(paper, x, y, watches=(given, self.places))
 
 
@@ -359,6 +372,49 @@ class _Qwen3(Block):
         return self.norm(super().heads(x, name, heads), f"{name}_norm")
 
 
+class _Olmo2(Block):
+    """Norms after attention and MLP, and of whole queries and keys; rotary
+    positions in fp32."""
+
+    rms_norm = staticmethod(op.wide_rms_norm)
+
+    def turn(self, itemsize: int) -> tuple[PaperTensor, PaperTensor]:
+        return super().turn(4)
+
+    def norm_size(self, name: str) -> int:
+        heads = {"q_norm": self.shape.heads, "k_norm": self.shape.kv_heads}
+        if name not in heads:
+            return self.shape.width
+        return heads[name] * self.shape.head_size
+
+    def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
+        y = self.norm(self.project(x, f"{name}_proj"), f"{name}_norm")
+        return self.apart(y, heads)
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        wide = super().rotated(*straight)
+        q, k = (
+            op.cast(self.paper, w, t.itemsize, (*wide, *straight))
+            for w, t in zip(wide, straight, strict=True)
+        )
+        return q, k
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        with paper.inside("self_attn"):
+            attended = self.attention(x)
+        attended = self.norm(attended, "post_attention_layernorm")
+        x = op.add(paper, x, attended)
+        with paper.inside("mlp"):
+            y = self.project(self.gated(x), "down_proj")
+        y = self.norm(y, "post_feedforward_layernorm")
+        self.step_last(self.scales)
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
 class _Gemma(Block):
     """Norms before and after attention and MLP; GELU; a scaled embedding."""
 
@@ -375,7 +431,7 @@ class _Gemma(Block):
 
     def block(self, x: PaperTensor) -> PaperTensor:
         paper, given = self.paper, x
-        self.scales, self.first = [], len(paper.parameters)
+        self.begin()
         normed = self.norm(x, "input_layernorm")
         with paper.inside("self_attn"):
             attended = self.attention(normed)
@@ -386,7 +442,7 @@ class _Gemma(Block):
             y = self.project(self.gated(normed), "down_proj")
         paper.last.watches += (normed,)
         y = self.norm(y, "post_feedforward_layernorm")
-        self.step_last([self.scales[0], *self.scales[-3:]])
+        self.step_last(self.scales)
         return op.add(paper, x, y, watches=(given, self.places))
 
 
@@ -523,6 +579,7 @@ BLOCKS: dict[str, type[Block]] = {
     "gemma3": _Gemma3,
     "gpt2": _GPT2,
     "llama": Block,
+    "olmo2": _Olmo2,
     "phi3": _Phi3,
     "qwen3": _Qwen3,
 }

@@ -89,6 +89,7 @@ _FAMILIES = {
     # whose first configs have no heads of keys
     "llama": _Family(needed=("intermediate_size",)),
     "mistral": _Family(),
+    "olmo2": _Family("olmo2", ("intermediate_size",)),
     "phi3": _Family("phi3"),
     "qwen2": _Family(),
     "qwen3": _Family(

@@ -94,7 +94,7 @@ def _autocast(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x as a matrix product under autocast takes it."""
     if paper.autocast is None or paper.autocast == x.itemsize:
         return x
-    if x.kind == "parameter" and x.trained:
+    if x.trained and (x.kind == "parameter" or x in paper.leaves):
         # the copy is cached until autocast ends; a frozen weight's is not
         if id(x) not in paper._casts:
             paper.pinned.append(cast(paper, x, paper.autocast))
@@ -362,8 +362,19 @@ def rms_norm(
     means = mean(paper, squares, tokens)
     root = _inverse_root(paper, means, squares)
     normed = _unit(paper, whole, root)
-    n, w = whole.bytes, weight.elements * 4
     watches += (x, whole, root)  # variables until the norm returns
+    out = _times_weight(paper, normed, weight, watches)
+    return cast(paper, out, x.itemsize, watches)
+
+
+def _times_weight(
+    paper: Paper,
+    normed: PaperTensor,
+    weight: PaperTensor,
+    watches: tuple[PaperTensor, ...],
+) -> PaperTensor:
+    """The product in fp32; the gradient of a narrow weight is cast."""
+    n, w = normed.bytes, weight.elements * 4
     out = _new(normed)
     small = weight.itemsize < 4
     steps: tuple[Step, ...] = (
@@ -383,7 +394,31 @@ def rms_norm(
         gives=((normed, "x"), (weight, "w")),
         watches=watches,
     )
-    return cast(paper, out, x.itemsize, watches)
+    return out
+
+
+def wide_rms_norm(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> PaperTensor:
+    """RMSNorm as transformers' OLMo 2 has it, in fp32 to its end.
+
+    ``(weight * (x.float() * rsqrt(mean of squares + ε))).to(x.dtype)``.
+    """
+    normed, means = _normed(paper, x, weight)
+    out = _times_weight(paper, normed, weight, (x, means, normed))
+    return cast(paper, out, x.itemsize, watches=(x, means, normed))
+
+
+def _normed(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> tuple[PaperTensor, PaperTensor]:
+    """``x.float() * rsqrt(mean of squares + ε)``, and the mean."""
+    whole = cast(paper, x, 4)
+    squares = _square(paper, whole)
+    means = mean(paper, squares, x.elements // weight.elements)
+    moved = _new(means)
+    paper.write("add", (means,), (moved,), gives=((means, "g"),))
+    return _unit(paper, whole, _inverse_root(paper, moved)), means
 
 
 def _square(paper: Paper, x: PaperTensor) -> PaperTensor:
@@ -438,12 +473,7 @@ def cast_rms_norm(
     saves x in fp32, 1/rms of each token and, for the gradient of a trained
     weight, the normalised x in the dtype of x.
     """
-    whole = cast(paper, x, 4)
-    squares = _square(paper, whole)
-    means = mean(paper, squares, x.elements // weight.elements)
-    moved = _new(means)
-    paper.write("add", (means,), (moved,), gives=((means, "g"),))
-    normed = _unit(paper, whole, _inverse_root(paper, moved))
+    normed, means = _normed(paper, x, weight)
     narrow = cast(paper, normed, x.itemsize)
     itemsize = max(weight.itemsize, x.itemsize)
     out, wide = PaperTensor(x.elements, itemsize), x.elements * itemsize
@@ -474,13 +504,8 @@ def shifted_rms_norm(
     to the dtype of x: it saves x and, for the gradient of a trained weight,
     the normalised x in fp32, 1/rms of each token, and 1 + weight.
     """
-    whole = cast(paper, x, 4)
-    squares = _square(paper, whole)
-    means = mean(paper, squares, x.elements // weight.elements)
-    moved = _new(means)
-    paper.write("add", (means,), (moved,), gives=((means, "g"),))
-    normed = _unit(paper, whole, _inverse_root(paper, moved))
-    paper.last.watches += (x, whole)
+    normed, _ = _normed(paper, x, weight)
+    paper.last.watches += (x,)
     wide = cast(paper, weight, 4)
     raised = constant(paper, weight.elements, 4)  # 1 + weight
     out, n = _new(normed), normed.bytes
@@ -597,6 +622,7 @@ def leaf(paper: Paper, x: PaperTensor) -> PaperTensor:
     x.trained = True
     y = _view(x)
     paper.write("leaf", (x,), (y,), saves=(x,), gives=((x, "g"),))
+    paper.leaves.append(y)
     return y
 
 
