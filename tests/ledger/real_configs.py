@@ -39,6 +39,7 @@ mistralai/Ministral-8B-Instruct-2410 mistral 131072 4096 12288 36 32 8 128 no 80
 mistralai/Mistral-Nemo-Base-2407 mistral 131072 5120 14336 40 32 8 128 no 12247782400
 mistralai/Mistral-Small-24B-Base-2501 mistral 131072 5120 32768 40 32 8 128 no 23572403200
 microsoft/Phi-3-mini-4k-instruct phi3 32064 3072 8192 32 32 32 - no 3821079552
+microsoft/Phi-4-mini-instruct phi3 200064 3072 8192 32 24 8 - yes 3836021760
 microsoft/phi-4 phi3 100352 5120 17920 40 40 10 - no 14659507200
 Qwen/Qwen2.5-0.5B qwen2 151936 896 4864 24 14 2 - yes 494032768
 Qwen/Qwen2.5-1.5B qwen2 151936 1536 8960 28 12 2 - yes 1543714304

@@ -270,7 +270,9 @@ def test_weights_by_the_librarys_own_names(family, last):
     ("options", "message"),
     [
         ({"kv_heads": 3}, "4 heads do not share 3 heads of keys: use a"),
-        ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
+        ({"head_size": 5}, "turn 5 numbers of a head: use a head_size and a"),
+        ({"turned": 0.1}, "turn 0 numbers of a head: use a head_size and a"),
+        ({"turned": 2}, "turned is 2: use a finite number from 0 to 1"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
         ({"block": "gptj"}, "no block 'gptj': use one of gemma2,"),

@@ -112,8 +112,8 @@ REFUSED = [
     ({"embd_pdrop": 0.1}, "embd_pdrop is 0.1, for which there is no rule"),
     ({"rope_scaling": {"type": "dynamic"}}, "rope_type is 'dynamic', for whi"),
     (
-        {"rope_parameters": {"rope_type": "longrope"}},
-        "rope_type is 'longrope'",
+        {"rope_parameters": {"rope_type": "proportional"}},
+        "rope_type is 'proportional'",
     ),
     (
         {"partial_rotary_factor": 0.5},
@@ -143,6 +143,14 @@ def test_what_is_refused_by_name(entries, message):
 def test_what_is_refused_of_gemmas(entries, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         from_config(SMALL | {"model_type": "gemma3_text"} | entries)
+
+
+def test_a_share_of_a_head_is_turned():
+    """As the file says, in one of two places; a Phi has rules for it."""
+    phi, share = SMALL | {"model_type": "phi3"}, {"partial_rotary_factor": 0.5}
+    for entries in (share, {"rope_scaling": share | {"type": "longrope"}}):
+        assert from_config(phi | entries).turned_size == 4
+    assert from_config(phi).turned_size == 8
 
 
 def test_caps_of_scores_and_logits():

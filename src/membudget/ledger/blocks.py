@@ -52,7 +52,7 @@ class Block(Written):
     def buffers(cls, shape: Any, itemsize: int) -> int:
         """Bytes of the buffers: twice the speeds of the rotary positions of
         each kind of block, in fp32 in a 16-bit model, too."""
-        speeds = shape.head_size // 2 * len(cls.kinds(shape))
+        speeds = (shape.turned_size + 1) // 2 * len(cls.kinds(shape))
         return 2 * 4 * speeds * cls.rotary
 
     @classmethod
@@ -124,7 +124,7 @@ class Block(Written):
 
     def turn(self, itemsize: int) -> tuple[PaperTensor, PaperTensor]:
         """Cosines and sines of the places."""
-        size = self.tokens * self.shape.head_size
+        size = self.tokens * self.shape.turned_size
         cos = op.constant(self.paper, size, itemsize)
         return cos, op.constant(self.paper, size, itemsize)
 
@@ -531,27 +531,39 @@ class _Phi3(Block):
         }
 
     def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
-        """A part of each head may stay as it is; that part has no numbers,
-        but is sliced off and joined again."""
         paper, shape = self.paper, self.shape
         qkv = self.project(x, "qkv_proj")
         size = self.batch * self.tokens * shape.head_size
         heads = shape.heads, shape.kv_heads, shape.kv_heads
         q, k, v = (op.piece(paper, qkv, size * count) for count in heads)
         q, k = self.apart(q, shape.heads), self.apart(k, shape.kv_heads)
-        parts = [
-            (op.alias(paper, part), op.piece(paper, part, 0))
-            for part in (q, k)
-        ]
+        return *self.rotated(q, k), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        """A part of each head stays as it is. Where it has no numbers, it is
+        sliced off and joined again all the same."""
+        paper = self.paper
+        parts = [self.parts(x) for x in straight]
         q, k = (
-            op.with_nothing(
+            op.joined(
                 paper,
-                op.rotate_halves(paper, whole, self.cos, self.sin),
-                nothing,
+                op.rotate_halves(paper, turned, self.cos, self.sin),
+                still,
             )
-            for whole, nothing in parts
+            for turned, still in parts
         )
-        return q, k, v
+        return q, k
+
+    def parts(self, x: PaperTensor) -> tuple[PaperTensor, PaperTensor]:
+        """What is turned of each head, and what is not."""
+        count = x.elements // self.shape.head_size * self.shape.turned_size
+        if count == x.elements:
+            turned = op.alias(self.paper, x)
+        else:
+            turned = op.piece(self.paper, x, count)
+        return turned, op.piece(self.paper, x, x.elements - count)
 
     def attention(self, x: PaperTensor) -> PaperTensor:
         paper, first = self.paper, len(self.paper.parameters)

@@ -9,6 +9,7 @@ from membudget.checks import (
     check_positions,
     flag,
     listed,
+    number,
     one_of,
     strings,
     whole,
@@ -55,6 +56,7 @@ class CausalLM:
             at least 2; None where there are no such blocks.
         local: whether a block's attention is local, of the first blocks; the
             others repeat them.
+        turned: share of a head that rotary positions turn (Phi-4-mini).
         context: positions that are learned (GPT-2).
         dropouts: where numbers are dropped in training, of
             :data:`DROPOUTS` (GPT-2).
@@ -72,6 +74,7 @@ class CausalLM:
     block: str = "llama"
     window: int | None = None
     local: Sequence[bool] = (True,)
+    turned: float = 1.0
     context: int | None = None
     dropouts: Sequence[str] = ()
 
@@ -88,10 +91,13 @@ class CausalLM:
                 f"{self.heads} heads do not share {self.kv_heads} heads of "
                 "keys: use a kv_heads that divides the heads"
             )
-        if self.head_size % 2 and BLOCKS[self.block].rotary:
+        turned = number(self.turned, "turned", 0, 1)
+        object.__setattr__(self, "turned", turned)
+        size = self.turned_size
+        if (size % 2 or not size) and BLOCKS[self.block].rotary:
             raise ValueError(
-                f"head_size is {self.head_size}: use an even number, whose "
-                "halves rotary positions turn"
+                f"rotary positions turn {size} numbers of a head: use a "
+                "head_size and a share turned that make an even number"
             )
         flag(self.tied, "tied")
         one_of(self.block, BLOCKS, "block")
@@ -112,6 +118,11 @@ class CausalLM:
         for name in dropouts:
             one_of(name, DROPOUTS, "place of dropout")
         object.__setattr__(self, "dropouts", dropouts)
+
+    @property
+    def turned_size(self) -> int:
+        """Numbers of a head that rotary positions turn."""
+        return int(self.head_size * self.turned)
 
     def is_local(self, index: int) -> bool:
         """Whether this block's attention is local."""

@@ -90,7 +90,7 @@ _FAMILIES = {
     "llama": _Family(needed=("intermediate_size",)),
     "mistral": _Family(),
     "olmo2": _Family("olmo2", ("intermediate_size",)),
-    "phi3": _Family("phi3"),
+    "phi3": _Family("phi3", free=("partial_rotary_factor",)),
     "qwen2": _Family(),
     "qwen3": _Family(
         "qwen3", ("intermediate_size", "num_key_value_heads", "head_dim")
@@ -112,7 +112,7 @@ _FINE: dict[str, tuple[object, ...]] = {
     "embd_pdrop": (0,),
     "resid_pdrop": (0,),
     "quantization_config": (None,),
-    "rope_type": ("default", "linear", "llama3", "yarn"),
+    "rope_type": ("default", "linear", "llama3", "longrope", "yarn"),
     "partial_rotary_factor": (1,),
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
@@ -174,6 +174,7 @@ def from_config(
         block=read.family.block,
         window=_window(read),
         local=_local(read),
+        turned=_turned(read),
         context=_context(read),
         dropouts=_dropouts(read),
     )
@@ -287,7 +288,7 @@ def _without_rule(read: _Entries) -> None:
             )
 
 
-def _options(read: _Entries) -> dict[str, object]:
+def _rope(read: _Entries) -> dict[str, Any]:
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         use = "the entries of one, or leave it out"
@@ -295,19 +296,28 @@ def _options(read: _Entries) -> dict[str, object]:
     for kind in rope.values():  # Gemma 3 has one for each kind of block
         if isinstance(kind, dict) and kind.get("rope_type") != "default":
             rope = rope | kind
-    end = read.family.architecture
+    return rope
+
+
+def _turned(read: _Entries) -> float:
+    """The share of a head that is turned."""
+    found = _rope(read).get("partial_rotary_factor")
+    if found is None:
+        found = read.get("partial_rotary_factor")
+    return 1.0 if found is None else found
+
+
+def _options(read: _Entries) -> dict[str, object]:
+    rope, end = _rope(read), read.family.architecture
     made = read.get("architectures") or [end]
     head = str(listed(made, "architectures", "names")[0])
-    turned = rope.get("partial_rotary_factor")
-    if turned is None:
-        turned = read.get("partial_rotary_factor")
     activation = read.get("hidden_act") or read.family.activations[0]
     options = {
         "the architecture": re.sub(rf"^\w+(?={end}$)", "", head),
         "hidden_act": activation,
         "quantization_config": read.get("quantization_config"),
         "rope_type": rope.get("rope_type") or rope.get("type") or "default",
-        "partial_rotary_factor": 1 if turned is None else turned,
+        "partial_rotary_factor": _turned(read),
     }
     usual = _CAPS if read.kind == "gemma2" else dict.fromkeys(_CAPS)
     options |= {name: read.entries.get(name, usual[name]) for name in _CAPS}

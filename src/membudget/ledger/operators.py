@@ -633,13 +633,20 @@ def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
-def with_nothing(
-    paper: Paper, x: PaperTensor, nothing: PaperTensor
-) -> PaperTensor:
-    """``torch.cat([x, nothing])``: a copy; the gradients are views."""
-    y = _new(x)
-    both = (x, "g"), (nothing, "g")
-    paper.write("cat", (x, nothing), (y,), gives=both)
+def joined(paper: Paper, x: PaperTensor, still: PaperTensor) -> PaperTensor:
+    """``torch.cat([x, still])``: a copy; the gradients are views. The wider
+    dtype wins."""
+    itemsize = max(x.itemsize, still.itemsize)
+    y = PaperTensor(x.elements + still.elements, itemsize)
+    steps, gives = [], []
+    for name, part in (("x", x), ("still", still)):
+        narrow = part.itemsize < itemsize and part.elements > 0
+        if narrow:
+            steps.append((name, part.bytes))
+        gives.append((part, name if narrow else "g"))
+    paper.write(
+        "cat", (x, still), (y,), steps=tuple(steps), gives=tuple(gives)
+    )
     return y
 
 
