@@ -23,6 +23,7 @@ SMALL = {
     "intermediate_size": 72,
 }
 FAMILIES = {
+    "Gemma2": {},
     "Gemma3Text": {"sliding_window_pattern": 2},
     "Gemma3Text, local": {"sliding_window": 8, "num_key_value_heads": 1},
     "GPT2": {},
@@ -37,8 +38,20 @@ FAMILIES = {
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "Mistral": {"sliding_window": 13, "head_dim": 16},
     "Mistral, local": {"sliding_window": 8},
+    "Olmo2": {"head_dim": 16, "attention_bias": True},
     "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
     "Phi3, grouped": {"pad_token_id": 0},
+    "Phi3, partial": {
+        "pad_token_id": 0,
+        "original_max_position_embeddings": 8,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "long_factor": [1.0] * 2,
+            "short_factor": [1.0] * 2,
+        },
+    },
     "Qwen2": {"num_key_value_heads": 1},
     "Qwen3": {"head_dim": 16, "tie_word_embeddings": True},
     "Qwen3, local": {

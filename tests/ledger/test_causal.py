@@ -202,7 +202,17 @@ def test_a_cache_counts_where_its_copies_are_wider(recipe):
     assert max(before) - found.peak_in("forward") == 2 * wide * active
 
 
-ANY = "Gemma3Text", "GPT2", "Llama", "Llama, biases", "Phi3", "Qwen2", "Qwen3"
+ANY = (
+    "Gemma2",
+    "Gemma3Text",
+    "GPT2",
+    "Llama",
+    "Llama, biases",
+    "Olmo2",
+    "Phi3",
+    "Qwen2",
+    "Qwen3",
+)
 
 
 @st.composite
@@ -260,10 +270,12 @@ def test_weights_by_the_librarys_own_names(family, last):
     ("options", "message"),
     [
         ({"kv_heads": 3}, "4 heads do not share 3 heads of keys: use a"),
-        ({"head_size": 5}, "head_size is 5: use an even number, whose halves"),
+        ({"head_size": 5}, "turn 5 numbers of a head: use a head_size and a"),
+        ({"turned": 0.1}, "turn 0 numbers of a head: use a head_size and a"),
+        ({"turned": 2}, "turned is 2: use a finite number from 0 to 1"),
         ({"biases": ["query"]}, "no linear layer of a block 'query': use one"),
         ({"depth": 1001}, "depth is 1001: use a whole number from 1 to 1000"),
-        ({"block": "gptj"}, "no block 'gptj': use one of gemma3,"),
+        ({"block": "gptj"}, "no block 'gptj': use one of gemma2,"),
         ({"block": "phi3", "biases": ["q_proj"]}, "'q_proj': use one of qkv_"),
         (
             {"dropouts": ["mlp"]},

@@ -66,6 +66,7 @@ def test_local_attention(kind, options, window):
         ("mistral", {}, "1"),
         ("qwen2", {"max_window_layers": 2}, "001111"),
         ("qwen2", {}, "0"),
+        ("gemma2", {}, "10"),
         ("gemma3_text", {}, "111110"),
         ("gemma3_text", {"sliding_window_pattern": 2}, "10"),
         ("gemma3_text", {"layer_types": ["sliding_attention"] * 6}, "1"),
@@ -80,7 +81,7 @@ def test_which_blocks_are_local(kind, options, local):
 
 REFUSED = [
     ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
-    ({"model_type": "mixtral"}, "'mixtral': use one of gemma3_text, gpt2"),
+    ({"model_type": "mixtral"}, "'mixtral': use one of gemma2, gemma3_te"),
     ({"model_type": None}, "the config has no model_type: use a model's"),
     ({"model_type": 3}, "no rule for the model_type 3: use one of gemma"),
     ({"model_type": []}, "no rule for the model_type []: use one of gem"),
@@ -111,8 +112,8 @@ REFUSED = [
     ({"embd_pdrop": 0.1}, "embd_pdrop is 0.1, for which there is no rule"),
     ({"rope_scaling": {"type": "dynamic"}}, "rope_type is 'dynamic', for whi"),
     (
-        {"rope_parameters": {"rope_type": "longrope"}},
-        "rope_type is 'longrope'",
+        {"rope_parameters": {"rope_type": "proportional"}},
+        "rope_type is 'proportional'",
     ),
     (
         {"partial_rotary_factor": 0.5},
@@ -139,9 +140,26 @@ def test_what_is_refused_by_name(entries, message):
         ),
     ],
 )
-def test_what_is_refused_of_gemma_3(entries, message):
+def test_what_is_refused_of_gemmas(entries, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         from_config(SMALL | {"model_type": "gemma3_text"} | entries)
+
+
+def test_a_share_of_a_head_is_turned():
+    """As the file says, in one of two places; a Phi has rules for it."""
+    phi, share = SMALL | {"model_type": "phi3"}, {"partial_rotary_factor": 0.5}
+    for entries in (share, {"rope_scaling": share | {"type": "longrope"}}):
+        assert from_config(phi | entries).turned_size == 4
+    assert from_config(phi).turned_size == 8
+
+
+def test_caps_of_scores_and_logits():
+    """There are rules for Gemma 2 with both, whatever they are."""
+    config = SMALL | {"model_type": "gemma2"}
+    assert from_config(config | {"final_logit_softcapping": 20}).block
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        with pytest.raises(ValueError, match=f"{name} is None, for which th"):
+            from_config(config | {name: None})
 
 
 GPT2 = {

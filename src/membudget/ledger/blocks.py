@@ -26,6 +26,7 @@ class Block(Written):
     activation: ClassVar = "silu"
 
     scales: list[PaperTensor]  # weights of a block's norms
+    inner: list[PaperTensor]  # those of its queries and keys
     first: int  # of a block among the trained weights
     index: int  # of a block
     mask: PaperTensor  # of local attention
@@ -49,9 +50,15 @@ class Block(Written):
 
     @classmethod
     def buffers(cls, shape: Any, itemsize: int) -> int:
-        """Bytes of the buffers: twice the speeds of the rotary positions, in
-        fp32 in a 16-bit model, too."""
-        return 2 * 4 * (shape.head_size // 2) * cls.rotary
+        """Bytes of the buffers: twice the speeds of the rotary positions of
+        each kind of block, in fp32 in a 16-bit model, too."""
+        speeds = (shape.turned_size + 1) // 2 * len(cls.kinds(shape))
+        return 2 * 4 * speeds * cls.rotary
+
+    @classmethod
+    def kinds(cls, shape: Any) -> list[bool]:
+        """Of blocks, by their rotary positions; which is one."""
+        return [False]
 
     def named(self, name: str) -> str:
         """The library's name of a weight."""
@@ -117,7 +124,7 @@ class Block(Written):
 
     def turn(self, itemsize: int) -> tuple[PaperTensor, PaperTensor]:
         """Cosines and sines of the places."""
-        size = self.tokens * self.shape.head_size
+        size = self.tokens * self.shape.turned_size
         cos = op.constant(self.paper, size, itemsize)
         return cos, op.constant(self.paper, size, itemsize)
 
@@ -131,6 +138,7 @@ class Block(Written):
             head = self.weight(table.elements, "lm_head.weight")
         with paper.inside("lm_head"):
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
+        logits = self.capped(logits)
         wide = op.cast(paper, logits, 4)
         padded = op.constant(paper, self.batch * (self.tokens + 1), 8)
         moved = padded
@@ -138,6 +146,10 @@ class Block(Written):
             moved = op.constant(paper, labels.elements, 8)
         op.cross_entropy(paper, wide, moved)
         paper.last.watches += x, logits, wide, padded, moved
+
+    def capped(self, logits: PaperTensor) -> PaperTensor:
+        """What the loss is of."""
+        return logits
 
     # Modules
 
@@ -147,13 +159,16 @@ class Block(Written):
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
     ) -> PaperTensor:
-        size = self.shape.width
-        if name in ("q_norm", "k_norm"):
-            size = self.shape.head_size
-        weight = self.weight(size, f"{name}.weight")
-        self.scales.append(weight)
+        weight = self.weight(self.norm_size(name), f"{name}.weight")
+        inner = name in ("q_norm", "k_norm")
+        (self.inner if inner else self.scales).append(weight)
         with self.paper.inside(name):
             return self.rms_norm(self.paper, x, weight)
+
+    def norm_size(self, name: str) -> int:
+        """Numbers of a norm's weight."""
+        inner = name in ("q_norm", "k_norm")
+        return self.shape.head_size if inner else self.shape.width
 
     def step_last(self, weights: Sequence[PaperTensor]) -> None:
         """The optimizer comes to these after what was written so far.
@@ -171,6 +186,10 @@ class Block(Written):
 
     # The block
 
+    def begin(self) -> None:
+        self.scales, self.inner = [], []
+        self.first = len(self.paper.parameters)
+
     def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
         """Queries or keys by head, whose gradient has to be copied."""
         return self.apart(self.project(x, f"{name}_proj"), heads)
@@ -182,18 +201,23 @@ class Block(Written):
 
     def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         """Query, key and value by head, the first two turned."""
-        paper, shape = self.paper, self.shape
+        shape = self.shape
         straight = (
             self.heads(x, "q", shape.heads),
             self.heads(x, "k", shape.kv_heads),
         )
         v = self.project(x, "v_proj")
-        straight = self.level(*straight)
+        return *self.rotated(*self.level(*straight)), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        """Query and key, turned."""
         q, k = (
-            op.rotate_halves(paper, part, self.cos, self.sin, straight)
+            op.rotate_halves(self.paper, part, self.cos, self.sin, straight)
             for part in straight
         )
-        return q, k, v
+        return q, k
 
     def level(
         self, q: PaperTensor, k: PaperTensor
@@ -228,7 +252,7 @@ class Block(Written):
         y = self.attend(q, k, v)
         out = self.project(y, "o_proj")
         self.paper.last.watches += x, q, k, v, y
-        self.step_last(self.scales[1:])
+        self.step_last(self.inner)
         return out
 
     def gated(self, x: PaperTensor) -> PaperTensor:
@@ -239,7 +263,7 @@ class Block(Written):
 
     def block(self, x: PaperTensor) -> PaperTensor:
         paper, given = self.paper, x
-        self.scales, self.first = [], len(paper.parameters)
+        self.begin()
         normed = self.norm(x, "input_layernorm")
         with paper.inside("self_attn"):
             attended = self.attention(normed)
@@ -248,7 +272,7 @@ class Block(Written):
         with paper.inside("mlp"):
             y = self.project(self.gated(normed), "down_proj")
         paper.last.watches += (normed,)
-        self.step_last([self.scales[0], self.scales[-1]])
+        self.step_last(self.scales)
         return op.add(paper, x, y, watches=(given, self.places))
 
 
@@ -337,8 +361,7 @@ class _GPT2(Block):
         x = op.add(paper, attended, x)
         normed = self.norm(x, "ln_2")
         y = self.mlp(normed)
-        paper.last.watches += (normed,)
-        held = given, attended, self.places
+        held = given, attended, normed, self.places
         return op.add(paper, x, y, watches=held)
 
 
@@ -349,26 +372,130 @@ class _Qwen3(Block):
         return self.norm(super().heads(x, name, heads), f"{name}_norm")
 
 
-class _Gemma3(Block):
-    """Norms before and after attention and MLP, and of queries and keys;
-    GELU; a scaled embedding; rotary positions of two speeds."""
+class _Olmo2(Block):
+    """Norms after attention and MLP, and of whole queries and keys; rotary
+    positions in fp32."""
+
+    rms_norm = staticmethod(op.wide_rms_norm)
+
+    def turn(self, itemsize: int) -> tuple[PaperTensor, PaperTensor]:
+        return super().turn(4)
+
+    def norm_size(self, name: str) -> int:
+        heads = {"q_norm": self.shape.heads, "k_norm": self.shape.kv_heads}
+        if name not in heads:
+            return self.shape.width
+        return heads[name] * self.shape.head_size
+
+    def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
+        y = self.norm(self.project(x, f"{name}_proj"), f"{name}_norm")
+        return self.apart(y, heads)
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        wide = super().rotated(*straight)
+        q, k = (
+            op.cast(self.paper, w, t.itemsize, (*wide, *straight))
+            for w, t in zip(wide, straight, strict=True)
+        )
+        return q, k
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        with paper.inside("self_attn"):
+            attended = self.attention(x)
+        attended = self.norm(attended, "post_attention_layernorm")
+        x = op.add(paper, x, attended)
+        with paper.inside("mlp"):
+            y = self.project(self.gated(x), "down_proj")
+        y = self.norm(y, "post_feedforward_layernorm")
+        self.step_last(self.scales)
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
+class _Gemma(Block):
+    """Norms before and after attention and MLP; GELU; a scaled embedding."""
 
     rms_norm = staticmethod(op.shifted_rms_norm)
     activation = "gelu"
 
     @classmethod
-    def kinds(cls, shape: Any) -> list[bool]:
-        """Whether there are local blocks, and others."""
-        return sorted({shape.is_local(index) for index in range(shape.depth)})
-
-    @classmethod
     def buffers(cls, shape: Any, itemsize: int) -> int:
         """Those of the positions, and the scale of the embedding."""
-        turns = super().buffers(shape, itemsize) * len(cls.kinds(shape))
-        return turns + itemsize
+        return super().buffers(shape, itemsize) + itemsize
 
     def embedded(self, x: PaperTensor) -> PaperTensor:
         return op.scale(self.paper, x)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        normed = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(normed)
+        attended = self.norm(attended, "post_attention_layernorm")
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "pre_feedforward_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        y = self.norm(y, "post_feedforward_layernorm")
+        self.step_last(self.scales)
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
+class _Gemma2(_Gemma):
+    """Scores and logits are capped, so attention is several operators, and
+    each kind of block has a mask."""
+
+    weights: PaperTensor  # of a block's attention, which it returns
+
+    def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        self.places = op.constant(self.paper, self.tokens, 8)
+        size = self.batch * self.tokens**2
+        self.masks = [
+            op.constant(self.paper, size, x.itemsize) for _ in range(2)
+        ]
+        self.cos, self.sin = self.turn(x.itemsize)
+        return x, x, self.cos, self.sin, *self.masks
+
+    def attend(self, q, k, v) -> PaperTensor:
+        paper, shape = self.paper, self.shape
+        self.weights, y = op.capped_attention(
+            paper,
+            q,
+            k,
+            self.apart(v, shape.kv_heads),
+            self.mask,
+            scores=self.batch * shape.heads * self.tokens**2,
+            kv_heads=shape.kv_heads,
+            times=shape.heads // shape.kv_heads,
+            batch=self.batch,
+        )
+        if 1 in (shape.heads, self.tokens):
+            return y
+        return op.contiguous(paper, y)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        self.mask = self.masks[self.shape.is_local(self.index)]
+        y = super().block(x)
+        self.paper.last.watches += (self.weights,)
+        return y
+
+    def capped(self, logits: PaperTensor) -> PaperTensor:
+        return op.cap(self.paper, logits)
+
+
+class _Gemma3(_Gemma):
+    """Queries and keys go through norms, and local blocks have rotary
+    positions of another speed."""
+
+    @classmethod
+    def kinds(cls, shape: Any) -> list[bool]:
+        """Whether there are local blocks, and others."""
+        return sorted({shape.is_local(index) for index in range(shape.depth)})
 
     def positioned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         self.places = op.constant(self.paper, self.tokens, 8)
@@ -383,21 +510,8 @@ class _Gemma3(Block):
         return self.norm(q, "q_norm"), self.norm(k, "k_norm")
 
     def block(self, x: PaperTensor) -> PaperTensor:
-        paper, given = self.paper, x
         self.cos, self.sin = self.speeds[self.shape.is_local(self.index)]
-        self.scales, self.first = [], len(paper.parameters)
-        normed = self.norm(x, "input_layernorm")
-        with paper.inside("self_attn"):
-            attended = self.attention(normed)
-        attended = self.norm(attended, "post_attention_layernorm")
-        x = op.add(paper, x, attended)
-        normed = self.norm(x, "pre_feedforward_layernorm")
-        with paper.inside("mlp"):
-            y = self.project(self.gated(normed), "down_proj")
-        paper.last.watches += (normed,)
-        y = self.norm(y, "post_feedforward_layernorm")
-        self.step_last([self.scales[0], *self.scales[-3:]])
-        return op.add(paper, x, y, watches=(given, self.places))
+        return super().block(x)
 
 
 class _Phi3(Block):
@@ -417,27 +531,39 @@ class _Phi3(Block):
         }
 
     def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
-        """A part of each head may stay as it is; that part has no numbers,
-        but is sliced off and joined again."""
         paper, shape = self.paper, self.shape
         qkv = self.project(x, "qkv_proj")
         size = self.batch * self.tokens * shape.head_size
         heads = shape.heads, shape.kv_heads, shape.kv_heads
         q, k, v = (op.piece(paper, qkv, size * count) for count in heads)
         q, k = self.apart(q, shape.heads), self.apart(k, shape.kv_heads)
-        parts = [
-            (op.alias(paper, part), op.piece(paper, part, 0))
-            for part in (q, k)
-        ]
+        return *self.rotated(q, k), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        """A part of each head stays as it is. Where it has no numbers, it is
+        sliced off and joined again all the same."""
+        paper = self.paper
+        parts = [self.parts(x) for x in straight]
         q, k = (
-            op.with_nothing(
+            op.joined(
                 paper,
-                op.rotate_halves(paper, whole, self.cos, self.sin),
-                nothing,
+                op.rotate_halves(paper, turned, self.cos, self.sin),
+                still,
             )
-            for whole, nothing in parts
+            for turned, still in parts
         )
-        return q, k, v
+        return q, k
+
+    def parts(self, x: PaperTensor) -> tuple[PaperTensor, PaperTensor]:
+        """What is turned of each head, and what is not."""
+        count = x.elements // self.shape.head_size * self.shape.turned_size
+        if count == x.elements:
+            turned = op.alias(self.paper, x)
+        else:
+            turned = op.piece(self.paper, x, count)
+        return turned, op.piece(self.paper, x, x.elements - count)
 
     def attention(self, x: PaperTensor) -> PaperTensor:
         paper, first = self.paper, len(self.paper.parameters)
@@ -461,9 +587,11 @@ class _Phi3(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {
+    "gemma2": _Gemma2,
     "gemma3": _Gemma3,
     "gpt2": _GPT2,
     "llama": Block,
+    "olmo2": _Olmo2,
     "phi3": _Phi3,
     "qwen3": _Qwen3,
 }

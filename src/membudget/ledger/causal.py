@@ -12,6 +12,7 @@ from membudget.checks import (
     flag,
     installed,
     listed,
+    number,
     one_of,
     strings,
     whole,
@@ -59,6 +60,7 @@ class CausalLM:
             at least 2; None where there are no such blocks.
         local: whether a block's attention is local, of the first blocks; the
             others repeat them.
+        turned: share of a head that rotary positions turn (Phi-4-mini).
         context: positions that are learned (GPT-2).
         dropouts: where numbers are dropped in training, of
             :data:`DROPOUTS` (GPT-2).
@@ -77,6 +79,7 @@ class CausalLM:
     block: str = "llama"
     window: int | None = None
     local: Sequence[bool] = (True,)
+    turned: float = 1.0
     context: int | None = None
     dropouts: Sequence[str] = ()
     config: Mapping[str, Any] | None = field(
@@ -97,10 +100,13 @@ class CausalLM:
                 f"{self.heads} heads do not share {self.kv_heads} heads of "
                 "keys: use a kv_heads that divides the heads"
             )
-        if self.head_size % 2 and BLOCKS[self.block].rotary:
+        turned = number(self.turned, "turned", 0, 1)
+        object.__setattr__(self, "turned", turned)
+        size = self.turned_size
+        if (size % 2 or not size) and BLOCKS[self.block].rotary:
             raise ValueError(
-                f"head_size is {self.head_size}: use an even number, whose "
-                "halves rotary positions turn"
+                f"rotary positions turn {size} numbers of a head: use a "
+                "head_size and a share turned that make an even number"
             )
         flag(self.tied, "tied")
         one_of(self.block, BLOCKS, "block")
@@ -121,6 +127,11 @@ class CausalLM:
         for name in dropouts:
             one_of(name, DROPOUTS, "place of dropout")
         object.__setattr__(self, "dropouts", dropouts)
+
+    @property
+    def turned_size(self) -> int:
+        """Numbers of a head that rotary positions turn."""
+        return int(self.head_size * self.turned)
 
     def is_local(self, index: int) -> bool:
         """Whether this block's attention is local."""

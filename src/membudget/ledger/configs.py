@@ -13,6 +13,20 @@ from membudget.checks import flag, instance, listed, refused, shown, whole
 from membudget.ledger.adapters import TARGETS
 from membudget.ledger.causal import CausalLM
 
+_SWITCHES = "add_cross_attention", "use_bidirectional_attention"
+_CAPS = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+"""Gemma 2 caps scores and logits, by default at these."""
+
+_DROPOUTS = {
+    "embedding": "embd_pdrop",
+    "attention": "attention_dropout",
+    "residual": "resid_pdrop",
+}
+"""Where GPT-2 has dropout, and what says so."""
+
 
 @dataclass(frozen=True)
 class _Family:
@@ -25,6 +39,7 @@ class _Family:
         names: what it calls an entry, if not as Llama does.
         architecture: the name of the class ends so.
         tied: whether the head is tied where nothing is said.
+        free: options for which there are rules, whatever they are.
     """
 
     block: str = "llama"
@@ -33,9 +48,18 @@ class _Family:
     names: Mapping[str, str] = field(default_factory=dict)
     architecture: str = "ForCausalLM"
     tied: bool = False
+    free: tuple[str, ...] = ()
 
 
 _FAMILIES = {
+    "gemma2": _Family(
+        "gemma2",
+        ("intermediate_size", "num_key_value_heads", "head_dim"),
+        ("gelu_pytorch_tanh",),
+        {"hidden_act": "hidden_activation"},
+        tied=True,
+        free=tuple(_CAPS),
+    ),
     "gemma3_text": _Family(
         "gemma3",
         ("intermediate_size", "num_key_value_heads", "head_dim"),
@@ -60,11 +84,13 @@ _FAMILIES = {
         },
         "LMHeadModel",
         tied=True,
+        free=tuple(_DROPOUTS.values()),
     ),
     # whose first configs have no heads of keys
     "llama": _Family(needed=("intermediate_size",)),
     "mistral": _Family(),
-    "phi3": _Family("phi3"),
+    "olmo2": _Family("olmo2", ("intermediate_size",)),
+    "phi3": _Family("phi3", free=("partial_rotary_factor",)),
     "qwen2": _Family(),
     "qwen3": _Family(
         "qwen3", ("intermediate_size", "num_key_value_heads", "head_dim")
@@ -86,21 +112,14 @@ _FINE: dict[str, tuple[object, ...]] = {
     "embd_pdrop": (0,),
     "resid_pdrop": (0,),
     "quantization_config": (None,),
-    "rope_type": ("default", "linear", "llama3", "yarn"),
+    "rope_type": ("default", "linear", "llama3", "longrope", "yarn"),
     "partial_rotary_factor": (1,),
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
+    "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
 """What an option may be; the first is the usual one."""
-
-_SWITCHES = "add_cross_attention", "use_bidirectional_attention"
-_DROPOUTS = {
-    "embedding": "embd_pdrop",
-    "attention": "attention_dropout",
-    "residual": "resid_pdrop",
-}
-"""Where GPT-2 has dropout, and what says so."""
 
 _ACCOUNT = "hand the model itself to membudget.ledger.account"
 
@@ -123,9 +142,9 @@ def from_config(
     Args:
         config: the content of a ``config.json``, the path of one or of a
             folder with one, or a config of transformers. Its
-            ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 3 (text),
-            GPT-2, Llama 1 to 3 and SmolLM (``"llama"``), Mistral, Phi-3 and
-            4, Qwen 2, 2.5 and 3.
+            ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 2 and 3
+            (text), GPT-2, Llama 1 to 3 and SmolLM (``"llama"``), Mistral,
+            Phi-3 and 4, Qwen 2, 2.5 and 3.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
@@ -155,6 +174,7 @@ def from_config(
         block=read.family.block,
         window=_window(read),
         local=_local(read),
+        turned=_turned(read),
         context=_context(read),
         dropouts=_dropouts(read),
         config=dict(read.entries),
@@ -257,17 +277,19 @@ def _without_rule(read: _Entries) -> None:
         "hidden_act": family.activations,
         "the architecture": (family.architecture,),
     }
-    if family.block == "gpt2":  # has rules for its dropout
-        fine = {k: v for k, v in fine.items() if k not in _DROPOUTS.values()}
+    if read.kind == "gemma2":
+        fine |= {name: (value,) for name, value in _CAPS.items()}
     for name, value in _options(read).items():
-        if value not in fine.get(name, (value,)):
+        if name in family.free and value is not None:
+            continue
+        if value not in fine[name]:
             raise ValueError(
                 f"{read.named(name)} is {shown(value)}, for which there is no "
                 f"rule: use {fine[name][0]}, or {_ACCOUNT}"
             )
 
 
-def _options(read: _Entries) -> dict[str, object]:
+def _rope(read: _Entries) -> dict[str, Any]:
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         use = "the entries of one, or leave it out"
@@ -275,21 +297,31 @@ def _options(read: _Entries) -> dict[str, object]:
     for kind in rope.values():  # Gemma 3 has one for each kind of block
         if isinstance(kind, dict) and kind.get("rope_type") != "default":
             rope = rope | kind
-    end = read.family.architecture
+    return rope
+
+
+def _turned(read: _Entries) -> float:
+    """The share of a head that is turned."""
+    found = _rope(read).get("partial_rotary_factor")
+    if found is None:
+        found = read.get("partial_rotary_factor")
+    return 1.0 if found is None else found
+
+
+def _options(read: _Entries) -> dict[str, object]:
+    rope, end = _rope(read), read.family.architecture
     made = read.get("architectures") or [end]
     head = str(listed(made, "architectures", "names")[0])
-    turned = rope.get("partial_rotary_factor")
-    if turned is None:
-        turned = read.get("partial_rotary_factor")
-    usual = read.family.activations[0]
+    activation = read.get("hidden_act") or read.family.activations[0]
     options = {
         "the architecture": re.sub(rf"^\w+(?={end}$)", "", head),
-        "hidden_act": read.get("hidden_act") or usual,
+        "hidden_act": activation,
         "quantization_config": read.get("quantization_config"),
         "rope_type": rope.get("rope_type") or rope.get("type") or "default",
-        "partial_rotary_factor": 1 if turned is None else turned,
-        "final_logit_softcapping": read.get("final_logit_softcapping"),
+        "partial_rotary_factor": _turned(read),
     }
+    usual = _CAPS if read.kind == "gemma2" else dict.fromkeys(_CAPS)
+    options |= {name: read.entries.get(name, usual[name]) for name in _CAPS}
     options |= {name: read.get(name) or False for name in _SWITCHES}
     return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
@@ -308,7 +340,7 @@ def _biases(read: _Entries) -> tuple[str, ...]:
 
 def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = read.kind in ("gemma3_text", "mistral", "phi3")
+    used = read.kind in ("gemma2", "gemma3_text", "mistral", "phi3")
     if read.kind in ("qwen2", "qwen3"):
         used = read.flag("use_sliding_window")
     if not used or read.get("sliding_window") is None:
@@ -332,8 +364,9 @@ def _local(read: _Entries) -> tuple[bool, ...]:
 
 def _by_number(read: _Entries, depth: int) -> list[bool]:
     """A Gemma's last block of several is not local, a Qwen's first are not."""
-    if read.kind == "gemma3_text":
-        every = read.whole("sliding_window_pattern", 6)
+    if read.kind.startswith("gemma"):
+        pattern = 2 if read.kind == "gemma2" else 6
+        every = read.whole("sliding_window_pattern", pattern)
         return [index % every < every - 1 for index in range(depth)]
     first = 0
     if read.kind in ("qwen2", "qwen3"):

@@ -94,7 +94,7 @@ def _autocast(paper: Paper, x: PaperTensor) -> PaperTensor:
     """x as a matrix product under autocast takes it."""
     if paper.autocast is None or paper.autocast == x.itemsize:
         return x
-    if x.kind == "parameter" and x.trained:
+    if x.trained and (x.kind == "parameter" or x in paper.leaves):
         # the copy is cached until autocast ends; a frozen weight's is not
         if id(x) not in paper._casts:
             paper.pinned.append(cast(paper, x, paper.autocast))
@@ -473,8 +473,19 @@ def rms_norm(
     means = mean(paper, squares, tokens)
     root = _inverse_root(paper, means, squares)
     normed = _unit(paper, whole, root)
-    n, w = whole.bytes, weight.elements * 4
     watches += (x, whole, root)  # variables until the norm returns
+    out = _times_weight(paper, normed, weight, watches)
+    return cast(paper, out, x.itemsize, watches)
+
+
+def _times_weight(
+    paper: Paper,
+    normed: PaperTensor,
+    weight: PaperTensor,
+    watches: tuple[PaperTensor, ...],
+) -> PaperTensor:
+    """The product in fp32; the gradient of a narrow weight is cast."""
+    n, w = normed.bytes, weight.elements * 4
     out = _new(normed)
     small = weight.itemsize < 4
     steps: tuple[Step, ...] = (
@@ -494,7 +505,31 @@ def rms_norm(
         gives=((normed, "x"), (weight, "w")),
         watches=watches,
     )
-    return cast(paper, out, x.itemsize, watches)
+    return out
+
+
+def wide_rms_norm(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> PaperTensor:
+    """RMSNorm as transformers' OLMo 2 has it, in fp32 to its end.
+
+    ``(weight * (x.float() * rsqrt(mean of squares + ε))).to(x.dtype)``.
+    """
+    normed, means = _normed(paper, x, weight)
+    out = _times_weight(paper, normed, weight, (x, means, normed))
+    return cast(paper, out, x.itemsize, watches=(x, means, normed))
+
+
+def _normed(
+    paper: Paper, x: PaperTensor, weight: PaperTensor
+) -> tuple[PaperTensor, PaperTensor]:
+    """``x.float() * rsqrt(mean of squares + ε)``, and the mean."""
+    whole = cast(paper, x, 4)
+    squares = _square(paper, whole)
+    means = mean(paper, squares, x.elements // weight.elements)
+    moved = _new(means)
+    paper.write("add", (means,), (moved,), gives=((means, "g"),))
+    return _unit(paper, whole, _inverse_root(paper, moved)), means
 
 
 def _square(paper: Paper, x: PaperTensor) -> PaperTensor:
@@ -549,12 +584,7 @@ def cast_rms_norm(
     saves x in fp32, 1/rms of each token and, for the gradient of a trained
     weight, the normalised x in the dtype of x.
     """
-    whole = cast(paper, x, 4)
-    squares = _square(paper, whole)
-    means = mean(paper, squares, x.elements // weight.elements)
-    moved = _new(means)
-    paper.write("add", (means,), (moved,), gives=((means, "g"),))
-    normed = _unit(paper, whole, _inverse_root(paper, moved))
+    normed, means = _normed(paper, x, weight)
     narrow = cast(paper, normed, x.itemsize)
     itemsize = max(weight.itemsize, x.itemsize)
     out, wide = PaperTensor(x.elements, itemsize), x.elements * itemsize
@@ -585,13 +615,8 @@ def shifted_rms_norm(
     to the dtype of x: it saves x and, for the gradient of a trained weight,
     the normalised x in fp32, 1/rms of each token, and 1 + weight.
     """
-    whole = cast(paper, x, 4)
-    squares = _square(paper, whole)
-    means = mean(paper, squares, x.elements // weight.elements)
-    moved = _new(means)
-    paper.write("add", (means,), (moved,), gives=((means, "g"),))
-    normed = _unit(paper, whole, _inverse_root(paper, moved))
-    paper.last.watches += (x, whole)
+    normed, _ = _normed(paper, x, weight)
+    paper.last.watches += (x,)
     wide = cast(paper, weight, 4)
     raised = constant(paper, weight.elements, 4)  # 1 + weight
     out, n = _new(normed), normed.bytes
@@ -708,6 +733,7 @@ def leaf(paper: Paper, x: PaperTensor) -> PaperTensor:
     x.trained = True
     y = _view(x)
     paper.write("leaf", (x,), (y,), saves=(x,), gives=((x, "g"),))
+    paper.leaves.append(y)
     return y
 
 
@@ -718,13 +744,20 @@ def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
-def with_nothing(
-    paper: Paper, x: PaperTensor, nothing: PaperTensor
-) -> PaperTensor:
-    """``torch.cat([x, nothing])``: a copy; the gradients are views."""
-    y = _new(x)
-    both = (x, "g"), (nothing, "g")
-    paper.write("cat", (x, nothing), (y,), gives=both)
+def joined(paper: Paper, x: PaperTensor, still: PaperTensor) -> PaperTensor:
+    """``torch.cat([x, still])``: a copy; the gradients are views. The wider
+    dtype wins."""
+    itemsize = max(x.itemsize, still.itemsize)
+    y = PaperTensor(x.elements + still.elements, itemsize)
+    steps, gives = [], []
+    for name, part in (("x", x), ("still", still)):
+        narrow = part.itemsize < itemsize and part.elements > 0
+        if narrow:
+            steps.append((name, part.bytes))
+        gives.append((part, name if narrow else "g"))
+    paper.write(
+        "cat", (x, still), (y,), steps=tuple(steps), gives=tuple(gives)
+    )
     return y
 
 
@@ -944,6 +977,54 @@ def dropped_attention(
     y = matmul(paper, weights, value, q.elements, watches=held)
     paper.autocast = autocast
     return cast(paper, y, itemsize, watches=held)
+
+
+def cap(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """``tanh(x / c) * c``: saves the tanh."""
+    return scale(paper, of_output(paper, scale(paper, x), "tanh"))
+
+
+def capped_attention(
+    paper: Paper,
+    q: PaperTensor,
+    k: PaperTensor,
+    v: PaperTensor,
+    mask: PaperTensor,
+    *,
+    scores: int,
+    kv_heads: int,
+    times: int,
+    batch: int,
+) -> tuple[PaperTensor, PaperTensor]:
+    """Attention operator by operator, its scores capped, as transformers'
+    Gemma 2 has it.
+
+    Saves copies of q, k and v, the tanh of the scores, their softmax in fp32,
+    and its cast to the dtype of q.
+
+    Args:
+        mask: what is added to the scores.
+        scores: numbers in the matrix of scores.
+        kv_heads: heads of keys and values, each shared by ``times`` queries.
+        batch: sequences.
+
+    Returns:
+        The softmax, and the result.
+    """
+    itemsize, folds = q.itemsize, 1 in (batch, kv_heads * times)
+    shared = k, v
+    if times > 1:
+        k, v = (repeat(paper, t, times, kv_heads > 1) for t in (k, v))
+    dense = folds or (times > 1 and kv_heads > 1)
+    left = q if folds else contiguous(paper, q, copied=False)
+    right = k if dense else contiguous(paper, k, copied=False)
+    raw = matmul(paper, left, right, scores)
+    masked = add(paper, cap(paper, scale(paper, raw)), mask)
+    weights = softmax(paper, cast(paper, masked, 4))
+    weights = cast(paper, weights, itemsize)
+    value = v if dense else contiguous(paper, v, copied=False)
+    y = matmul(paper, weights, value, q.elements, watches=(*shared, k, v))
+    return weights, y
 
 
 def cross_entropy(

@@ -141,6 +141,7 @@ class Paper:
         parameters: the trained weights, in order of use.
         frozen: the other ones.
         module: the names of the modules that the next row is in.
+        leaves: what the step makes and asks a gradient of, as of a weight.
         pinned: what stays until the forward pass is over: the copies of
             parameters that autocast keeps.
     """
@@ -152,6 +153,7 @@ class Paper:
     inputs: list[PaperTensor] = field(default_factory=list, init=False)
     parameters: list[PaperTensor] = field(default_factory=list, init=False)
     frozen: list[PaperTensor] = field(default_factory=list, init=False)
+    leaves: list[PaperTensor] = field(default_factory=list, init=False)
     pinned: list[PaperTensor] = field(default_factory=list, init=False)
     module: list[str] = field(default_factory=list, init=False)
     _casts: dict[int, Row] = field(default_factory=dict, init=False)
