@@ -131,6 +131,8 @@ class CausalLM:
     @property
     def turned_size(self) -> int:
         """Numbers of a head that rotary positions turn."""
+        if self.turned == 1:
+            return self.head_size
         return int(self.head_size * self.turned)
 
     def is_local(self, index: int) -> bool:
