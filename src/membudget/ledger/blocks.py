@@ -574,7 +574,7 @@ class _Phi3(Block):
             y = op.contiguous(paper, y, copied=False)
         out = self.project(y, "o_proj")
         paper.last.watches += x, q, k, v, y
-        self.step_last(inputs)
+        self.step_last(inputs if "qkv_proj" in self.shape.linears else [])
         return out
 
     def gated(self, x: PaperTensor) -> PaperTensor:
@@ -586,6 +586,57 @@ class _Phi3(Block):
         return op.multiply(paper, up, gate)
 
 
+class _StableLM(_Phi3):
+    """LayerNorm, and three linear layers for query, key and value."""
+
+    linears = staticmethod(Block.linears)
+    gated = Block.gated
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        return Block.turned(self, x)
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        parts = [self.parts(x) for x in straight]
+        turned = [
+            op.rotate_halves(self.paper, part, self.cos, self.sin)
+            for part, _ in parts
+        ]
+        q, k = (
+            op.joined(self.paper, part, still)
+            for part, (_, still) in zip(turned, parts, strict=True)
+        )
+        self.paper.last.watches += *straight, *turned
+        return q, k
+
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
+        weight, bias = (
+            self.weight(self.shape.width, f"{name}.{part}")
+            for part in ("weight", "bias")
+        )
+        self.scales += weight, bias
+        with self.paper.inside(name):
+            return op.layer_norm(self.paper, x, weight, bias)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        first = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(first)
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "post_attention_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        self.step_last(self.scales)
+        held = given, first, attended, self.places
+        return op.add(paper, x, y, watches=held)
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gemma2": _Gemma2,
     "gemma3": _Gemma3,
@@ -594,5 +645,6 @@ BLOCKS: dict[str, type[Block]] = {
     "olmo2": _Olmo2,
     "phi3": _Phi3,
     "qwen3": _Qwen3,
+    "stablelm": _StableLM,
 }
 """By name, the block of a family or of several."""
