@@ -22,6 +22,7 @@ PRECISION = {
 OPTIMIZERS = {
     "adam": "AdamW in one kernel",
     "adam-8bit": "8-bit Adam",
+    "lion-8bit": "8-bit Lion",
     "sgd": "SGD",
     "momentum": "SGD with momentum",
 }

@@ -19,14 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import membudget.ledger.configs as configs
-from membudget.cards import CARDS
 from membudget.ledger import RECIPES, Adapter, CausalLM, from_config
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained, stepped_recipe
 from membudget.ledger.recipes import optimizer_bytes
 from membudget.ledger.walk import _Held, _Walk
-from membudget.planning.memory import SCALED
 
 FILE = Path(__file__).with_name("yours.json")
 
