@@ -11,6 +11,7 @@ from membudget.checks import (
     check_positions,
     flag,
     installed,
+    instance,
     listed,
     number,
     one_of,
@@ -127,6 +128,9 @@ class CausalLM:
         for name in dropouts:
             one_of(name, DROPOUTS, "place of dropout")
         object.__setattr__(self, "dropouts", dropouts)
+        if self.config is not None:
+            use = "the content of a config.json, or None"
+            instance(self.config, Mapping, "config", use)
 
     @property
     def turned_size(self) -> int:
