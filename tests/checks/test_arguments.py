@@ -37,6 +37,9 @@ NEEDS_PROCESSES = {"sharding.shard", "sharding.torchrun"}
 WRITES_FILES = {"sharding.save_checkpoint"}
 THE_PACKAGE_CALLS = {
     "accumulation.Window",
+    "ledger.Adapter.at",
+    "ledger.CausalLM.buffers_beside",
+    "ledger.CausalLM.is_local",
     "ledger.CausalLM.write",
     "ledger.Chain.write",
     "ledger.Transformer.write",
