@@ -22,6 +22,7 @@ class Block(Written):
     last: ClassVar = "norm"  # of the model's modules
     base: ClassVar = "model", "layers"  # the library's names of these
     rotary: ClassVar = True
+    copies: ClassVar = False  # queries lie by head, and so does the result
     rms_norm = staticmethod(op.cast_rms_norm)
     activation: ClassVar = "silu"
 
@@ -245,6 +246,9 @@ class Block(Written):
             masks = [op.addend(paper, self.mask, size, low_q.itemsize)]
         y = op.fused_attention(paper, low_q, low_k, low_v, rows, *masks)
         paper.last.watches += k, v
+        if self.copies and 1 not in (shape.heads, self.tokens):
+            y = op.contiguous(paper, y, copied=False)
+            paper.last.watches += k, v
         return y
 
     def attention(self, x: PaperTensor) -> PaperTensor:
@@ -473,10 +477,9 @@ class _Gemma2(_Gemma):
             kv_heads=shape.kv_heads,
             times=shape.heads // shape.kv_heads,
             batch=self.batch,
+            copies=1 not in (shape.heads, self.tokens),
         )
-        if 1 in (shape.heads, self.tokens):
-            return y
-        return op.contiguous(paper, y)
+        return y
 
     def block(self, x: PaperTensor) -> PaperTensor:
         self.mask = self.masks[self.shape.is_local(self.index)]
@@ -516,6 +519,8 @@ class _Gemma3(_Gemma):
 
 class _Phi3(Block):
     """Query, key and value are one linear layer, gate and up another."""
+
+    copies = True
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:
@@ -570,8 +575,6 @@ class _Phi3(Block):
         q, k, v = self.turned(x)
         inputs = paper.parameters[first:]
         y = self.attend(q, k, v)
-        if 1 not in (self.shape.heads, self.tokens):
-            y = op.contiguous(paper, y, copied=False)
         out = self.project(y, "o_proj")
         paper.last.watches += x, q, k, v, y
         self.step_last(inputs if "qkv_proj" in self.shape.linears else [])
