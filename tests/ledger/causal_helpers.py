@@ -27,6 +27,7 @@ FAMILIES = {
     "Gemma3Text": {"sliding_window_pattern": 2},
     "Gemma3Text, local": {"sliding_window": 8, "num_key_value_heads": 1},
     "GPT2": {},
+    "GPT2, no more positions than tokens": {"n_positions": 12},
     "GPT2, no dropout": {
         "attn_pdrop": 0.0,
         "embd_pdrop": 0.0,

@@ -291,6 +291,7 @@ class _GPT2(Block):
     last = "ln_f"
     base = "transformer", "h"
     rotary = False
+    added = True
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:

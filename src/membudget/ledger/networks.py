@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -302,6 +302,9 @@ class Written:
         bias = self.weight(width, f"{name}.bias")
         return op.layer_norm(self.paper, x, weight, bias)
 
+    added: ClassVar[bool] = False
+    """Whether a linear layer is ``torch.addmm`` (``Conv1D``)."""
+
     def biased(self, name: str) -> bool:
         """Whether the linear layer of this name has a bias."""
         return self.shape.family == "gpt"
@@ -317,7 +320,8 @@ class Written:
                 size = inputs * outputs
                 y = op.four_bits(self.paper, x, size, outputs, bias)
             else:
-                y = op.linear(self.paper, x, weight, outputs, bias, folds=True)
+                how = {"folds": True, "added": self.added}
+                y = op.linear(self.paper, x, weight, outputs, bias, **how)
             if self.adapter and self.adapter.at(name):
                 own, sides = (weight, bias), (inputs, outputs)
                 y = self.adapted(self.adapter, x, y, own, *sides)

@@ -115,11 +115,17 @@ def _operands(
     x: PaperTensor,
     weight: PaperTensor,
     bias: PaperTensor | None,
+    added: bool = False,
 ) -> dict[str, PaperTensor]:
     """What a product reads, by name; the last argument is cast first."""
-    last = {} if bias is None else {"b": _autocast(paper, bias)}
-    weight = _autocast(paper, weight)
-    return {"x": _autocast(paper, x), "w": weight} | last
+    given = {"b": bias, "w": weight, "x": x}
+    order = ("w", "x", "b") if added else ("b", "w", "x")
+    cast = {
+        name: _autocast(paper, told(given[name]))
+        for name in order
+        if given[name] is not None
+    }
+    return {name: cast[name] for name in ("x", "w", "b") if name in cast}
 
 
 def linear(
@@ -129,15 +135,17 @@ def linear(
     outputs: int,
     bias: PaperTensor | None = None,
     folds: bool = False,
+    added: bool = False,
 ) -> PaperTensor:
     """``F.linear``: saves its input, for the gradient of a trained weight;
     rows = x.elements / inputs.
 
     Args:
         folds: whether x has more dimensions than rows and columns.
+        added: whether it is ``torch.addmm(bias, x, weight)``.
     """
     rows = x.elements // (weight.elements // outputs)
-    reads = _operands(paper, x, weight, bias)
+    reads = _operands(paper, x, weight, bias, added)
     given = reads["x"]
     y = PaperTensor(rows * outputs, given.itemsize)
     steps = {name: t.bytes for name, t in reads.items()} | {"saved": 0}
