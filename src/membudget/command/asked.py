@@ -187,7 +187,7 @@ class Asked:
         count = f"{size / 1000:.2f} b" if size >= 100 else f"{size:.1f} m"
         return [
             f"{args.config}: {count}illion parameters",
-            f"{TRAIN[args.train].format(args.rank)}; "
+            TRAIN[args.train].format(args.rank),
             f"{PRECISION[plan.recipe]}; {OPTIMIZERS[plan.optimizer]}",
             f"{args.batch} sequences of {args.sequence} tokens in a step",
             f"{args.card or 'your card'}: {format_bytes(self.budget)} for "
