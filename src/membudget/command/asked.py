@@ -84,16 +84,15 @@ def config_of(name: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what libraries say of themselves while they are imported."""
-    told = logging.getLogger("bitsandbytes")
-    before = told.level
-    told.setLevel(logging.ERROR)
+    """Without what libraries warn of while they build the model."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        told.setLevel(before)
+        logging.disable(before)
 
 
 @dataclass

@@ -88,7 +88,7 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
 
     yield (
         f"{number}. {saved(question, choice.plan)}: "
-        f"{format_bytes(choice.peak)}, {choice.seconds:.1f} s a step"
+        f"{format_bytes(choice.peak)}, {_time(choice.seconds)} a step"
     )
     causes = [
         f"{cause} {share:+.0%}"
@@ -100,6 +100,11 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
         yield f"   {', '.join(causes)}"
     if question.args.form:
         yield from program(question, choice.plan).splitlines()
+
+
+def _time(seconds: float) -> str:
+    short = seconds < 1
+    return f"{1000 * seconds:.1f} ms" if short else f"{seconds:.1f} s"
 
 
 def _instead(question: Asked, smallest: Any) -> Iterator[str]:
