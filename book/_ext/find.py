@@ -7,6 +7,16 @@ more than any word, so each page has those that should find it first.
 from sphinx import addnodes
 
 TYPED = {
+    "book/your_script": [
+        "QLoRA",
+        "out of memory",
+        "config.json",
+        "Qwen",
+        "Qwen2.5",
+        "12 GB",
+        "membudget",
+        "pip install",
+    ],
     "chapters/01_measuring": ["nvidia-smi", "reserved memory"],
     "chapters/01a_caching_allocator": [
         "fragmentation",

@@ -6,6 +6,9 @@ from project import pages
 from book._ext import find
 
 TYPED = {
+    "out of memory": "book/your_script",
+    "config.json": "book/your_script",
+    "Qwen": "book/your_script",
     "OOM": "chapters/01b_when_it_runs_out",
     "CUDA out of memory": "chapters/01b_when_it_runs_out",
     "fragmentation": "chapters/01a_caching_allocator",
@@ -34,6 +37,15 @@ def test_the_page_that_answers_is_first(window, site, typed):
     assert first.get_attribute("href", timeout=10_000).startswith(
         f"{TYPED[typed]}.html"
     )
+
+
+def test_qlora_leads_to_the_command_too(window, site):
+    page = window("desktop")
+    page.goto(f"{(site / 'search.html').as_uri()}?q=QLoRA")
+    found = page.locator("#search-results li a")
+    found.nth(2).wait_for()
+    first = [found.nth(place).get_attribute("href") for place in range(3)]
+    assert any(link.startswith("book/your_script.html") for link in first)
 
 
 def test_the_way_to_search_stays_when_the_menu_scrolls(window, site):

@@ -188,7 +188,7 @@ def test_the_question_stands_before_the_search(config, monkeypatch, capsys):
     monkeypatch.setattr(asked.Asked, "answer", answer)
     assert main(["fits", config, "--card", "T4"]) == Code.WRONG
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 4 and told[-1].startswith("T4: ")
+    assert len(told) == 5 and told[-1].startswith("T4: ")
 
 
 def test_libraries_are_not_heard(caplog, recwarn):

@@ -85,16 +85,15 @@ def config_of(name: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what libraries say of themselves while they are imported."""
-    told = logging.getLogger("bitsandbytes")
-    before = told.level
-    told.setLevel(logging.ERROR)
+    """Without what libraries warn of while they build the model."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        told.setLevel(before)
+        logging.disable(before)
 
 
 @dataclass
@@ -188,7 +187,7 @@ class Asked:
         count = f"{size / 1000:.2f} b" if size >= 100 else f"{size:.1f} m"
         return [
             f"{args.config}: {count}illion parameters",
-            f"{TRAIN[args.train].format(args.rank)}; "
+            TRAIN[args.train].format(args.rank),
             f"{PRECISION[plan.recipe]}; {OPTIMIZERS[plan.optimizer]}",
             f"{args.batch} sequences of {args.sequence} tokens in a step",
             f"{args.card or 'your card'}: {format_bytes(self.budget)} for "

@@ -74,10 +74,8 @@ def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
     else:
         yield from _instead(question, answer.smallest)
     yield ""
-    yield (
-        "Bytes are those of PyTorch's tensors; times are estimates from the "
-        f"data sheet of a card, {question.timed}."
-    )
+    yield "Bytes are those of PyTorch's tensors."
+    yield f"Times are estimates from the data sheet of the {question.timed}."
     if question.card and not question.card.bf16:
         yield (
             "This card has no bf16: use torch.float16 and a GradScaler, "
@@ -90,7 +88,7 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
 
     yield (
         f"{number}. {saved(question, choice.plan)}: "
-        f"{format_bytes(choice.peak)}, {choice.seconds:.1f} s a step"
+        f"{format_bytes(choice.peak)}, {_time(choice.seconds)} a step"
     )
     causes = [
         f"{cause} {share:+.0%}"
@@ -98,9 +96,15 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
         if abs(share) >= 0.005
     ]
     if causes:
-        yield f"   × {choice.slowdown:.2f} the fastest: {', '.join(causes)}"
+        yield f"   {choice.slowdown:.2f} times as long as with enough memory:"
+        yield f"   {', '.join(causes)}"
     if question.args.form:
         yield from program(question, choice.plan).splitlines()
+
+
+def _time(seconds: float) -> str:
+    short = seconds < 1
+    return f"{1000 * seconds:.1f} ms" if short else f"{seconds:.1f} s"
 
 
 def _instead(question: Asked, smallest: Any) -> Iterator[str]:
@@ -109,10 +113,8 @@ def _instead(question: Asked, smallest: Any) -> Iterator[str]:
     from membudget.planning import memory
 
     budget, job, args = question.budget, question.job, question.args
-    yield (
-        f"It does not fit. The least is {format_bytes(smallest.peak)}, with "
-        f"{saved(question, smallest.plan)}."
-    )
+    yield f"It does not fit. The least is {format_bytes(smallest.peak)},"
+    yield f"with {saved(question, smallest.plan)}. Instead:"
     options = {"": question.plan}
     if args.optimizer == "adam":
         options["--optimizer adam-8bit "] = question.family(
