@@ -152,7 +152,7 @@ export function read(tables, words) {
   if (window !== null && !(Number.isInteger(window) && window > 1)) {
     return refuse(`Sliding_window is ${show(window)}`);
   }
-  const on = { use_sliding_window: true, max_window_layers: 0 };
+  const on = { use_sliding_window: true, max_window_layers: 1 };
   const told = {
     model_type: kind,
     ...Object.fromEntries(sizes),
@@ -526,7 +526,7 @@ function build({ id, get, set, bound, again }) {
   };
   const model = choice({
     ...{ label: "Model", key: "model", onChange: pick },
-    options: { [OWN]: "your own: paste its config.json", ...names(tables) },
+    options: { [OWN]: "your own: paste its config.json", ...offered(tables) },
   });
   model.root.append(box.root);
   const train = bound(choice, "Trained", "train", { options: tables.train });
@@ -571,7 +571,7 @@ function build({ id, get, set, bound, again }) {
   };
 }
 
-const names = ({ choices }) =>
+const offered = ({ choices }) =>
   Object.fromEntries(Object.keys(choices).map((name) => [name, name]));
 
 export default widget({ name: "yours", keys, build });

@@ -96,7 +96,7 @@ def _text(kind: str, shape: CausalLM) -> str:
     }
     if shape.window is not None:
         if kind.startswith("qwen"):
-            entries |= {"use_sliding_window": True, "max_window_layers": 0}
+            entries |= {"use_sliding_window": True, "max_window_layers": 1}
         entries["sliding_window"] = shape.window
     return json.dumps(entries, indent=1)
 

@@ -33,7 +33,7 @@ def asked(show):
     return page.evaluate
 
 
-COUNT = 600 if SOAK else 60
+COUNT = 600 if SOAK else 16
 
 
 def test_random_models_have_pythons_bytes(asked):
@@ -160,7 +160,7 @@ def test_the_page_reads_the_configs_that_python_reads(asked):
     for text, one, python in zip(texts, found, wanted, strict=True):
         assert one.get("config") == python, (text, one)
         assert python or one["wrong"].endswith("."), text
-    assert 100 < sum(map(bool, wanted)) < len(wanted) - 100
+    assert 60 < sum(map(bool, wanted)) < len(wanted) - 200
 
 
 def test_what_is_pasted_stays_and_what_is_refused_changes_nothing(show):
