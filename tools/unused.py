@@ -24,7 +24,6 @@ KEPT = {
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "ledger.activations(itemsize)": "that of a 16-bit model",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
-    "planning.calibrate(plans)": "plans that a reader has timed",
     "sharding.Ranks(deadline)": "how long a reader's own ranks may take",
     "sharding.Ranks(show)": "None keeps the ranks silent",
     "sharding.first_rank(rank)": "handed over as Ranks' default `show`",

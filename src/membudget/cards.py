@@ -153,6 +153,15 @@ CARDS = {
         (1555, 300),
         A100,
     ),
+    "L40S": _card(
+        44.42,
+        True,
+        "stepfun-ai/Step-Video-T2V/issues/8",
+        "2025-02",
+        (362.05, 183, 91.6),
+        (864, 32),
+        "NVIDIA L40S GPU, data sheet, 2023",
+    ),
     "A100 80 GB": _card(
         79.25,
         True,

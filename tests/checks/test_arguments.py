@@ -37,9 +37,15 @@ NEEDS_PROCESSES = {"sharding.shard", "sharding.torchrun"}
 WRITES_FILES = {"sharding.save_checkpoint"}
 THE_PACKAGE_CALLS = {
     "accumulation.Window",
+    "ledger.Adapter.at",
+    "ledger.CausalLM.alike",
+    "ledger.CausalLM.buffers_beside",
+    "ledger.CausalLM.is_local",
     "ledger.CausalLM.write",
     "ledger.Chain.write",
+    "ledger.Transformer.buffers_beside",
     "ledger.Transformer.write",
+    "measuring.PeakTracker.inside",
     "widgets.Whole",
     "widgets.Whole.validate",
     "widgets.Widget",

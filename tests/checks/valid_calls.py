@@ -161,7 +161,18 @@ CONFIG = {
     **{"intermediate_size": 8, "num_hidden_layers": 1},
     "num_attention_heads": 2,
 }
-CAUSAL = ledger.CausalLM(9, 4, 1, 2, 1, 2, 8)
+CAUSAL = ledger.from_config(
+    dict(
+        model_type="llama",
+        vocab_size=9,
+        hidden_size=4,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=2,
+    )
+)
 JOB = planning.Job(PAPER, 2, 2)
 PLAN = planning.Plan(1)
 MACHINE = planning.Machine(1e12, 1e11, 1e-5, 1e10, "made up")

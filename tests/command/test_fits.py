@@ -1,11 +1,14 @@
 """The commands fits and plan: their answers, by the ledger."""
 
 import json
+import logging
+import sys
+import warnings
 
 import pytest
 
 from membudget.cards import CARDS, GIB
-from membudget.command import Code, main
+from membudget.command import Code, asked, main
 from membudget.ledger import Adapter, from_config, predict, rules
 
 pytest.importorskip("transformers")
@@ -166,3 +169,32 @@ def test_a_bf16_less_card_is_told(config, capsys):
     assert main(["fits", config, "--card", "T4", *SIZES]) == Code.OK
     assert "no bf16" in capsys.readouterr().out
     assert CARDS["T4"].usable < 16 * GIB
+
+
+def test_a_lora_needs_peft(config, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    given = [config, "--card", "T4", "--train", "lora"]
+    assert main(["fits", *given]) == Code.WRONG
+    out, error = capsys.readouterr()
+    assert not out and "a LoRA needs peft: pip install" in error
+
+
+def test_the_question_stands_before_the_search(config, monkeypatch, capsys):
+    """Which takes seconds."""
+
+    def answer(question):
+        raise ValueError("it takes too long")
+
+    monkeypatch.setattr(asked.Asked, "answer", answer)
+    assert main(["fits", config, "--card", "T4"]) == Code.WRONG
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 4 and told[-1].startswith("T4: ")
+
+
+def test_libraries_are_not_heard(caplog, recwarn):
+    with asked.quiet():
+        logging.getLogger("bitsandbytes.backends").warning("no kernels")
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+    assert not caplog.records and not recwarn
+    logging.getLogger("bitsandbytes.backends").warning("no kernels")
+    assert caplog.records

@@ -1,6 +1,7 @@
 """A script runs as under Python, and where memory ends it says why."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,7 +170,9 @@ def test_a_script_of_transformers_is_told_what_fits(script):
     _, _, said = report.partition("peaks of a step of 256 samples")
     for change in ("as it is", "checkpointed blocks"):
         (line,) = (x for x in said.splitlines() if x.startswith(f"  {change}"))
-        assert "GiB; micro-batches of 64 fit: " in line
+        found = re.search(r"GiB; micro-batches of (\d+) fit: ", line)
+        # with what the process has beside tensors, by machine
+        assert found and 32 <= int(found[1]) <= 86, line
     assert ("  fused Adam: " in said) == (script == "accelerated.py")
 
 

@@ -43,7 +43,7 @@ test("the grid holds what it has to", () => {
     assert.equal(seen(key).size, 2, key);
   }
   assert.equal(seen("recipe").size, 4);
-  assert.equal(seen("optimizer").size, 4);
+  assert.equal(seen("optimizer").size, 5);
   assert.ok(seen("model").size >= 4 && seen("card").size === 3);
   const most = cases.map(({ numbers }) => numbers.largest);
   assert.ok(most.some((n) => n > 10) && most.includes(null));

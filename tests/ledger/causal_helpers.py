@@ -59,6 +59,7 @@ FAMILIES = {
         "use_sliding_window": True,
         "max_window_layers": 1,
     },
+    "StableLm": {"partial_rotary_factor": 0.5, "use_qkv_bias": True},
 }
 """Options by case; the first word is the library's class."""
 

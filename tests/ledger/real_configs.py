@@ -65,7 +65,12 @@ openai-community/gpt2-medium gpt2 50257 1024 - 24 16 - - - 354823168
 openai-community/gpt2-large gpt2 50257 1280 - 36 20 - - - 774030080
 openai-community/gpt2-xl gpt2 50257 1600 - 48 25 - - - 1557611200
 Qwen/Qwen3-32B qwen3 151936 5120 25600 64 64 8 128 no 32762123264
+stabilityai/stablelm-3b-4e1t stablelm 50304 2560 6912 32 32 32 - no 2795443200
+stabilityai/stablelm-2-1_6b stablelm 100352 2048 5632 24 32 32 - no 1644515328
 """  # noqa: E501
+
+MORE = {"stabilityai/stablelm-2-1_6b": {"use_qkv_bias": True}}
+"""Entries that few have."""
 
 NAMES = {
     "gpt2": {
@@ -98,5 +103,5 @@ def models() -> dict[str, tuple[dict, int]]:
         given = {
             names.get(k, k): v for k, v in config.items() if v is not None
         }
-        found[name] = given, int(count)
+        found[name] = given | MORE.get(name, {}), int(count)
     return found

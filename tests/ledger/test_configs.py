@@ -153,6 +153,21 @@ def test_a_share_of_a_head_is_turned():
     assert from_config(phi).turned_size == 8
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"use_parallel_residual": True}, "use_parallel_residual is True, fo"),
+        ({"qk_layernorm": True}, "qk_layernorm is True, for which there is"),
+        ({"hidden_dropout": 0.1}, "hidden_dropout is 0.1, for which there is"),
+    ],
+)
+def test_what_is_refused_of_stablelm(entries, message):
+    config = SMALL | {"model_type": "stablelm"}
+    assert from_config(config).turned_size == 2
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(config | entries)
+
+
 def test_caps_of_scores_and_logits():
     """There are rules for Gemma 2 with both, whatever they are."""
     config = SMALL | {"model_type": "gemma2"}

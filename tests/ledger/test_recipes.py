@@ -39,6 +39,7 @@ TABLE = {
         "momentum": state,
         "adam": 2 * state,
         "adam-8bit": 2,
+        "lion-8bit": 1,
     }.items()
 }
 
@@ -55,13 +56,14 @@ def test_bytes_per_parameter():
 @pytest.mark.parametrize(("recipe", "optimizer"), TABLE)
 def test_the_rule_of_thumb_is_the_account_but_for_counters(recipe, optimizer):
     """Adam counts in 4 bytes for each tensor; 8-bit states have a scale of
-    4 bytes for every 256 numbers, and two tables of 1 KiB."""
+    4 bytes for every 256 numbers, and a table of 1 KiB for each of them."""
     sizes = [4096, 256 * 100, 10**6 * 256]
     thumb = bytes_per_parameter(recipe, optimizer)
     found = states(sizes, recipe, optimizer)
     assert found.parameters == thumb.parameters * sum(sizes)
     assert found.gradients == thumb.gradients * sum(sizes)
-    rest = {"adam": 4 * len(sizes), "adam-8bit": sum(sizes) // 32 + 2048}
+    one = sum(sizes) // 64 + 1024
+    rest = {"adam": 4 * len(sizes), "adam-8bit": 2 * one, "lion-8bit": one}
     assert found.optimizer == (
         thumb.optimizer * sum(sizes) + rest.get(optimizer, 0)
     )

@@ -231,7 +231,7 @@ def any_shape(rng):
         rng.choice([*PLANNED]),
         rng.choice(["ddp", "zero-2", "zero-3"]) if ranks > 1 else "ddp",
     ]
-    if names[1:] in (["adam-8bit", "zero-2"], ["adam-8bit", "zero-3"]):
+    if "8bit" in names[1] and names[2] != "ddp":
         names[1] = "adam"
     if ranks > 1 and names[::2] == ["master-fp32-gradients", "ddp"]:
         names[0] = "master"

@@ -68,7 +68,10 @@ def test_a_program_says_only_what_the_plan_does():
     assert "MixedPrecisionPolicy" not in sharded
     llama = Job(Transformer(40, 16, 2, 4, family="llama", kv_heads=2), 8, 2)
     assert "Llama(" in Plan(1).code(llama)
-    assert "bitsandbytes" in Plan(1, optimizer="adam-8bit").code(llama)
+    for name, made in ("adam-8bit", "Adam8bit"), ("lion-8bit", "Lion8bit"):
+        program = Plan(1, optimizer=name).code(llama)
+        assert "import bitsandbytes\n" in program
+        assert f"bitsandbytes.optim.{made}(" in program
 
 
 def test_a_program_is_formatted(tmp_path):

@@ -76,7 +76,8 @@ def test_states_are_fractions_rounded_up(
 ):
     first, second, stepped, copy = EACH[recipe]
     kept = {"sgd": 0, "momentum": stepped, "adam": 2 * stepped}
-    last = copy + kept.get(optimizer, 2)
+    kept |= {"adam-8bit": 2, "lion-8bit": 1}
+    last = copy + kept[optimizer]
     split = list(SPLIT[stage])
     split[1] = split[1] and not waiting
     said = [

@@ -1,7 +1,10 @@
 """What is asked of ``fits`` and ``plan``, and its answer."""
 
 import argparse
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ PRECISION = {
 OPTIMIZERS = {
     "adam": "AdamW in one kernel",
     "adam-8bit": "8-bit Adam",
+    "lion-8bit": "8-bit Lion",
     "sgd": "SGD",
     "momentum": "SGD with momentum",
 }
@@ -79,6 +83,20 @@ def config_of(name: str) -> str:
     return found if isinstance(found, str) else name
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what libraries say of themselves while they are imported."""
+    told = logging.getLogger("bitsandbytes")
+    before = told.level
+    told.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        told.setLevel(before)
+
+
 @dataclass
 class Asked:
     """A job, a budget and what may differ between plans.
@@ -90,9 +108,10 @@ class Asked:
     args: argparse.Namespace
 
     def __post_init__(self) -> None:
+        from membudget.checks import installed
         from membudget.ledger import from_config
         from membudget.measuring.units import parse_bytes
-        from membudget.planning import Job
+        from membudget.planning import Job, static
 
         args = self.args
         try:
@@ -103,7 +122,11 @@ class Asked:
             self.network = from_config(config_of(args.config))
             self.job = Job(self.network, args.sequence, args.batch)
             self.plan = self.family(args.train)
-        except (TypeError, ValueError) as error:
+            self.states = static(self.job, self.plan).total
+            installed("transformers", "a model of the hub")
+            if self.plan.adapter:
+                installed("peft", "a LoRA")
+        except (ImportError, TypeError, ValueError) as error:
             raise Refused(str(error)) from None
 
     @property
@@ -142,13 +165,11 @@ class Asked:
 
     def answer(self) -> Any:
         """What the search finds, in a budget that holds the states."""
-        from membudget.planning import Machine, search, static
+        from membudget.planning import Machine, search
 
-        least = static(self.job, self.plan).total
+        budget = max(self.budget, self.states)
         machine = Machine.of_card(self.timed)
-        return search(
-            self.job, max(self.budget, least), machine, locks=self.locks
-        )
+        return search(self.job, budget, machine, locks=self.locks)
 
     @property
     def timed(self) -> str:
@@ -160,6 +181,8 @@ class Asked:
 
     def told(self) -> list[str]:
         """The question, in lines."""
+        from membudget.measuring.units import format_bytes
+
         args, plan = self.args, self.plan
         size = self.network.parameters / 1e6
         count = f"{size / 1000:.2f} b" if size >= 100 else f"{size:.1f} m"
@@ -168,6 +191,8 @@ class Asked:
             f"{TRAIN[args.train].format(args.rank)}; "
             f"{PRECISION[plan.recipe]}; {OPTIMIZERS[plan.optimizer]}",
             f"{args.batch} sequences of {args.sequence} tokens in a step",
+            f"{args.card or 'your card'}: {format_bytes(self.budget)} for "
+            "the step",
         ]
 
 

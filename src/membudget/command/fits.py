@@ -28,16 +28,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; whether a plan fits is the exit code."""
-    question = Asked(args)
-    try:
-        answer = question.answer()
-        best = [c for c in answer.best if c.peak <= question.budget]
-        if args.json:
-            print(json.dumps(_json(question, answer, best), indent=2))
-        else:
-            print("\n".join(_text(question, answer, best)))
-    except (ImportError, TypeError, ValueError) as error:
-        raise Refused(str(error)) from None
+    with asked.quiet():
+        question = Asked(args)
+        if not args.json:  # what follows takes seconds
+            print("\n".join(question.told()), flush=True)
+        try:
+            answer = question.answer()
+            best = [c for c in answer.best if c.peak <= question.budget]
+            if args.json:
+                print(json.dumps(_json(question, answer, best), indent=2))
+            else:
+                print("\n".join(_text(question, answer, best)))
+        except (ImportError, TypeError, ValueError) as error:
+            raise Refused(str(error)) from None
     return Code.OK if best else Code.NO
 
 
@@ -53,9 +56,6 @@ def _plain(question: Asked) -> Any:
 def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
     from membudget.measuring import format_bytes
 
-    yield from question.told()
-    name = question.args.card or "your card"
-    yield f"{name}: {format_bytes(question.budget)} for the step"
     worst = _plain(question)
     yield ""
     yield (

@@ -14,12 +14,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the program, and nothing else."""
-    question = Asked(args)
-    try:
-        best = question.answer().best
-        if not best or best[0].peak > question.budget:
-            return Code.NO
-        print(program(question, best[0].plan), end="")
-    except (ImportError, TypeError, ValueError) as error:
-        raise Refused(str(error)) from None
+    with asked.quiet():
+        question = Asked(args)
+        try:
+            best = question.answer().best
+            if not best or best[0].peak > question.budget:
+                return Code.NO
+            print(program(question, best[0].plan), end="")
+        except (ImportError, TypeError, ValueError) as error:
+            raise Refused(str(error)) from None
     return Code.OK

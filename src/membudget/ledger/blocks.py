@@ -22,6 +22,7 @@ class Block(Written):
     last: ClassVar = "norm"  # of the model's modules
     base: ClassVar = "model", "layers"  # the library's names of these
     rotary: ClassVar = True
+    copies: ClassVar = False  # queries lie by head, and so does the result
     rms_norm = staticmethod(op.cast_rms_norm)
     activation: ClassVar = "silu"
 
@@ -245,6 +246,9 @@ class Block(Written):
             masks = [op.addend(paper, self.mask, size, low_q.itemsize)]
         y = op.fused_attention(paper, low_q, low_k, low_v, rows, *masks)
         paper.last.watches += k, v
+        if self.copies and 1 not in (shape.heads, self.tokens):
+            y = op.contiguous(paper, y, copied=False)
+            paper.last.watches += k, v
         return y
 
     def attention(self, x: PaperTensor) -> PaperTensor:
@@ -473,10 +477,9 @@ class _Gemma2(_Gemma):
             kv_heads=shape.kv_heads,
             times=shape.heads // shape.kv_heads,
             batch=self.batch,
+            copies=1 not in (shape.heads, self.tokens),
         )
-        if 1 in (shape.heads, self.tokens):
-            return y
-        return op.contiguous(paper, y)
+        return y
 
     def block(self, x: PaperTensor) -> PaperTensor:
         self.mask = self.masks[self.shape.is_local(self.index)]
@@ -516,6 +519,8 @@ class _Gemma3(_Gemma):
 
 class _Phi3(Block):
     """Query, key and value are one linear layer, gate and up another."""
+
+    copies = True
 
     @staticmethod
     def linears(shape: Any) -> dict[str, tuple[int, int]]:
@@ -570,11 +575,9 @@ class _Phi3(Block):
         q, k, v = self.turned(x)
         inputs = paper.parameters[first:]
         y = self.attend(q, k, v)
-        if 1 not in (self.shape.heads, self.tokens):
-            y = op.contiguous(paper, y, copied=False)
         out = self.project(y, "o_proj")
         paper.last.watches += x, q, k, v, y
-        self.step_last(inputs)
+        self.step_last(inputs if "qkv_proj" in self.shape.linears else [])
         return out
 
     def gated(self, x: PaperTensor) -> PaperTensor:
@@ -586,6 +589,57 @@ class _Phi3(Block):
         return op.multiply(paper, up, gate)
 
 
+class _StableLM(_Phi3):
+    """LayerNorm, and three linear layers for query, key and value."""
+
+    linears = staticmethod(Block.linears)
+    gated = Block.gated
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        return Block.turned(self, x)
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        parts = [self.parts(x) for x in straight]
+        turned = [
+            op.rotate_halves(self.paper, part, self.cos, self.sin)
+            for part, _ in parts
+        ]
+        q, k = (
+            op.joined(self.paper, part, still)
+            for part, (_, still) in zip(turned, parts, strict=True)
+        )
+        self.paper.last.watches += *straight, *turned
+        return q, k
+
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
+        weight, bias = (
+            self.weight(self.shape.width, f"{name}.{part}")
+            for part in ("weight", "bias")
+        )
+        self.scales += weight, bias
+        with self.paper.inside(name):
+            return op.layer_norm(self.paper, x, weight, bias)
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        first = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(first)
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "post_attention_layernorm")
+        with paper.inside("mlp"):
+            y = self.project(self.gated(normed), "down_proj")
+        paper.last.watches += (normed,)
+        self.step_last(self.scales)
+        held = given, first, attended, self.places
+        return op.add(paper, x, y, watches=held)
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gemma2": _Gemma2,
     "gemma3": _Gemma3,
@@ -594,5 +648,6 @@ BLOCKS: dict[str, type[Block]] = {
     "olmo2": _Olmo2,
     "phi3": _Phi3,
     "qwen3": _Qwen3,
+    "stablelm": _StableLM,
 }
 """By name, the block of a family or of several."""

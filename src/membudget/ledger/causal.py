@@ -11,6 +11,7 @@ from membudget.checks import (
     check_positions,
     flag,
     installed,
+    instance,
     listed,
     number,
     one_of,
@@ -127,10 +128,15 @@ class CausalLM:
         for name in dropouts:
             one_of(name, DROPOUTS, "place of dropout")
         object.__setattr__(self, "dropouts", dropouts)
+        if self.config is not None:
+            use = "the content of a config.json, or None"
+            instance(self.config, Mapping, "config", use)
 
     @property
     def turned_size(self) -> int:
         """Numbers of a head that rotary positions turn."""
+        if self.turned == 1:
+            return self.head_size
         return int(self.head_size * self.turned)
 
     def is_local(self, index: int) -> bool:

@@ -13,7 +13,12 @@ from membudget.checks import flag, instance, listed, refused, shown, whole
 from membudget.ledger.adapters import TARGETS
 from membudget.ledger.causal import CausalLM
 
-_SWITCHES = "add_cross_attention", "use_bidirectional_attention"
+_SWITCHES = (
+    "add_cross_attention",
+    "use_bidirectional_attention",
+    "use_parallel_residual",
+    "qk_layernorm",
+)
 _CAPS = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
@@ -40,6 +45,7 @@ class _Family:
         architecture: the name of the class ends so.
         tied: whether the head is tied where nothing is said.
         free: options for which there are rules, whatever they are.
+        turned: share of a head that is turned where nothing is said.
     """
 
     block: str = "llama"
@@ -49,6 +55,7 @@ class _Family:
     architecture: str = "ForCausalLM"
     tied: bool = False
     free: tuple[str, ...] = ()
+    turned: float = 1.0
 
 
 _FAMILIES = {
@@ -95,6 +102,12 @@ _FAMILIES = {
     "qwen3": _Family(
         "qwen3", ("intermediate_size", "num_key_value_heads", "head_dim")
     ),
+    "stablelm": _Family(
+        "stablelm",
+        names={"head_dim": ""},  # it has none
+        free=("partial_rotary_factor",),
+        turned=0.25,
+    ),
 }
 
 MODEL_TYPES = tuple(_FAMILIES)
@@ -116,6 +129,9 @@ _FINE: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
+    "use_parallel_residual": (False,),
+    "qk_layernorm": (False,),
+    "hidden_dropout": (0,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
@@ -305,7 +321,7 @@ def _turned(read: _Entries) -> float:
     found = _rope(read).get("partial_rotary_factor")
     if found is None:
         found = read.get("partial_rotary_factor")
-    return 1.0 if found is None else found
+    return read.family.turned if found is None else found
 
 
 def _options(read: _Entries) -> dict[str, object]:
@@ -323,6 +339,7 @@ def _options(read: _Entries) -> dict[str, object]:
     usual = _CAPS if read.kind == "gemma2" else dict.fromkeys(_CAPS)
     options |= {name: read.entries.get(name, usual[name]) for name in _CAPS}
     options |= {name: read.get(name) or False for name in _SWITCHES}
+    options["hidden_dropout"] = read.get("hidden_dropout") or 0
     return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
 
@@ -330,6 +347,8 @@ def _biases(read: _Entries) -> tuple[str, ...]:
     """Linear layers with a bias, as the library's classes have them."""
     if read.kind in ("gpt2", "mistral", "phi3"):
         return ()
+    if read.kind == "stablelm":
+        return _ATTENTION[:3] if read.flag("use_qkv_bias") else ()
     if read.kind == "qwen2":
         return _ATTENTION[:3]
     biases = _ATTENTION if read.flag("attention_bias") else ()

@@ -995,6 +995,7 @@ def capped_attention(
     kv_heads: int,
     times: int,
     batch: int,
+    copies: bool,
 ) -> tuple[PaperTensor, PaperTensor]:
     """Attention operator by operator, its scores capped, as transformers'
     Gemma 2 has it.
@@ -1007,6 +1008,7 @@ def capped_attention(
         scores: numbers in the matrix of scores.
         kv_heads: heads of keys and values, each shared by ``times`` queries.
         batch: sequences.
+        copies: whether heads and tokens change places in the result.
 
     Returns:
         The softmax, and the result.
@@ -1021,9 +1023,15 @@ def capped_attention(
     raw = matmul(paper, left, right, scores)
     masked = add(paper, cap(paper, scale(paper, raw)), mask)
     weights = softmax(paper, cast(paper, masked, 4))
-    weights = cast(paper, weights, itemsize)
+    paper.last.watches += (masked,)
+    weights = cast(paper, weights, itemsize, watches=(masked,))
     value = v if dense else contiguous(paper, v, copied=False)
-    y = matmul(paper, weights, value, q.elements, watches=(*shared, k, v))
+    y = matmul(paper, weights, value, q.elements)
+    held = *shared, k, v, weights
+    paper.last.watches += held
+    if copies:
+        y = contiguous(paper, y)
+        paper.last.watches += held
     return weights, y
 
 

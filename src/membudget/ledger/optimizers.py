@@ -110,7 +110,7 @@ OPTIMIZERS = {
   (Zhu et al. 2025, arXiv 2412.05270); APOLLO-Mini is its rank 1.
 """
 
-PLANNED = ("sgd", "momentum", "adam", "adam-8bit")
+PLANNED = ("sgd", "momentum", "adam", "adam-8bit", "lion-8bit")
 """Those that plans, sharding and the widgets choose among."""
 
 SMALL = 4096

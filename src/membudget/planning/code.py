@@ -9,6 +9,7 @@ OPTIMIZERS = {
     "momentum": "torch.optim.SGD({}, lr=1e-3, momentum=0.9)",
     "adam": "torch.optim.AdamW({}, lr=1e-3{})",
     "adam-8bit": "bitsandbytes.optim.Adam8bit({}, lr=1e-3)",
+    "lion-8bit": "bitsandbytes.optim.Lion8bit({}, lr=1e-4)",
 }
 """How each of :data:`membudget.ledger.PLANNED` is made."""
 
@@ -72,7 +73,7 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     if plan.checkpointed or summed:
         yield "from functools import partial\n"
     packed = plan.adapter is not None and plan.adapter.four_bits
-    if plan.optimizer == "adam-8bit" or packed:
+    if "bitsandbytes" in OPTIMIZERS[plan.optimizer] or packed:
         yield "import bitsandbytes"
     yield "import torch"
     if several:

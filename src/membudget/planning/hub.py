@@ -69,7 +69,7 @@ def trainer(job, plan, arguments: dict[str, object]) -> str:
 
 
 def _imports(plan, more: tuple[str, ...] = ()) -> Iterator[str]:
-    if plan.optimizer == "adam-8bit" and not more:
+    if plan.optimizer.endswith("8bit") and not more:
         yield "import bitsandbytes"
     yield "import torch"
     if plan.adapter:

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from membudget.checks import check_positions, flag, instance, one_of, whole
-from membudget.ledger import PLANNED, RECIPES, Adapter, CausalLM, Transformer
+from membudget.ledger import (
+    OPTIMIZERS,
+    PLANNED,
+    RECIPES,
+    Adapter,
+    CausalLM,
+    Transformer,
+)
 from membudget.ledger.adapters import check_targets, checked_adapter
 from membudget.ledger.paper import LISTS
 from membudget.planning import code, hub
@@ -20,6 +27,7 @@ WORDS = {
     "momentum": "SGD with momentum",
     "adam": "Adam",
     "adam-8bit": "8-bit Adam",
+    "lion-8bit": "8-bit Lion",
 }
 """For recipes and optimizers whose names alone do not say it."""
 
@@ -173,7 +181,7 @@ class Plan:
             all weights.
 
     Raises:
-        ValueError: 8-bit Adam or an adapter with FSDP2, gradients summed in
+        ValueError: 8-bit states or an adapter with FSDP2, gradients summed in
             fp32 beside DDP's, DoRA, or an adapter that a recipe cannot have.
     """
 
@@ -199,7 +207,7 @@ class Plan:
         one_of(self.recipe, RECIPES, "recipe")
         one_of(self.optimizer, PLANNED, "optimizer")
         one_of(self.stage, STAGES, "stage of a plan")
-        if self.stage != "ddp" and self.optimizer == "adam-8bit":
+        if self.stage != "ddp" and OPTIMIZERS[self.optimizer].block:
             raise ValueError(
                 "the room has no rules for 8-bit states in FSDP2's shards: "
                 'use another optimizer, or stage="ddp"'

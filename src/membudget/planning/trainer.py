@@ -7,6 +7,7 @@ OPTIMIZERS = {
     "momentum": {"optim": "sgd", "optim_args": "momentum=0.9"},
     "adam": {"optim": "adamw_torch"},
     "adam-8bit": {"optim": "adamw_bnb_8bit"},
+    "lion-8bit": {"optim": "lion_8bit"},
 }
 """How each of :data:`membudget.ledger.PLANNED` is named there."""
 

@@ -78,8 +78,12 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     micro-batch alone reduces the gradients. With FSDP2 each one gathers the
     parameters, under ZeRO-3 twice, and reduces its gradients
     (:func:`membudget.sharding.fsdp_traffic`). Neither padding nor the copies
-    that FSDP makes before and after each collective are counted. 8-bit Adam,
-    which PyTorch lacks, is taken to be fused for each parameter by itself.
+    that FSDP makes before and after each collective are counted. Optimizers
+    in 8 bits, which PyTorch lacks, are taken to be fused for each parameter
+    by itself.
+
+    Where attention is local in some blocks of a model of transformers and not
+    in others, bytes and operators are those of its first two, and off by 1 %.
 
     The first call for a network, a length and a recipe takes a second; then
     it is below a millisecond. Of an :class:`OwnJob` its own model is counted.

@@ -62,6 +62,7 @@ const WORDS = {
   momentum: "SGD with momentum",
   adam: "Adam",
   "adam-8bit": "8-bit Adam",
+  "lion-8bit": "8-bit Lion",
 };
 
 // ---- one plan ------------------------------------------------------------
@@ -280,7 +281,7 @@ function causesOf(plan, fastest) {
 /* Why nothing is sharded; "" where it can be. */
 function whyDdp(state) {
   if (state.ranks === 1) return "one card is not split";
-  if (state.optimizer === "adam-8bit") return "8-bit Adam goes with ddp";
+  if (state.optimizer.endsWith("8bit")) return "8-bit states go with ddp";
   return adapted(state) ? "an adapter goes with ddp" : "";
 }
 

@@ -87,7 +87,7 @@ class Planning(Widget):
         chunks: ``"any"``, ``"none"`` or a number as text.
         micro: the micro-batch's lock; 0 for none.
         stage: ``"any"`` or one of :data:`membudget.planning.STAGES`. On one
-            card, with 8-bit Adam and with an adapter it does not count.
+            card, with 8-bit states and with an adapter it does not count.
         pick: which plan is shown: that of the locks if there are any, the
             best three, then the frontier.
 
@@ -163,7 +163,7 @@ class Planning(Widget):
         them: the axes that the reader's switches leave free."""
         recipes, adapter = self._ways
         how = {"optimizer": self.optimizer, "adapter": adapter}
-        alone = adapter or self.optimizer == "adam-8bit"
+        alone = adapter or OPTIMIZERS[self.optimizer].block
         stage = {"stage": "ddp"} if alone else {}
         return {"recipe": recipes, **how, **stage}
 

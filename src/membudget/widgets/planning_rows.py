@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from membudget.ledger import (
+    OPTIMIZERS,
     PLANNED,
     PRESETS,
     RECIPES,
@@ -280,7 +281,7 @@ def sharded_table(
     def one(ranks: int, stage: str) -> dict[str, Any]:
         own = {}
         for optimizer in PLANNED:
-            if optimizer == "adam-8bit":
+            if OPTIMIZERS[optimizer].block:
                 continue
             how = {"optimizer": optimizer, "stage": stage, "ranks": ranks}
             family = Plan(1, recipe=recipe, **how)
