@@ -12,6 +12,7 @@ import kind_schedules
 import kind_segments
 import kind_sharding
 import kind_timeline
+import kind_yours
 import pytest
 
 KINDS = tuple(
@@ -29,6 +30,7 @@ KINDS = tuple(
         kind_segments,
         kind_sharding,
         kind_timeline,
+        kind_yours,
     )
 )
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -10,6 +10,7 @@ from pathlib import Path
 import kind_accumulation
 import kind_adapters
 import kind_fits
+import kind_yours
 import ledger_cases
 import node
 import planning_cases
@@ -71,6 +72,7 @@ def grid(tmp_path_factory):
         "segments": list(segments_cases.cases()),
         "sharding": sharding_cases.answers(),
         "timeline": timeline_cases.cases(),
+        "yours": list(kind_yours.cases()),
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(answers))
     for name in bundle.names():

@@ -17,6 +17,7 @@ from membudget.widgets.schedules import Schedules
 from membudget.widgets.segments import Segments
 from membudget.widgets.sharding import Sharding
 from membudget.widgets.timeline import Timeline
+from membudget.widgets.yours import YourModel
 
 __all__ = [
     "Accumulation",
@@ -33,6 +34,7 @@ __all__ = [
     "Timeline",
     "Whole",
     "Widget",
+    "YourModel",
     "format_bytes",
     "format_number",
 ]

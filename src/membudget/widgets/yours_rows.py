@@ -10,16 +10,16 @@ membudget.widgets.yours_rows`` writes ``yours.json``.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from membudget.ledger import RECIPES, Adapter, CausalLM, from_config
+from membudget.cards import CARDS
+from membudget.ledger import RECIPES, Adapter, CausalLM, configs, from_config
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained, stepped_recipe
 from membudget.ledger.recipes import optimizer_bytes
@@ -406,18 +406,21 @@ def _worst(
 
 def tables() -> dict[str, Any]:
     """What stands in the file."""
+    moments: dict[tuple, int] = {}
     pool: dict[tuple, int] = {}
     rows: dict[str, dict[str, list]] = {}
     for variant in variants():
-        found = [
-            [_short(name), phase, *(_pooled(pool, part) for part in parts.T)]
-            for name, phase, parts in (
-                (n, p, c.reshape(-1, c.shape[-1]))
-                for n, p, c in polynomials(variant)
-            )
-        ]
-        rows.setdefault(variant.key, {})[variant.case] = found
-    return {"polynomials": list(map(list, pool)), "rows": rows}
+        found = rows.setdefault(variant.key, {})[variant.case] = []
+        for name, phase, parts in polynomials(variant):
+            moment = _short(name), phase
+            columns = parts.reshape(-1, parts.shape[-1]).T
+            numbers = [_pooled(pool, part) for part in columns]
+            found.append([moments.setdefault(moment, len(moments)), *numbers])
+    return {
+        "moments": list(map(list, moments)),
+        "polynomials": list(map(list, pool)),
+        "rows": rows,
+    }
 
 
 def _pooled(pool: dict[tuple, int], part: np.ndarray) -> int:
@@ -439,10 +442,116 @@ def _short(name: str) -> str:
     return re.sub(r"^model\.layers\.\d+\.?", "a block's ", name)
 
 
-@cache
-def known() -> dict[str, Any]:
-    """The rows of the file."""
-    return json.loads(FILE.read_text())
+SIZES = {
+    "vocab_size": "vocabulary",
+    "hidden_size": "width",
+    "intermediate_size": "hidden",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_size",
+}
+"""What a config calls the sizes of a :class:`CausalLM`."""
+
+INPUTS = 16
+"""Bytes of a token and its label, int64."""
+
+MOST = 10**6
+"""Of a size: numbers of bytes stay whole in the browser."""
+
+PACKED = (2, 1), (64, 1), (16384, 4)
+"""Of :func:`membudget.ledger.adapters.packed_bytes`: bytes for so many
+weights, begun ones as whole ones."""
+
+TABLE = """
+SmolLM2 360M|HuggingFaceTB/SmolLM2-360M|llama 49152 960 2560 32 15 5 64 yes
+TinyLlama 1.1B|TinyLlama/TinyLlama_v1.1|llama 32000 2048 5632 22 32 4 64 no
+Llama 3.2 1B|meta-llama/Llama-3.2-1B|llama 128256 2048 8192 16 32 8 64 yes
+Qwen2.5 1.5B|Qwen/Qwen2.5-1.5B|qwen2 151936 1536 8960 28 12 2 128 yes
+Llama 3.2 3B|meta-llama/Llama-3.2-3B|llama 128256 3072 8192 28 24 8 128 yes
+Qwen3 4B|Qwen/Qwen3-4B|qwen3 151936 2560 9728 36 32 8 128 yes
+Mistral 7B|mistralai/Mistral-7B-v0.3|mistral 32768 4096 14336 32 32 8 128 no
+Qwen2.5 7B|Qwen/Qwen2.5-7B|qwen2 152064 3584 18944 28 28 4 128 no
+Llama 3.1 8B|meta-llama/Llama-3.1-8B|llama 128256 4096 14336 32 32 8 128 no
+Qwen3 8B|Qwen/Qwen3-8B|qwen3 151936 4096 12288 36 32 8 128 no
+Phi-4|microsoft/phi-4|phi3 100352 5120 17920 40 40 10 128 no
+Llama 3.1 70B|meta-llama/Llama-3.1-70B|llama 128256 8192 28672 80 64 8 128 no
+"""
+"""Public models: their names on the hub, where their config.json says so
+(``https://huggingface.co/NAME/blob/main/config.json``)."""
+
+
+def _choice(line: str) -> tuple[str, str, dict[str, Any]]:
+    name, source, entries = line.split("|")
+    kind, *sizes, tied = entries.split()
+    named = zip(SIZES, map(int, sizes), strict=True)
+    tie = {"tie_word_embeddings": tied == "yes"}
+    return name, source, {"model_type": kind, **dict(named), **tie}
+
+
+_CHOICES = [_choice(line) for line in TABLE.strip().splitlines()]
+CHOICES = {name: entries for name, _, entries in _CHOICES}
+"""Configs of public models, the smallest first."""
+SOURCES = {name: source for name, source, _ in _CHOICES}
+"""Their names on the hub."""
+
+
+def own_biases(kind: str) -> tuple[str, ...]:
+    """Linear layers of a kind that have a bias, whatever its config says."""
+    return tuple(Variant(kind, False, "full", False, "whole").base().biases)
+
+
+def rules(kind: str) -> dict[str, Any]:
+    """How the page reads a kind's config: entries that it needs, what an
+    option may be, which switch makes attention local, and whose rows its are.
+    """
+    family, off = configs._FAMILIES[kind], [False, None]
+    fine = {k: [*v, None] for k, v in configs._FINE.items()}
+    fine |= {"hidden_act": [*family.activations, None]}
+    if kind in ("llama", "qwen3"):
+        fine["attention_bias"] = off
+    if kind == "llama":
+        fine["mlp_bias"] = off
+    windows = {"mistral": "", "phi3": ""} | dict.fromkeys(
+        ("qwen2", "qwen3"), "use_sliding_window"
+    )
+    return {
+        "needed": [*configs._NEEDED, *family.needed],
+        "fine": fine,
+        "window": windows.get(kind),
+        "rows": "llama" if kind == "mistral" else kind,
+        "linears": _widths(kind),
+    }
+
+
+def _widths(kind: str) -> list[list[list[int]]]:
+    """Inputs and outputs of a block's linear layers: how many times the
+    widths d, k, q and f, which here are powers of 100."""
+    sizes = 9, 1, 100**3, LEAST, 100, 1, 100
+    config = {"model_type": kind, **dict(zip(SIZES, sizes, strict=True))}
+    pairs = from_config(config).linears.values()
+    return [
+        [[width // 100**i % 100 for i in range(4)] for width in pair]
+        for pair in pairs
+    ]
+
+
+def page_tables(ways: Mapping[str, tuple[str, bool, bool]]) -> dict[str, Any]:
+    """All that the page has to know; the file as it is, which is shorter."""
+    return {
+        "file": FILE.read_text(),
+        "monomials": list(MONOMIALS),
+        "least": LEAST,
+        "most": MOST,
+        "packed": list(map(list, PACKED)),
+        "inputs": INPUTS,
+        "sizes": list(SIZES),
+        "choices": CHOICES,
+        "kinds": {kind: rules(kind) for kind in KINDS},
+        "train": {key: words for key, (words, _) in TRAIN.items()},
+        "ways": {way: list(how) for way, how in ways.items()},
+        "cards": {name: card.usable for name, card in CARDS.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,577 @@
+/* "Your model": does it fit a card, and which change makes it fit? The bytes
+   are polynomials in the model's sizes, which Python has found. */
+
+import {
+  HOLDERS,
+  bar,
+  byteCell,
+  choice,
+  formatBytes,
+  grouped,
+  html,
+  laid,
+  legend,
+  lengthAxis,
+  lengths,
+  line,
+  listed,
+  makeId,
+  numberField,
+  numberList,
+  ragged,
+  field,
+  table,
+  text,
+  widget,
+} from "./base.mjs";
+
+const GIB = 2 ** 30;
+const PARTS = Object.keys(HOLDERS);
+const [OTHER, OWN] = ["another", "your own"];
+const FITS = "the command membudget fits knows more models";
+
+// ---- a config ------------------------------------------------------------
+
+const isEntries = (value) =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+
+function parsed(words) {
+  try {
+    const entries = JSON.parse(words);
+    return isEntries(entries) ? { entries } : { wrong: "The text is no { … }" };
+  } catch {
+    return { wrong: "The text is no JSON" };
+  }
+}
+
+/* The rotary positions; a kind of block may have its own. */
+function rotary(entries) {
+  const rope = {};
+  for (const name of ["rope_scaling", "rope_parameters"]) {
+    if (isEntries(entries[name])) Object.assign(rope, entries[name]);
+    else if (entries[name]) return null;
+  }
+  for (const kind of Object.values(rope)) {
+    if (isEntries(kind) && kind.rope_type !== "default") {
+      Object.assign(rope, kind);
+    }
+  }
+  return rope;
+}
+
+const show = (value) => {
+  const words = JSON.stringify(value) ?? "missing";
+  return words.length > 40 ? `${words.slice(0, 40)}…` : words;
+};
+
+/* The first option that is not among what it may be, in words; or "". */
+function without({ fine }, entries) {
+  const rope = rotary(entries);
+  if (rope === null) return "rope_scaling is no { … }";
+  const options = {
+    ...entries,
+    rope_type: rope.rope_type || rope.type,
+    partial_rotary_factor:
+      rope.partial_rotary_factor ?? entries.partial_rotary_factor,
+  };
+  for (const [name, allowed] of Object.entries(fine)) {
+    const value = options[name];
+    const empty = value === undefined || value === "" || value === false;
+    if (!allowed.includes(empty ? null : value)) {
+      return `${name} is ${show(value)}: only ${show(allowed[0])} is known here`;
+    }
+  }
+  const [head] = [entries.architectures ?? []].flat();
+  if (head !== undefined && !/^\w+ForCausalLM$/.test(head)) {
+    return `${show(head)} is no …ForCausalLM`;
+  }
+  return "";
+}
+
+/* The sizes by their entries. */
+function sizesOf({ sizes }, entries) {
+  const heads = entries.num_attention_heads;
+  const otherwise = {
+    num_key_value_heads: heads,
+    head_dim: Math.floor(entries.hidden_size / heads),
+  };
+  return sizes.map((name) => [name, entries[name] ?? otherwise[name]]);
+}
+
+function misfit({ most, least }, kind, sizes) {
+  const n = Object.fromEntries(sizes);
+  for (const [name, value] of sizes) {
+    if (!Number.isInteger(value) || value < 1 || value > most) {
+      return `${name} is ${show(value)}: use a whole number from 1 to ${grouped(most)}`;
+    }
+  }
+  if (n.num_hidden_layers < least || n.num_hidden_layers > 1000) {
+    return `num_hidden_layers is ${n.num_hidden_layers}: here from ${least} to 1 000`;
+  }
+  if (n.num_attention_heads % n.num_key_value_heads) {
+    return "num_key_value_heads does not divide num_attention_heads";
+  }
+  return n.head_dim % 2 ? `head_dim is ${n.head_dim}: use an even number` : "";
+}
+
+/* The entry of local attention, if it is switched on: null without one. */
+function windowOf({ window }, kind, entries) {
+  const size = entries.sliding_window ?? null;
+  if (window === null || size === null) return null;
+  return window === "" || entries[window] === true ? size : null;
+}
+
+/** What a text says: { config }, a text with no more than what is needed; or
+    { wrong }, a sentence. */
+export function read(tables, words) {
+  const { entries, wrong } = parsed(words);
+  const refuse = (why) => ({ wrong: `${why}; ${FITS}.` });
+  if (wrong) return { wrong: `${wrong}: paste a model’s whole config.json.` };
+  const kind = entries.model_type;
+  if (kind === undefined || kind === null) {
+    const use = "paste a model’s whole config.json";
+    return { wrong: `The text has no "model_type": ${use}.` };
+  }
+  const rules = Object.hasOwn(tables.kinds, kind) && tables.kinds[kind];
+  if (!rules) {
+    const known = listed(Object.keys(tables.kinds));
+    return refuse(`The model_type ${show(kind)} is not known here, only ${known}`);
+  }
+  const lacks = rules.needed.filter((name) => (entries[name] ?? null) === null);
+  if (lacks.length) return { wrong: `The config lacks ${listed(lacks)}.` };
+  const sizes = sizesOf(tables, entries);
+  const bad = misfit(tables, kind, sizes) || without(rules, entries);
+  if (bad) return refuse(bad[0].toUpperCase() + bad.slice(1));
+  const tied = entries.tie_word_embeddings ?? false;
+  const switched = entries[rules.window] ?? false;
+  if (typeof tied !== "boolean" || typeof switched !== "boolean") {
+    const name = typeof tied === "boolean" ? rules.window : "tie_word_embeddings";
+    return { wrong: `${name} is ${show(entries[name])}: use true or false.` };
+  }
+  const window = windowOf(rules, kind, entries);
+  if (window !== null && !(Number.isInteger(window) && window > 1)) {
+    return refuse(`Sliding_window is ${show(window)}`);
+  }
+  const on = { use_sliding_window: true, max_window_layers: 1 };
+  const told = {
+    model_type: kind,
+    ...Object.fromEntries(sizes),
+    tie_word_embeddings: tied,
+    ...(window !== null && rules.window ? on : {}),
+    ...(window !== null ? { sliding_window: window } : {}),
+  };
+  return { config: JSON.stringify(told, null, 1) };
+}
+
+// ---- bytes ---------------------------------------------------------------
+
+const files = new Map();
+
+/* The rows of Python's file. */
+function known({ file }) {
+  if (!files.has(file)) files.set(file, JSON.parse(file));
+  return files.get(file);
+}
+
+/* Of a config: the sizes by the letters of the monomials, and what else. */
+function modelOf({ kinds, least }, config) {
+  const e = JSON.parse(config);
+  const { rows, linears } = kinds[e.model_type];
+  const [s, h, g] = [e.head_dim, e.num_attention_heads, e.num_key_value_heads];
+  const [d, f] = [e.hidden_size, e.intermediate_size];
+  const widths = [d, g * s, h * s, f];
+  const wide = (times) => times.reduce((sum, n, i) => sum + n * widths[i], 0);
+  return {
+    ...{ rows, tied: e.tie_word_embeddings, window: e.sliding_window ?? null },
+    ...{ depth: e.num_hidden_layers, beyond: e.num_hidden_layers - least },
+    linears: linears.map((pair) => pair.map(wide)),
+    letters: { V: e.vocab_size, d, f, q: h * s, k: g * s, h, g, s },
+  };
+}
+
+/* Values of all monomials: alone, times the blocks beyond the least, times
+   the rank, times both. */
+function monomials({ monomials }, { letters, beyond }, rank, n, m) {
+  const sizes = { ...letters, n, m };
+  const alone = monomials.map((word) =>
+    [...word].reduce((product, letter) => product * sizes[letter], 1),
+  );
+  const factors = [1, beyond, rank, beyond * rank];
+  return factors.flatMap((factor) => alone.map((value) => factor * value));
+}
+
+function value(terms, values) {
+  let sum = 0;
+  for (let i = 0; i < terms.length; i += 2) sum += terms[i + 1] * values[terms[i]];
+  return sum;
+}
+
+/* What weights in 4 bits have beyond their polynomial: begun blocks. */
+function begun({ packed }, { linears, depth }) {
+  const more = (weights) =>
+    packed.reduce(
+      (sum, [count, bytes]) =>
+        sum + bytes * (Math.ceil(weights / count) - weights / count),
+      0,
+    );
+  return depth * linears.reduce((sum, [a, b]) => sum + more(a * b), 0);
+}
+
+/** The worst moment of a step, of so many tokens in each sequence: its peak,
+    its parts, and the moment: row and phase. */
+export function worst(state, model, way, tokens = state.tokens) {
+  const { tables, train, batch, rank } = state;
+  const { moments, polynomials, rows } = known(tables);
+  const [, split, checkpointed] = tables.ways[way];
+  const marks = [model.tied && "tied", checkpointed && "checkpointed"];
+  const key = [model.rows, train, ...marks.filter(Boolean)].join(" ");
+  const found = batch === 1 ? "one" : split ? "split" : "whole";
+  const at = split ? 1 : batch;
+  const values = monomials(tables, model, rank, tokens, at);
+  let most = { peak: -1 };
+  for (const [moment, ...numbers] of rows[key][found]) {
+    const sizes = numbers.map((i) => value(polynomials[i], values));
+    const peak = sizes.reduce((a, b) => a + b, 0);
+    if (peak > most.peak) most = { peak, moment, sizes };
+  }
+  const parts = Object.fromEntries(PARTS.map((p, i) => [p, most.sizes[i]]));
+  parts.inputs += tables.inputs * tokens * batch;
+  if (train === "qlora") parts.parameters += begun(tables, model);
+  const peak = PARTS.reduce((sum, part) => sum + parts[part], 0);
+  return { peak, parts, moment: moments[most.moment] };
+}
+
+/** Why there is no answer; "" where there is one. */
+export function problem(state, model = modelOf(state.tables, state.config)) {
+  const { window, linears } = model;
+  const narrow = Math.min(...linears.flat());
+  if (window !== null && state.tokens >= window) {
+    return (
+      `attention is local beyond ${grouped(window - 1)} tokens: use fewer ` +
+      "tokens, or the command membudget fits"
+    );
+  }
+  if (state.train.includes("lora") && state.rank > narrow) {
+    return `a linear layer is ${narrow} wide: use a rank up to that`;
+  }
+  return "";
+}
+
+const waysOf = ({ tables, batch }) =>
+  Object.keys(tables.ways).filter((way) => batch > 1 || !tables.ways[way][1]);
+
+/** Bytes of each way. */
+export function peaks(state) {
+  const model = modelOf(state.tables, state.config);
+  if (problem(state, model)) return {};
+  return Object.fromEntries(
+    waysOf(state).map((way) => [way, worst(state, model, way).peak]),
+  );
+}
+
+const least = (state, model, tokens) =>
+  Math.min(...waysOf(state).map((w) => worst(state, model, w, tokens).peak));
+
+/* The longest sequence that fits, in steps of 64 tokens; 0 where none does. */
+function longest(state, model, budget) {
+  let [low, high] = [0, 2 ** 14 + 1]; // times 64
+  if (model.window !== null) high = Math.ceil(model.window / 64);
+  while (high - low > 1) {
+    const middle = Math.floor((low + high) / 2);
+    const fits = least(state, model, 64 * middle) <= budget;
+    [low, high] = fits ? [middle, high] : [low, middle];
+  }
+  return 64 * low;
+}
+
+/** The numbers of the widget. */
+export function describe(state) {
+  const { tables, card, gib, train } = state;
+  const model = modelOf(tables, state.config);
+  const budget = card === OTHER ? Math.floor(gib * GIB) : tables.cards[card];
+  const wrong = problem(state, model);
+  if (wrong) return { budget, wrong, ways: [] };
+  const ways = waysOf(state).map((way) => {
+    const most = worst(state, model, way);
+    return { way, words: tables.ways[way][0], fits: most.peak <= budget, ...most };
+  });
+  const first = ways.find(({ fits }) => fits) ?? null;
+  const smallest = ways.reduce((a, b) => (b.peak < a.peak ? b : a));
+  const kinds = Object.keys(tables.train);
+  const other = kinds
+    .slice(kinds.indexOf(train) + 1)
+    .filter((key) => !problem({ ...state, train: key }, model))
+    .map((key) => ({ key, peak: least({ ...state, train: key }, model) }))
+    .find(({ peak }) => peak <= budget);
+  const sizes = Object.entries(tables.cards).sort(([, a], [, b]) => a - b);
+  const larger = sizes.find(([, size]) => size >= smallest.peak)?.[0] ?? null;
+  return {
+    ...{ budget, wrong, ways, first, smallest, larger },
+    other: other ?? null,
+    advised: first ?? smallest,
+    longest: longest(state, model, budget),
+  };
+}
+
+// ---- words ---------------------------------------------------------------
+
+export function modelName({ tables, config }) {
+  const same = ([, entries]) => JSON.stringify(entries, null, 1) === config;
+  return Object.entries(tables.choices).find(same)?.[0] ?? OWN;
+}
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+const cardName = ({ card }) => (card === OTHER ? "your card" : `the ${card}`);
+
+/* What would help where nothing fits. */
+function helps(state, { other, longest, larger }) {
+  const all = [
+    ...(other
+      ? [`${state.tables.train[other.key]} (${formatBytes(other.peak)})`]
+      : []),
+    ...(longest ? [`sequences of ${grouped(longest)} tokens`] : []),
+    ...(larger ? [`a card as large as the ${larger}`] : []),
+  ];
+  if (!all.length) return "No card of the list is large enough either.";
+  const last = all.length > 1 ? ` or ${all.at(-1)}` : "";
+  const before = all.length > 1 ? all.slice(0, -1) : all;
+  return `What would fit: ${before.join(", ")}${last}.`;
+}
+
+/** The verdict. */
+export function sentence(state) {
+  const { tables, train, rank, batch, tokens } = state;
+  const n = describe(state);
+  const of = train.includes("lora") ? ` of rank ${rank}` : "";
+  const told =
+    `${capital(modelName(state))}, ${tables.train[train]}${of}, ` +
+    `${batch} × ${grouped(tokens)} tokens: `;
+  if (n.wrong) return `${told}${n.wrong}.`;
+  const [whole] = n.ways;
+  const card = `${formatBytes(n.budget)} of ${cardName(state)}`;
+  const plain = `${told}${formatBytes(whole.peak)} all at once`;
+  if (n.first === whole) return `${plain}, which fits the ${card}.`;
+  if (n.first) {
+    const { words, peak } = n.first;
+    return (
+      `${plain}, too much for the ${card}. ${capital(words)} it fits in ` +
+      `${formatBytes(peak)}.`
+    );
+  }
+  const { peak, words } = n.smallest;
+  return (
+    `${plain}. The least is ${formatBytes(peak)}, ${words}: too much for ` +
+    `the ${card}. ${helps(state, n)}`
+  );
+}
+
+const verdict = ({ wrong, first, smallest, budget }) => {
+  if (wrong) return "No answer";
+  if (first) return `It fits in ${formatBytes(first.peak)}`;
+  return `${formatBytes(smallest.peak - budget)} too much`;
+};
+
+// ---- the picture ---------------------------------------------------------
+
+const [TOP, ROW, TALL] = [40, 50, 20];
+const END = { "text-anchor": "end" };
+
+/** Where everything stands. */
+export function layout(state, width) {
+  const n = describe(state);
+  const plot = { left: 3, right: width - 3 };
+  const all = n.ways.map(({ peak }) => peak);
+  const room = Math.max(4 * n.budget, 1.25 * Math.min(...all, Infinity));
+  const top = Math.min(Math.max(1.05 * n.budget, ...all), room);
+  const { x, ...axis } = lengths(plot, top, width);
+  const bars = n.ways.map((way, i) => ({
+    ...{ ...way, y: TOP + i * ROW + 17, runs: laid(way.parts, x) },
+    beyond: way.peak > top,
+  }));
+  const bottom = TOP + Math.max(n.ways.length, 2) * ROW;
+  return { n, plot, axis, bars, edge: x(n.budget), bottom, height: bottom + 26 };
+}
+
+function draw(id, plan) {
+  const { n, plot, axis, bars, edge, bottom } = plan;
+  const look = `mb-verdict${n.first ? " mb-fine" : " mb-broken"}`;
+  return [
+    text(plot.left, 24, verdict(n), { class: look }),
+    ...bars.flatMap(({ words, fits, peak, runs, y, beyond }) => [
+      text(plot.left, y - 5, capital(words)),
+      text(plot.right, y - 5, `${fits ? "✓ " : ""}${formatBytes(peak)}`, {
+        ...END,
+        class: fits ? "mb-value mb-fine" : "mb-value mb-broken",
+      }),
+      ...bar(id, runs, y, TALL),
+      ...(beyond ? [ragged(plot.right - 14, y - 2, TALL + 4)] : []),
+      line(edge, y - 2, edge, y + TALL + 3, "mb-card"),
+    ]),
+    ...lengthAxis(plot, bottom, axis),
+  ];
+}
+
+function results(id, n) {
+  if (n.wrong) return [];
+  const [whole] = n.ways;
+  const of = (key, way) => (part) => byteCell(`${key}.${part}`, way.parts[part]);
+  const cells = [of("whole", whole), of("advised", n.advised)];
+  const rows = PARTS.map((part) => ({
+    ...{ part, label: HOLDERS[part] },
+    cells: cells.map((cell) => cell(part)),
+  }));
+  return [
+    table(id, ["at the peak", "all at once", n.first ? "fits" : "least"], rows),
+    numberList([
+      ...n.ways.map(({ way, words, peak }) => [
+        ...[words, `peaks.${way}`, peak, formatBytes(peak)],
+      ]),
+      ["the card has", "budget", n.budget, formatBytes(n.budget)],
+      [
+        ...["longest sequence that fits", "longest", n.longest],
+        n.longest ? `${grouped(n.longest)} tokens` : "none",
+      ],
+      ["the peak comes at", "moment", n.advised.moment.join(", ")],
+    ]),
+  ];
+}
+
+const NOTES = [
+  "All of this is computed in your browser. What you paste is sent nowhere; " +
+    "only the page’s address holds it, for you to share.",
+  "The step is that of the library transformers, with AdamW, attention as " +
+    "one operator, no padding and no cache, by a GPU’s kernels. LoRA is in " +
+    "all linear layers, in fp32 over weights in bf16; QLoRA’s are in 4 bits.",
+  "One at a time: micro-batches of one sequence, their gradients summed. " +
+    "Checkpointed: every block keeps its input alone and runs again.",
+  "A step can have the memory of a card but half a GiB, for CUDA and what " +
+    "the allocator cannot use.",
+];
+
+// ---- the widget ----------------------------------------------------------
+
+/* The text of a config: what was typed stays, right or wrong. */
+function configBox({ label, key, get, set }) {
+  const id = makeId();
+  const more = { rows: 5, spellcheck: "false", autocomplete: "off" };
+  const box = html("textarea", {
+    ...{ id, ...more, "data-key": key, "data-lm-suppress-shortcuts": "true" },
+    "aria-describedby": `${id}-wrong`,
+  });
+  const wrong = html("small", {
+    ...{ id: `${id}-wrong`, class: "mb-wrong", "aria-live": "polite" },
+  });
+  const enter = (words) => {
+    const found = read(get().tables, words);
+    wrong.textContent = found.wrong ?? "";
+    if (found.wrong) box.setAttribute("aria-invalid", "true");
+    else box.removeAttribute("aria-invalid");
+    if (found.config) set({ config: found.config });
+  };
+  box.addEventListener("input", () => enter(box.value));
+  let [shown, own] = [null, false];
+  return {
+    root: html("div", { class: "mb-config" }, html("label", { for: id }, label), box, wrong),
+    key,
+    update(config, known) {
+      own = !known;
+      if (config === shown) return;
+      shown = config;
+      if (read(get().tables, box.value).config === config) return;
+      box.value = config;
+      wrong.textContent = "";
+      box.removeAttribute("aria-invalid");
+    },
+    held: () => (own ? shown : ""),
+    enter: (words) => words && enter(words),
+  };
+}
+
+const gibField = (more) =>
+  field({
+    ...{ type: "number", min: 0.5, max: 1000, step: "any", write: String },
+    ...more,
+    read: (words) => {
+      const gib = words.trim() === "" ? NaN : Number(words);
+      return gib >= 0.5 && gib <= 1000 ? gib : undefined;
+    },
+    how: "use a number from 0.5 to 1 000",
+  });
+
+const tokenField = (more) =>
+  field({
+    ...{ type: "number", min: 64, max: 2 ** 20, write: String, ...more },
+    read: (words) => {
+      const tokens = /^\d+$/.test(words) ? Number(words) : NaN;
+      return tokens >= 64 && tokens <= 2 ** 20 ? tokens : undefined;
+    },
+    how: `use a whole number from 64 to ${grouped(2 ** 20)}`,
+  });
+
+const keys = ["config", "train", "card", "gib", "tokens", "batch", "rank", "tables"];
+
+function build({ id, get, set, bound, again }) {
+  const { tables } = get();
+  const box = configBox({
+    ...{ label: "Its config.json: paste it, or change a number", key: "config" },
+    ...{ get, set },
+  });
+  let pasted = false; // the reader wants to
+  const pick = (name) => {
+    pasted = name === OWN;
+    if (pasted) again();
+    else set({ config: JSON.stringify(tables.choices[name], null, 1) });
+    if (!pasted) again();
+  };
+  const model = choice({
+    ...{ label: "Model", key: "model", onChange: pick },
+    options: { [OWN]: "your own: paste its config.json", ...offered(tables) },
+  });
+  model.root.append(box.root);
+  const train = bound(choice, "Trained", "train", { options: tables.train });
+  const sized = Object.entries(tables.cards)
+    .sort(([, a], [, b]) => a - b)
+    .map(([name, size]) => [name, `${name}: ${formatBytes(size)}`]);
+  const options = { ...Object.fromEntries(sized), [OTHER]: "another: type its GiB" };
+  const card = bound(choice, "Card", "card", { options });
+  const gib = bound(gibField, "GiB that a step can have", "gib");
+  card.root.append(gib.root);
+  const parts = Object.fromEntries(
+    PARTS.filter((part) => part !== "inputs").map((part) => [part, part]),
+  );
+  const mark = html("span", {}, html("i", { class: "mb-card-mark" }), "the card");
+  const shown = legend(id, parts);
+  shown.append(mark);
+  return {
+    controls: [model, { ...box, root: null }, train, card, { ...gib, root: null }],
+    legend: shown,
+    more: [
+      bound(tokenField, "Tokens of a sequence", "tokens"),
+      bound(numberField, "Sequences of a step", "batch", { max: 1024 }),
+      bound(numberField, "Rank of LoRA", "rank", { max: 1024 }),
+    ],
+    note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
+    draw(state, width) {
+      const name = modelName(state);
+      const plan = layout(state, width);
+      model.update({ value: pasted ? OWN : name });
+      box.update(state.config, name !== OWN);
+      box.root.hidden = !pasted && name !== OWN;
+      gib.root.hidden = state.card !== OTHER;
+      return {
+        title: `Will ${name === OWN ? "your model" : name} fit ${cardName(state)}?`,
+        sentence: sentence(state),
+        wrong: Boolean(plan.n.wrong),
+        height: plan.height,
+        drawn: draw(id, plan),
+        numbers: results(id, plan.n),
+      };
+    },
+  };
+}
+
+const offered = ({ choices }) =>
+  Object.fromEntries(Object.keys(choices).map((name) => [name, name]));
+
+export default widget({ name: "yours", keys, build });
