@@ -81,6 +81,11 @@ def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
             "This card has no bf16: use torch.float16 and a GradScaler, "
             "which takes as much."
         )
+        if question.network.kv_heads < question.network.heads:
+            yield (
+                "Nor has it a fused kernel for attention with grouped heads: "
+                "its scores come on top, one block at a time."
+            )
 
 
 def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
