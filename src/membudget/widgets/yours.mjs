@@ -222,7 +222,7 @@ function begun({ packed }, { linears, depth }) {
 export function worst(state, model, way, tokens = state.tokens) {
   const { tables, train, batch, rank } = state;
   const { moments, polynomials, rows } = known(tables);
-  const [, split, checkpointed] = tables.ways[way];
+  const [, , split, checkpointed] = wayOf(tables, way);
   const marks = [model.tied && "tied", checkpointed && "checkpointed"];
   const key = [model.rows, train, ...marks.filter(Boolean)].join(" ");
   const found = batch === 1 ? "one" : split ? "split" : "whole";
@@ -257,8 +257,13 @@ export function problem(state, model = modelOf(state.tables, state.config)) {
   return "";
 }
 
+const wayOf = ({ ways }, way) => ways.find(([key]) => key === way);
+
 const waysOf = ({ tables, batch }) =>
-  Object.keys(tables.ways).filter((way) => batch > 1 || !tables.ways[way][1]);
+  tables.ways.filter(([, , split]) => batch > 1 || !split).map(([way]) => way);
+
+const trainWords = ({ tables, train }) =>
+  tables.train.find(([key]) => key === train)[1];
 
 /** Bytes of each way. */
 export function peaks(state) {
@@ -293,11 +298,11 @@ export function describe(state) {
   if (wrong) return { budget, wrong, ways: [] };
   const ways = waysOf(state).map((way) => {
     const most = worst(state, model, way);
-    return { way, words: tables.ways[way][0], fits: most.peak <= budget, ...most };
+    return { way, words: wayOf(tables, way)[1], fits: most.peak <= budget, ...most };
   });
   const first = ways.find(({ fits }) => fits) ?? null;
   const smallest = ways.reduce((a, b) => (b.peak < a.peak ? b : a));
-  const kinds = Object.keys(tables.train);
+  const kinds = tables.train.map(([key]) => key);
   const other = kinds
     .slice(kinds.indexOf(train) + 1)
     .filter((key) => !problem({ ...state, train: key }, model))
@@ -316,8 +321,7 @@ export function describe(state) {
 // ---- words ---------------------------------------------------------------
 
 export function modelName({ tables, config }) {
-  const same = ([, entries]) => JSON.stringify(entries, null, 1) === config;
-  return Object.entries(tables.choices).find(same)?.[0] ?? OWN;
+  return tables.choices.find(([, text]) => text === config)?.[0] ?? OWN;
 }
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -328,7 +332,7 @@ const cardName = ({ card }) => (card === OTHER ? "your card" : `the ${card}`);
 function helps(state, { other, longest, larger }) {
   const all = [
     ...(other
-      ? [`${state.tables.train[other.key]} (${formatBytes(other.peak)})`]
+      ? [`${trainWords({ ...state, train: other.key })} (${formatBytes(other.peak)})`]
       : []),
     ...(longest ? [`sequences of ${grouped(longest)} tokens`] : []),
     ...(larger ? [`a card as large as the ${larger}`] : []),
@@ -341,11 +345,11 @@ function helps(state, { other, longest, larger }) {
 
 /** The verdict. */
 export function sentence(state) {
-  const { tables, train, rank, batch, tokens } = state;
+  const { train, rank, batch, tokens } = state;
   const n = describe(state);
   const of = train.includes("lora") ? ` of rank ${rank}` : "";
   const told =
-    `${capital(modelName(state))}, ${tables.train[train]}${of}, ` +
+    `${capital(modelName(state))}, ${trainWords(state)}${of}, ` +
     `${batch} × ${grouped(tokens)} tokens: `;
   if (n.wrong) return `${told}${n.wrong}.`;
   const [whole] = n.ways;
@@ -521,15 +525,20 @@ function build({ id, get, set, bound, again }) {
   const pick = (name) => {
     pasted = name === OWN;
     if (pasted) again();
-    else set({ config: JSON.stringify(tables.choices[name], null, 1) });
+    else set({ config: new Map(tables.choices).get(name) });
     if (!pasted) again();
   };
   const model = choice({
     ...{ label: "Model", key: "model", onChange: pick },
-    options: { [OWN]: "your own: paste its config.json", ...offered(tables) },
+    options: {
+      [OWN]: "your own: paste its config.json",
+      ...Object.fromEntries(tables.choices.map(([name]) => [name, name])),
+    },
   });
   model.root.append(box.root);
-  const train = bound(choice, "Trained", "train", { options: tables.train });
+  const train = bound(choice, "Trained", "train", {
+    options: Object.fromEntries(tables.train),
+  });
   const sized = Object.entries(tables.cards)
     .sort(([, a], [, b]) => a - b)
     .map(([name, size]) => [name, `${name}: ${formatBytes(size)}`]);
@@ -570,8 +579,5 @@ function build({ id, get, set, bound, again }) {
     },
   };
 }
-
-const offered = ({ choices }) =>
-  Object.fromEntries(Object.keys(choices).map((name) => [name, name]));
 
 export default widget({ name: "yours", keys, build });
