@@ -52,7 +52,7 @@ test("the longest sequence is the longest that fits", () => {
 });
 
 test("where nothing fits, what is named fits", () => {
-  const config = JSON.stringify(start.tables.choices["Llama 3.1 8B"], null, 1);
+  const config = new Map(start.tables.choices).get("Llama 3.1 8B");
   const state = { ...start, config, train: "lora", card: "RTX 3060" };
   const n = describe({ ...state, tokens: 2048, batch: 8 });
   assert.equal(n.first, null);
@@ -77,7 +77,7 @@ test("a config that is not understood gets a sentence", () => {
     const { wrong } = read(tables, text);
     assert.ok(wrong.includes(why) && wrong.endsWith("."), text);
   }
-  const whole = tables.choices["Phi-4"];
+  const whole = JSON.parse(new Map(tables.choices).get("Phi-4"));
   const odd = JSON.stringify({ ...whole, hidden_act: "gelu" });
   assert.match(read(tables, odd).wrong, /^Hidden_act is "gelu".*membudget fits/);
   assert.equal(modelName({ tables, ...read(tables, JSON.stringify(whole)) }), "Phi-4");

@@ -84,7 +84,6 @@ BAD = {
     ],
     "yours": [
         ("config", "no JSON", "the config is no JSON"),
-        ("config", {"model_type": "vit"}, "model_type 'vit'|config"),
         ("tokens", 63, "from 64 to 1048576"),
         ("batch", 0, "from 1 to 1024"),
         ("gib", 0.1, "from 0.5 to 1000"),

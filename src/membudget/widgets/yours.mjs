@@ -16,7 +16,6 @@ import {
   line,
   listed,
   makeId,
-  numberField,
   numberList,
   ragged,
   field,
@@ -44,17 +43,12 @@ function parsed(words) {
   }
 }
 
-/* The rotary positions; a kind of block may have its own. */
+/* The rotary positions; null where they are no entries. */
 function rotary(entries) {
   const rope = {};
   for (const name of ["rope_scaling", "rope_parameters"]) {
     if (isEntries(entries[name])) Object.assign(rope, entries[name]);
     else if (entries[name]) return null;
-  }
-  for (const kind of Object.values(rope)) {
-    if (isEntries(kind) && kind.rope_type !== "default") {
-      Object.assign(rope, kind);
-    }
   }
   return rope;
 }
@@ -98,7 +92,7 @@ function sizesOf({ sizes }, entries) {
   return sizes.map((name) => [name, entries[name] ?? otherwise[name]]);
 }
 
-function misfit({ most, least }, kind, sizes) {
+function misfit({ most, least }, sizes) {
   const n = Object.fromEntries(sizes);
   for (const [name, value] of sizes) {
     if (!Number.isInteger(value) || value < 1 || value > most) {
@@ -115,7 +109,7 @@ function misfit({ most, least }, kind, sizes) {
 }
 
 /* The entry of local attention, if it is switched on: null without one. */
-function windowOf({ window }, kind, entries) {
+function windowOf({ window }, entries) {
   const size = entries.sliding_window ?? null;
   if (window === null || size === null) return null;
   return window === "" || entries[window] === true ? size : null;
@@ -140,7 +134,7 @@ export function read(tables, words) {
   const lacks = rules.needed.filter((name) => (entries[name] ?? null) === null);
   if (lacks.length) return { wrong: `The config lacks ${listed(lacks)}.` };
   const sizes = sizesOf(tables, entries);
-  const bad = misfit(tables, kind, sizes) || without(rules, entries);
+  const bad = misfit(tables, sizes) || without(rules, entries);
   if (bad) return refuse(bad[0].toUpperCase() + bad.slice(1));
   const tied = entries.tie_word_embeddings ?? false;
   const switched = entries[rules.window] ?? false;
@@ -148,7 +142,7 @@ export function read(tables, words) {
     const name = typeof tied === "boolean" ? rules.window : "tie_word_embeddings";
     return { wrong: `${name} is ${show(entries[name])}: use true or false.` };
   }
-  const window = windowOf(rules, kind, entries);
+  const window = windowOf(rules, entries);
   if (window !== null && !(Number.isInteger(window) && window > 1)) {
     return refuse(`Sliding_window is ${show(window)}`);
   }
@@ -222,7 +216,7 @@ function begun({ packed }, { linears, depth }) {
 export function worst(state, model, way, tokens = state.tokens) {
   const { tables, train, batch, rank } = state;
   const { moments, polynomials, rows } = known(tables);
-  const [, split, checkpointed] = tables.ways[way];
+  const [, , split, checkpointed] = wayOf(tables, way);
   const marks = [model.tied && "tied", checkpointed && "checkpointed"];
   const key = [model.rows, train, ...marks.filter(Boolean)].join(" ");
   const found = batch === 1 ? "one" : split ? "split" : "whole";
@@ -257,8 +251,13 @@ export function problem(state, model = modelOf(state.tables, state.config)) {
   return "";
 }
 
+const wayOf = ({ ways }, way) => ways.find(([key]) => key === way);
+
 const waysOf = ({ tables, batch }) =>
-  Object.keys(tables.ways).filter((way) => batch > 1 || !tables.ways[way][1]);
+  tables.ways.filter(([, , split]) => batch > 1 || !split).map(([way]) => way);
+
+const trainWords = ({ tables, train }) =>
+  tables.train.find(([key]) => key === train)[1];
 
 /** Bytes of each way. */
 export function peaks(state) {
@@ -293,11 +292,11 @@ export function describe(state) {
   if (wrong) return { budget, wrong, ways: [] };
   const ways = waysOf(state).map((way) => {
     const most = worst(state, model, way);
-    return { way, words: tables.ways[way][0], fits: most.peak <= budget, ...most };
+    return { way, words: wayOf(tables, way)[1], fits: most.peak <= budget, ...most };
   });
   const first = ways.find(({ fits }) => fits) ?? null;
   const smallest = ways.reduce((a, b) => (b.peak < a.peak ? b : a));
-  const kinds = Object.keys(tables.train);
+  const kinds = tables.train.map(([key]) => key);
   const other = kinds
     .slice(kinds.indexOf(train) + 1)
     .filter((key) => !problem({ ...state, train: key }, model))
@@ -316,8 +315,7 @@ export function describe(state) {
 // ---- words ---------------------------------------------------------------
 
 export function modelName({ tables, config }) {
-  const same = ([, entries]) => JSON.stringify(entries, null, 1) === config;
-  return Object.entries(tables.choices).find(same)?.[0] ?? OWN;
+  return tables.choices.find(([, text]) => text === config)?.[0] ?? OWN;
 }
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
@@ -328,7 +326,7 @@ const cardName = ({ card }) => (card === OTHER ? "your card" : `the ${card}`);
 function helps(state, { other, longest, larger }) {
   const all = [
     ...(other
-      ? [`${state.tables.train[other.key]} (${formatBytes(other.peak)})`]
+      ? [`${trainWords({ ...state, train: other.key })} (${formatBytes(other.peak)})`]
       : []),
     ...(longest ? [`sequences of ${grouped(longest)} tokens`] : []),
     ...(larger ? [`a card as large as the ${larger}`] : []),
@@ -341,11 +339,11 @@ function helps(state, { other, longest, larger }) {
 
 /** The verdict. */
 export function sentence(state) {
-  const { tables, train, rank, batch, tokens } = state;
+  const { train, rank, batch, tokens } = state;
   const n = describe(state);
   const of = train.includes("lora") ? ` of rank ${rank}` : "";
   const told =
-    `${capital(modelName(state))}, ${tables.train[train]}${of}, ` +
+    `${capital(modelName(state))}, ${trainWords(state)}${of}, ` +
     `${batch} × ${grouped(tokens)} tokens: `;
   if (n.wrong) return `${told}${n.wrong}.`;
   const [whole] = n.ways;
@@ -488,25 +486,16 @@ function configBox({ label, key, get, set }) {
   };
 }
 
-const gibField = (more) =>
+/* A field for a number from `min` to `max`. */
+const between = ({ min, max, ...more }) =>
   field({
-    ...{ type: "number", min: 0.5, max: 1000, step: "any", write: String },
-    ...more,
+    ...{ type: "number", min, max, write: String, ...more },
     read: (words) => {
-      const gib = words.trim() === "" ? NaN : Number(words);
-      return gib >= 0.5 && gib <= 1000 ? gib : undefined;
+      const value = words.trim() === "" ? NaN : Number(words);
+      const fits = value >= min && value <= max;
+      return fits && (more.step || Number.isInteger(value)) ? value : undefined;
     },
-    how: "use a number from 0.5 to 1 000",
-  });
-
-const tokenField = (more) =>
-  field({
-    ...{ type: "number", min: 64, max: 2 ** 20, write: String, ...more },
-    read: (words) => {
-      const tokens = /^\d+$/.test(words) ? Number(words) : NaN;
-      return tokens >= 64 && tokens <= 2 ** 20 ? tokens : undefined;
-    },
-    how: `use a whole number from 64 to ${grouped(2 ** 20)}`,
+    how: `use a ${more.step ? "" : "whole "}number from ${min} to ${grouped(max)}`,
   });
 
 const keys = ["config", "train", "card", "gib", "tokens", "batch", "rank", "tables"];
@@ -520,22 +509,28 @@ function build({ id, get, set, bound, again }) {
   let pasted = false; // the reader wants to
   const pick = (name) => {
     pasted = name === OWN;
-    if (pasted) again();
-    else set({ config: JSON.stringify(tables.choices[name], null, 1) });
-    if (!pasted) again();
+    if (!pasted) set({ config: new Map(tables.choices).get(name) });
+    again();
   };
   const model = choice({
     ...{ label: "Model", key: "model", onChange: pick },
-    options: { [OWN]: "your own: paste its config.json", ...offered(tables) },
+    options: {
+      [OWN]: "your own: paste its config.json",
+      ...Object.fromEntries(tables.choices.map(([name]) => [name, name])),
+    },
   });
   model.root.append(box.root);
-  const train = bound(choice, "Trained", "train", { options: tables.train });
+  const train = bound(choice, "Trained", "train", {
+    options: Object.fromEntries(tables.train),
+  });
   const sized = Object.entries(tables.cards)
     .sort(([, a], [, b]) => a - b)
     .map(([name, size]) => [name, `${name}: ${formatBytes(size)}`]);
   const options = { ...Object.fromEntries(sized), [OTHER]: "another: type its GiB" };
   const card = bound(choice, "Card", "card", { options });
-  const gib = bound(gibField, "GiB that a step can have", "gib");
+  const gib = bound(between, "GiB that a step can have", "gib", {
+    ...{ min: 0.5, max: 1000, step: "any" },
+  });
   card.root.append(gib.root);
   const parts = Object.fromEntries(
     PARTS.filter((part) => part !== "inputs").map((part) => [part, part]),
@@ -547,9 +542,9 @@ function build({ id, get, set, bound, again }) {
     controls: [model, { ...box, root: null }, train, card, { ...gib, root: null }],
     legend: shown,
     more: [
-      bound(tokenField, "Tokens of a sequence", "tokens"),
-      bound(numberField, "Sequences of a step", "batch", { max: 1024 }),
-      bound(numberField, "Rank of LoRA", "rank", { max: 1024 }),
+      bound(between, "Tokens of a sequence", "tokens", { min: 64, max: 2 ** 20 }),
+      bound(between, "Sequences of a step", "batch", { min: 1, max: 1024 }),
+      bound(between, "Rank of LoRA", "rank", { min: 1, max: 1024 }),
     ],
     note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
     draw(state, width) {
@@ -570,8 +565,5 @@ function build({ id, get, set, bound, again }) {
     },
   };
 }
-
-const offered = ({ choices }) =>
-  Object.fromEntries(Object.keys(choices).map((name) => [name, name]));
 
 export default widget({ name: "yours", keys, build });

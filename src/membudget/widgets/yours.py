@@ -101,6 +101,10 @@ def _text(kind: str, shape: CausalLM) -> str:
     return json.dumps(entries, indent=1)
 
 
+TEXTS = {name: read_config(name) for name in CHOICES}
+"""The configs of the page's choices, as they are kept."""
+
+
 class YourModel(Widget):
     """A model, a card, a step: does it fit, and which change makes it fit?
 
@@ -123,7 +127,7 @@ class YourModel(Widget):
     name = "yours"
     named = ("train", "card", "gib", "tokens", "batch", "rank")
 
-    config = Checked(read_config, read_config("Qwen2.5 7B")).tag(sync=True)
+    config = Checked(read_config, TEXTS["Qwen2.5 7B"]).tag(sync=True)
     train = traitlets.Enum(list(TRAIN), "qlora").tag(sync=True)
     card = traitlets.Enum([*CARDS, OTHER], "RTX 3060").tag(sync=True)
     gib = Checked(partial(number, least=0.5, most=1000), 11.5).tag(sync=True)
@@ -133,13 +137,13 @@ class YourModel(Widget):
     tables = traitlets.Dict(read_only=True).tag(sync=True)
 
     def __init__(self, config: object = "Qwen2.5 7B", **rest: object) -> None:
-        self.set_trait("tables", page_tables(WAYS))
+        self.set_trait("tables", page_tables(TEXTS, WAYS))
         super().__init__(config=config, **rest)
 
     @property
     def model(self) -> str:
         """Its name, or "your own"."""
-        known = (name for name in CHOICES if read_config(name) == self.config)
+        known = (name for name in TEXTS if TEXTS[name] == self.config)
         return next(known, "your own")
 
     @property

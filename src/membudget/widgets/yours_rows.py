@@ -536,8 +536,11 @@ def _widths(kind: str) -> list[list[list[int]]]:
     ]
 
 
-def page_tables(ways: Mapping[str, tuple[str, bool, bool]]) -> dict[str, Any]:
-    """All that the page has to know; the file as it is, which is shorter."""
+def page_tables(
+    choices: Mapping[str, str], ways: Mapping[str, tuple[str, bool, bool]]
+) -> dict[str, Any]:
+    """All that the page has to know; the file as it is, which is shorter, and
+    lists where the order counts."""
     return {
         "file": FILE.read_text(),
         "monomials": list(MONOMIALS),
@@ -546,10 +549,10 @@ def page_tables(ways: Mapping[str, tuple[str, bool, bool]]) -> dict[str, Any]:
         "packed": list(map(list, PACKED)),
         "inputs": INPUTS,
         "sizes": list(SIZES),
-        "choices": CHOICES,
+        "choices": list(map(list, choices.items())),
         "kinds": {kind: rules(kind) for kind in KINDS},
-        "train": {key: words for key, (words, _) in TRAIN.items()},
-        "ways": {way: list(how) for way, how in ways.items()},
+        "train": [[key, words] for key, (words, _) in TRAIN.items()],
+        "ways": [[way, *how] for way, how in ways.items()],
         "cards": {name: card.usable for name, card in CARDS.items()},
     }
 

@@ -38,7 +38,7 @@ def said(widget):
     words = [f"{format_bytes(peaks['whole'])} all at once"]
     for way, peak in peaks.items():
         if peak <= widget.budget:
-            how = [WAYS[way][0], format_bytes(peak)]
+            how = [WAYS[way][0][1:], format_bytes(peak)]
             return words + (how if way != "whole" else ["which fits the"])
     return [*words, f"The least is {format_bytes(min(peaks.values()))}"]
 
