@@ -33,6 +33,8 @@ FAMILIES = {
         "resid_pdrop": 0.0,
         "tie_word_embeddings": False,
     },
+    "GPTNeoX": {"rotary_pct": 0.5},
+    "GPTNeoX, turned": {"rotary_pct": 1.0, "attention_bias": False},
     "Llama": {},
     "Llama, biases": {"attention_bias": True, "mlp_bias": True},
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},

@@ -601,17 +601,22 @@ class _StableLM(_Phi3):
     def rotated(
         self, *straight: PaperTensor
     ) -> tuple[PaperTensor, PaperTensor]:
+        q, k, *turned = self.joined(*straight)
+        self.paper.last.watches += *straight, *turned
+        return q, k
+
+    def joined(self, *straight: PaperTensor) -> list[PaperTensor]:
+        """Query and key, and the parts of them that were turned."""
         parts = [self.parts(x) for x in straight]
         turned = [
             op.rotate_halves(self.paper, part, self.cos, self.sin)
             for part, _ in parts
         ]
-        q, k = (
+        whole = [
             op.joined(self.paper, part, still)
             for part, (_, still) in zip(turned, parts, strict=True)
-        )
-        self.paper.last.watches += *straight, *turned
-        return q, k
+        ]
+        return whole + turned
 
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
@@ -640,10 +645,69 @@ class _StableLM(_Phi3):
         return op.add(paper, x, y, watches=held)
 
 
+class _GPTNeoX(_StableLM):
+    """Attention and MLP beside each other; query, key and value of a head
+    are one linear layer's."""
+
+    table = "embed_in"
+    last = "final_layer_norm"
+    base = "gpt_neox", "layers"
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        d, f = shape.width, shape.hidden
+        return {
+            "attention.query_key_value": (d, 3 * d),
+            "attention.dense": (d, d),
+            "mlp.dense_h_to_4h": (d, f),
+            "mlp.dense_4h_to_h": (f, d),
+        }
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        qkv = self.project(x, "attention.query_key_value")
+        apart = self.apart(qkv, self.shape.heads)
+        part = qkv.elements // 3
+        q, k, v = op.split(self.paper, apart, (part,) * 3)
+        return *self.rotated(q, k), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        q, k, *_ = self.joined(*straight)
+        return q, k
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        q, k, v = self.turned(x)
+        y = self.attend(q, k, v)
+        out = self.project(y, "attention.dense")
+        self.paper.last.watches += x, q, k, v, y
+        return out
+
+    def mlp(self, x: PaperTensor) -> PaperTensor:
+        up = self.project(x, "mlp.dense_h_to_4h")
+        with self.paper.inside("mlp.act"):
+            up = op.of_input(self.paper, up, "gelu")
+        y = self.project(up, "mlp.dense_4h_to_h")
+        self.paper.last.watches += (x,)
+        return y
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        self.begin()
+        attended = self.attention(self.norm(x, "input_layernorm"))
+        y = self.mlp(self.norm(x, "post_attention_layernorm"))
+        steps = paper.parameters[self.first :]
+        self.step_last([w for w in steps if w not in self.scales])
+        total = op.add(paper, y, attended)
+        held = x, attended, y, self.places
+        return op.add(paper, total, x, watches=held)
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gemma2": _Gemma2,
     "gemma3": _Gemma3,
     "gpt2": _GPT2,
+    "gpt_neox": _GPTNeoX,
     "llama": Block,
     "olmo2": _Olmo2,
     "phi3": _Phi3,
