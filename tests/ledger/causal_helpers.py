@@ -40,6 +40,8 @@ FAMILIES = {
     "Llama, tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "Mistral": {"sliding_window": 13, "head_dim": 16},
     "Mistral, local": {"sliding_window": 8},
+    "Mixtral": {"num_local_experts": 8},
+    "Mixtral, one": {"num_local_experts": 4, "num_experts_per_tok": 1},
     "Olmo2": {"head_dim": 16, "attention_bias": True},
     "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
     "Phi3, grouped": {"pad_token_id": 0},

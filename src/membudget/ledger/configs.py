@@ -17,6 +17,7 @@ _SWITCHES = (
     "add_cross_attention",
     "use_bidirectional_attention",
     "qk_layernorm",
+    "output_router_logits",
 )
 _CAPS = {
     "attn_logit_softcapping": 50.0,
@@ -110,6 +111,15 @@ _FAMILIES = {
     # whose first configs have no heads of keys
     "llama": _Family(needed=("intermediate_size",)),
     "mistral": _Family(),
+    "mixtral": _Family(
+        "mixtral",
+        (
+            "intermediate_size",
+            "num_key_value_heads",
+            "num_local_experts",
+            "num_experts_per_tok",
+        ),
+    ),
     "olmo2": _Family("olmo2", ("intermediate_size",)),
     "phi3": _Family("phi3", free=("partial_rotary_factor",)),
     "qwen2": _Family(),
@@ -150,6 +160,8 @@ _FINE: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
     "qk_layernorm": (False,),
+    "output_router_logits": (False,),
+    "router_jitter_noise": (0,),
     "hidden_dropout": (0,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
@@ -213,6 +225,8 @@ def from_config(
         turned=_turned(read),
         context=_context(read),
         dropouts=_dropouts(read),
+        experts=read.whole("num_local_experts", 1),
+        active=read.whole("num_experts_per_tok", 1),
     )
 
 
@@ -362,13 +376,14 @@ def _options(read: _Entries) -> dict[str, object]:
     options["use_parallel_residual"] = read.flag(
         "use_parallel_residual", read.family.parallel
     )
-    options["hidden_dropout"] = read.get("hidden_dropout") or 0
+    for name in ("hidden_dropout", "router_jitter_noise"):
+        options[name] = read.get(name) or 0
     return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
 
 def _biases(read: _Entries) -> tuple[str, ...]:
     """Linear layers with a bias, as the library's classes have them."""
-    if read.kind in ("gpt2", "mistral", "phi3"):
+    if read.kind in ("gpt2", "mistral", "mixtral", "phi3"):
         return ()
     if read.kind == "gpt_neox":
         first = 0 if read.flag("attention_bias", True) else 2
@@ -385,7 +400,8 @@ def _biases(read: _Entries) -> tuple[str, ...]:
 
 def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = read.kind in ("gemma2", "gemma3_text", "mistral", "phi3")
+    always = "gemma2", "gemma3_text", "mistral", "mixtral", "phi3"
+    used = read.kind in always
     if read.kind in ("qwen2", "qwen3"):
         used = read.flag("use_sliding_window")
     if not used or read.get("sliding_window") is None:
