@@ -4,7 +4,10 @@ hub counts in their files.
 The entries stand at ``https://huggingface.co/NAME/blob/main/config.json``, the
 count at ``https://huggingface.co/api/models/NAME`` as ``safetensors.total``.
 GPT-2's files hold masks, too: its counts are those of Keras Hub,
-``keras_hub/src/models/gpt2/gpt2_presets.py``.
+``keras_hub/src/models/gpt2/gpt2_presets.py``. Pythia's files hold masks, too:
+its counts and sizes are those of the table on its model cards,
+``https://huggingface.co/EleutherAI/pythia-12b``, and the vocabulary is what
+its two counts imply, with the embeddings and without.
 """
 
 ENTRIES = (
@@ -67,6 +70,14 @@ openai-community/gpt2-xl gpt2 50257 1600 - 48 25 - - - 1557611200
 Qwen/Qwen3-32B qwen3 151936 5120 25600 64 64 8 128 no 32762123264
 stabilityai/stablelm-3b-4e1t stablelm 50304 2560 6912 32 32 32 - no 2795443200
 stabilityai/stablelm-2-1_6b stablelm 100352 2048 5632 24 32 32 - no 1644515328
+EleutherAI/pythia-70m gpt_neox 50304 512 2048 6 8 - - no 70426624
+EleutherAI/pythia-160m gpt_neox 50304 768 3072 12 12 - - no 162322944
+EleutherAI/pythia-410m gpt_neox 50304 1024 4096 24 16 - - no 405334016
+EleutherAI/pythia-1b gpt_neox 50304 2048 8192 16 8 - - no 1011781632
+EleutherAI/pythia-1.4b gpt_neox 50304 2048 8192 24 16 - - no 1414647808
+EleutherAI/pythia-2.8b gpt_neox 50304 2560 10240 32 32 - - no 2775208960
+EleutherAI/pythia-6.9b gpt_neox 50432 4096 16384 32 32 - - no 6857302016
+EleutherAI/pythia-12b gpt_neox 50688 5120 20480 36 40 - - no 11846072320
 """  # noqa: E501
 
 MORE = {"stabilityai/stablelm-2-1_6b": {"use_qkv_bias": True}}

@@ -258,6 +258,7 @@ def test_any_shape(config, samples, tokens, recipe, checkpointed, step):
     [
         ("Qwen3, biases", "model.layers.1.mlp.*"),
         ("GPT2", "transformer.h.1.mlp.*"),
+        ("GPTNeoX", "gpt_neox.layers.1.mlp.*"),
     ],
 )
 def test_weights_by_the_librarys_own_names(family, last):

@@ -168,6 +168,41 @@ def test_what_is_refused_of_stablelm(entries, message):
         from_config(config | entries)
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"use_parallel_residual": False}, "use_parallel_residual is False,"),
+        ({"hidden_act": "gelu_fast"}, "is 'gelu_fast', for which there is no"),
+        ({"hidden_dropout": 0.1}, "hidden_dropout is 0.1, for which there is"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, for which t"),
+        ({"rotary_pct": 0.1}, "turn 0 numbers of a head: use a head_size and"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_type is 'dynamic', for"),
+    ],
+)
+def test_what_is_refused_of_gpt_neox(entries, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(NEOX | entries)
+
+
+NEOX = {
+    "model_type": "gpt_neox",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+}
+
+
+def test_what_gpt_neox_does_where_nothing_is_said():
+    """A quarter of a head is turned, and every linear layer has a bias."""
+    shape = from_config(NEOX)
+    assert (shape.kv_heads, shape.head_size, shape.turned_size) == (4, 8, 2)
+    assert shape.biases == tuple(shape.linears)
+    bare = from_config(NEOX | {"attention_bias": False})
+    assert bare.biases == ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+
 def test_caps_of_scores_and_logits():
     """There are rules for Gemma 2 with both, whatever they are."""
     config = SMALL | {"model_type": "gemma2"}

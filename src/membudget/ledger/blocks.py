@@ -602,17 +602,22 @@ class _StableLM(_Phi3):
     def rotated(
         self, *straight: PaperTensor
     ) -> tuple[PaperTensor, PaperTensor]:
+        q, k, *turned = self.joined(*straight)
+        self.paper.last.watches += *straight, *turned
+        return q, k
+
+    def joined(self, *straight: PaperTensor) -> list[PaperTensor]:
+        """Query and key, and the parts of them that were turned."""
         parts = [self.parts(x) for x in straight]
         turned = [
             op.rotate_halves(self.paper, part, self.cos, self.sin)
             for part, _ in parts
         ]
-        q, k = (
+        whole = [
             op.joined(self.paper, part, still)
             for part, (_, still) in zip(turned, parts, strict=True)
-        )
-        self.paper.last.watches += *straight, *turned
-        return q, k
+        ]
+        return whole + turned
 
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
@@ -641,11 +646,169 @@ class _StableLM(_Phi3):
         return op.add(paper, x, y, watches=held)
 
 
+class _GPTNeoX(_StableLM):
+    """Attention and MLP beside each other; query, key and value of a head
+    are one linear layer's."""
+
+    table = "embed_in"
+    last = "final_layer_norm"
+    base = "gpt_neox", "layers"
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        d, f = shape.width, shape.hidden
+        return {
+            "attention.query_key_value": (d, 3 * d),
+            "attention.dense": (d, d),
+            "mlp.dense_h_to_4h": (d, f),
+            "mlp.dense_4h_to_h": (f, d),
+        }
+
+    def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        qkv = self.project(x, "attention.query_key_value")
+        apart = self.apart(qkv, self.shape.heads)
+        part = qkv.elements // 3
+        q, k, v = op.split(self.paper, apart, (part,) * 3)
+        return *self.rotated(q, k), v
+
+    def rotated(
+        self, *straight: PaperTensor
+    ) -> tuple[PaperTensor, PaperTensor]:
+        q, k, *_ = self.joined(*straight)
+        return q, k
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        q, k, v = self.turned(x)
+        y = self.attend(q, k, v)
+        out = self.project(y, "attention.dense")
+        self.paper.last.watches += x, q, k, v, y
+        return out
+
+    def mlp(self, x: PaperTensor) -> PaperTensor:
+        up = self.project(x, "mlp.dense_h_to_4h")
+        with self.paper.inside("mlp.act"):
+            up = op.of_input(self.paper, up, "gelu")
+        y = self.project(up, "mlp.dense_4h_to_h")
+        self.paper.last.watches += (x,)
+        return y
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper = self.paper
+        self.begin()
+        attended = self.attention(self.norm(x, "input_layernorm"))
+        y = self.mlp(self.norm(x, "post_attention_layernorm"))
+        steps = paper.parameters[self.first :]
+        self.step_last([w for w in steps if w not in self.scales])
+        total = op.add(paper, y, attended)
+        held = x, attended, y, self.places
+        return op.add(paper, total, x, watches=held)
+
+
+class _Mixtral(Block):
+    """A mixture of experts in place of the MLP, which the library runs as
+    grouped matrix products.
+
+    Each token goes through the same number of experts, so that the step
+    takes the same memory however the router spreads them.
+    """
+
+    normalized: ClassVar = True  # whether a token's weights add up to 1
+    narrow: ClassVar = False  # whether they take the dtype of the logits
+
+    @staticmethod
+    def linears(shape: Any) -> dict[str, tuple[int, int]]:
+        return dict(list(Block.linears(shape).items())[:4])
+
+    def routed(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        """What the router returns: logits, weights and experts."""
+        paper, shape = self.paper, self.shape
+        with paper.inside("gate"):
+            weight = self.weight(shape.experts * shape.width, "weight")
+            logits = op.linear(paper, x, weight, shape.experts)
+            tokens = self.batch * self.tokens
+            scores, places = op.routed(
+                paper, logits, tokens, shape.active, self.normalized
+            )
+            if self.narrow:
+                scores = op.cast(paper, scores, logits.itemsize)
+        return logits, scores, places
+
+    def matrices(self) -> tuple[PaperTensor, PaperTensor]:
+        """The weights of all experts."""
+        shape = self.shape
+        size = shape.experts * shape.width * shape.hidden
+        return self.weight(2 * size, "gate_up_proj"), self.weight(
+            size, "down_proj"
+        )
+
+    def expert(
+        self, x: PaperTensor, weights: Sequence[PaperTensor], ends: PaperTensor
+    ) -> PaperTensor:
+        """The gated MLP, of rows in order of their experts."""
+        paper, (first, last) = self.paper, weights
+        inner = x.elements // self.shape.width * self.shape.hidden
+        both = op.grouped(paper, x, first, ends, 2 * inner)
+        gate, up = op.split(paper, both, (inner, inner))
+        gate = op.of_input(paper, gate, self.activation)
+        y = op.multiply(paper, gate, up)
+        return op.grouped(paper, y, last, ends, x.elements)
+
+    def mixed(
+        self, x: PaperTensor, scores: PaperTensor, places: PaperTensor
+    ) -> PaperTensor:
+        """Each token's experts, weighed and added up."""
+        paper, shape, rows = self.paper, self.shape, scores.elements
+        experts, order, source = (
+            op.constant(paper, rows, 8) for _ in range(3)
+        )
+        chosen = op.take(paper, x, source, rows * shape.width)
+        weights = op.take(paper, scores, order, rows)
+        counts = [
+            op.constant(paper, size, 4)
+            for size in (rows, shape.experts, shape.experts)
+        ]
+        y = self.expert(chosen, self.matrices(), counts[-1])
+        y = op.weigh(paper, y, weights)
+        back = op.constant(paper, rows, 8)
+        paper.last.watches += (y,)
+        op.constant(paper, rows, 8)
+        y = op.take(paper, y, back, y.elements)
+        out = op.sum_of(paper, y, x.elements)
+        held = experts, order, chosen, weights, *counts, back, y, places
+        paper.last.watches += held
+        narrow = op.cast(paper, out, x.itemsize)
+        paper.last.watches += held
+        return narrow
+
+    def mlp(self, x: PaperTensor) -> PaperTensor:
+        """The router, and the experts."""
+        logits, scores, places = self.routed(x)
+        with self.paper.inside("experts"):
+            y = self.mixed(x, scores, places)
+        self.paper.last.watches += x, logits, scores
+        return y
+
+    def block(self, x: PaperTensor) -> PaperTensor:
+        paper, given = self.paper, x
+        self.begin()
+        normed = self.norm(x, "input_layernorm")
+        with paper.inside("self_attn"):
+            attended = self.attention(normed)
+        x = op.add(paper, x, attended)
+        normed = self.norm(x, "post_attention_layernorm")
+        with paper.inside("mlp"):
+            y = self.mlp(normed)
+        self.step_last(self.scales)
+        return op.add(paper, x, y, watches=(given, self.places))
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gemma2": _Gemma2,
     "gemma3": _Gemma3,
     "gpt2": _GPT2,
+    "gpt_neox": _GPTNeoX,
     "llama": Block,
+    "mixtral": _Mixtral,
     "olmo2": _Olmo2,
     "phi3": _Phi3,
     "qwen3": _Qwen3,

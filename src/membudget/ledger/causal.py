@@ -65,6 +65,8 @@ class CausalLM:
         context: positions that are learned (GPT-2).
         dropouts: where numbers are dropped in training, of
             :data:`DROPOUTS` (GPT-2).
+        experts: of a block, if it is a mixture, each of this hidden width.
+        active: experts that each token goes through, at most all.
         config: the config that it was read from, which :meth:`build` needs.
     """
 
@@ -83,6 +85,8 @@ class CausalLM:
     turned: float = 1.0
     context: int | None = None
     dropouts: Sequence[str] = ()
+    experts: int = 1
+    active: int = 1
     config: Mapping[str, Any] | None = field(
         default=None, compare=False, repr=False
     )
@@ -92,8 +96,8 @@ class CausalLM:
 
     def __post_init__(self) -> None:
         names = "vocabulary", "width", "heads", "kv_heads", "hidden"
-        for name in (*names, "head_size", "depth"):
-            most = MOST_BLOCKS if name == "depth" else None
+        for name in (*names, "head_size", "depth", "experts", "active"):
+            most = {"depth": MOST_BLOCKS, "active": self.experts}.get(name)
             value = whole(getattr(self, name), name, most=most)
             object.__setattr__(self, name, value)
         if self.heads % self.kv_heads:

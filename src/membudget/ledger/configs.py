@@ -16,8 +16,8 @@ from membudget.ledger.causal import CausalLM
 _SWITCHES = (
     "add_cross_attention",
     "use_bidirectional_attention",
-    "use_parallel_residual",
     "qk_layernorm",
+    "output_router_logits",
 )
 _CAPS = {
     "attn_logit_softcapping": 50.0,
@@ -46,6 +46,7 @@ class _Family:
         tied: whether the head is tied where nothing is said.
         free: options for which there are rules, whatever they are.
         turned: share of a head that is turned where nothing is said.
+        parallel: whether the MLP is beside attention.
     """
 
     block: str = "llama"
@@ -56,6 +57,7 @@ class _Family:
     tied: bool = False
     free: tuple[str, ...] = ()
     turned: float = 1.0
+    parallel: bool = False
 
 
 _FAMILIES = {
@@ -93,9 +95,31 @@ _FAMILIES = {
         tied=True,
         free=tuple(_DROPOUTS.values()),
     ),
+    "gpt_neox": _Family(
+        "gpt_neox",
+        ("intermediate_size",),
+        ("gelu",),
+        {
+            "num_key_value_heads": "num_attention_heads",
+            "head_dim": "",  # it has none
+            "partial_rotary_factor": "rotary_pct",
+        },
+        free=("partial_rotary_factor",),
+        turned=0.25,
+        parallel=True,
+    ),
     # whose first configs have no heads of keys
     "llama": _Family(needed=("intermediate_size",)),
     "mistral": _Family(),
+    "mixtral": _Family(
+        "mixtral",
+        (
+            "intermediate_size",
+            "num_key_value_heads",
+            "num_local_experts",
+            "num_experts_per_tok",
+        ),
+    ),
     "olmo2": _Family("olmo2", ("intermediate_size",)),
     "phi3": _Family("phi3", free=("partial_rotary_factor",)),
     "qwen2": _Family(),
@@ -114,6 +138,12 @@ MODEL_TYPES = tuple(_FAMILIES)
 """The ``model_type`` of a config for which there are rules."""
 
 _ATTENTION, _MLP = TARGETS["transformers"][:4], TARGETS["transformers"][4:]
+_NEOX = (
+    "attention.query_key_value",
+    "attention.dense",
+    "mlp.dense_h_to_4h",
+    "mlp.dense_4h_to_h",
+)
 _NEEDED = (
     "vocab_size",
     "hidden_size",
@@ -129,8 +159,9 @@ _FINE: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False,),
-    "use_parallel_residual": (False,),
     "qk_layernorm": (False,),
+    "output_router_logits": (False,),
+    "router_jitter_noise": (0,),
     "hidden_dropout": (0,),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
@@ -159,8 +190,9 @@ def from_config(
         config: the content of a ``config.json``, the path of one or of a
             folder with one, or a config of transformers. Its
             ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 2 and 3
-            (text), GPT-2, Llama 1 to 3 and SmolLM (``"llama"``), Mistral,
-            Phi-3 and 4, Qwen 2, 2.5 and 3.
+            (text), GPT-2, GPT-NeoX (Pythia), Llama 1 to 3 and SmolLM
+            (``"llama"``), Mistral, OLMo 2, Phi-3 and 4, Qwen 2, 2.5 and 3,
+            StableLM.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
@@ -193,6 +225,8 @@ def from_config(
         turned=_turned(read),
         context=_context(read),
         dropouts=_dropouts(read),
+        experts=read.whole("num_local_experts", 1),
+        active=read.whole("num_experts_per_tok", 1),
         config=dict(read.entries),
     )
 
@@ -292,6 +326,7 @@ def _without_rule(read: _Entries) -> None:
     fine = _FINE | {
         "hidden_act": family.activations,
         "the architecture": (family.architecture,),
+        "use_parallel_residual": (family.parallel,),
     }
     if read.kind == "gemma2":
         fine |= {name: (value,) for name, value in _CAPS.items()}
@@ -339,14 +374,21 @@ def _options(read: _Entries) -> dict[str, object]:
     usual = _CAPS if read.kind == "gemma2" else dict.fromkeys(_CAPS)
     options |= {name: read.entries.get(name, usual[name]) for name in _CAPS}
     options |= {name: read.get(name) or False for name in _SWITCHES}
-    options["hidden_dropout"] = read.get("hidden_dropout") or 0
+    options["use_parallel_residual"] = read.flag(
+        "use_parallel_residual", read.family.parallel
+    )
+    for name in ("hidden_dropout", "router_jitter_noise"):
+        options[name] = read.get(name) or 0
     return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
 
 
 def _biases(read: _Entries) -> tuple[str, ...]:
     """Linear layers with a bias, as the library's classes have them."""
-    if read.kind in ("gpt2", "mistral", "phi3"):
+    if read.kind in ("gpt2", "mistral", "mixtral", "phi3"):
         return ()
+    if read.kind == "gpt_neox":
+        first = 0 if read.flag("attention_bias", True) else 2
+        return _NEOX[first:]
     if read.kind == "stablelm":
         return _ATTENTION[:3] if read.flag("use_qkv_bias") else ()
     if read.kind == "qwen2":
@@ -359,7 +401,8 @@ def _biases(read: _Entries) -> tuple[str, ...]:
 
 def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
-    used = read.kind in ("gemma2", "gemma3_text", "mistral", "phi3")
+    always = "gemma2", "gemma3_text", "mistral", "mixtral", "phi3"
+    used = read.kind in always
     if read.kind in ("qwen2", "qwen3"):
         used = read.flag("use_sliding_window")
     if not used or read.get("sliding_window") is None:

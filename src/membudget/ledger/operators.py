@@ -1117,6 +1117,129 @@ def embedding(
     return _row(paper, "embedding", y, reads, saves=(places,))
 
 
+def take(
+    paper: Paper, x: PaperTensor, places: PaperTensor, elements: int
+) -> PaperTensor:
+    """``x[places]``: saves the places; the gradient is written into zeros."""
+    reads = {"x": x, "places": places}
+    return _row(paper, "index", _new(x, elements), reads, saves=(places,))
+
+
+def routed(
+    paper: Paper,
+    logits: PaperTensor,
+    tokens: int,
+    active: int,
+    normalized: bool,
+) -> tuple[PaperTensor, PaperTensor]:
+    """The experts with the most probability, as transformers' routers have
+    them: of ``softmax(logits.float())`` the largest, in fp32.
+
+    It saves the softmax, the places of the largest and, where they are
+    divided by their sum, a copy of them, and the sum.
+
+    Args:
+        tokens: in the batch.
+        active: experts that are taken for each.
+        normalized: whether they are divided by their sum.
+
+    Returns:
+        The probabilities, and the places, 8 bytes each.
+    """
+    weights = softmax(paper, cast(paper, logits, 4))
+    count = tokens * active
+    largest, places = _new(weights, count), PaperTensor(count, 8, False)
+    paper.write(
+        "topk",
+        (weights,),
+        (largest, places),
+        saves=(places,),
+        **_each(x=weights),
+    )
+    places.trained = False
+    if normalized:
+        largest = _shares(paper, largest, tokens)
+    return largest, places
+
+
+def _shares(paper: Paper, x: PaperTensor, rows: int) -> PaperTensor:
+    """``x /= x.sum(dim=-1)``, in place, with a copy of x for backward."""
+    total = _new(x, rows)
+    paper.write("sum", (x,), (total,), gives=((x, "g"),))
+    y, n = _view(x), x.bytes
+    copied = (_new(x),) if x.trained else ()
+    made = "a", "b", "c", "r"
+    paper.write(
+        "div",
+        (x, total),
+        (y, *copied),
+        saves=(*copied, total),
+        steps=(
+            *((name, n) for name in made),
+            *((name, 0) for name in made[:3]),
+            ("x", n),
+            ("saved", 0),
+            ("t", total.bytes),
+            ("r", 0),
+        ),
+        gives=((x, "x"), (total, "t")),
+    )
+    return y
+
+
+def grouped(
+    paper: Paper,
+    x: PaperTensor,
+    weight: PaperTensor,
+    ends: PaperTensor,
+    outputs: int,
+) -> PaperTensor:
+    """``F.grouped_mm``: the rows of x in groups, each times a matrix of its
+    own. It saves x and where the groups end, 4 bytes each.
+
+    Args:
+        outputs: numbers in the output.
+    """
+    x = cast(paper, x, weight.itemsize)
+    reads = {"w": weight, "x": x, "ends": ends}
+    saves = *_factors(x, weight), ends
+    return _row(paper, "grouped_mm", _new(x, outputs), reads, saves=saves)
+
+
+def weigh(paper: Paper, x: PaperTensor, by: PaperTensor) -> PaperTensor:
+    """Rows of x times a number each: saves both; the wider dtype wins."""
+    y = PaperTensor(x.elements, max(x.itemsize, by.itemsize))
+    narrow = [t.itemsize < y.itemsize for t in (x, by)]
+    steps: list[Step] = [("f" if narrow[0] else "x", y.bytes)]
+    if by.trained:
+        steps.append(("a", y.bytes))
+    steps.append(("saved", 0))
+    if narrow[0]:
+        steps += [("x", x.bytes), ("f", 0)]
+    if by.trained:
+        total = "s" if narrow[1] else "w"
+        steps += [(total, by.elements * y.itemsize), ("a", 0)]
+        steps += [("w", by.bytes), ("s", 0)] if narrow[1] else []
+    paper.write(
+        "mul",
+        (x, by),
+        (y,),
+        saves=_factors(x, by),
+        steps=tuple(steps),
+        gives=((x, "x"), (by, "w")),
+    )
+    return y
+
+
+def sum_of(paper: Paper, x: PaperTensor, elements: int) -> PaperTensor:
+    """The sum of neighbouring rows: saves nothing."""
+    y = _new(x, elements)
+    if elements < x.elements:
+        return _row(paper, "sum", y, {"x": x})
+    paper.write("sum", (x,), (y,), gives=((x, "g"),))
+    return y
+
+
 def constant(paper: Paper, elements: int, itemsize: int) -> PaperTensor:
     """A tensor that the forward pass makes from nothing."""
     y = PaperTensor(elements, itemsize, False)
