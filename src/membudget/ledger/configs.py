@@ -209,8 +209,10 @@ def from_config(
             folder with one, or a config of transformers. Its
             ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 2 and 3
             (text), GPT-2, GPT-NeoX (Pythia), Llama 1 to 3 and SmolLM
-            (``"llama"``), Mistral, OLMo 2, Phi-3 and 4, Qwen 2, 2.5 and 3,
-            StableLM.
+            (``"llama"``), Mistral, Mixtral, OLMo 2, OLMoE, Phi-3 and 4,
+            Qwen 2, 2.5 and 3 (its mixtures, too), StableLM. Experts run as
+            ``"grouped_mm"``, the library's default, which takes the same
+            memory whichever the router chooses; ``"eager"`` does not.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
