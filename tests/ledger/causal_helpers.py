@@ -44,6 +44,7 @@ FAMILIES = {
     "Mixtral": {"num_local_experts": 8},
     "Mixtral, one": {"num_local_experts": 4, "num_experts_per_tok": 1},
     "Olmo2": {"head_dim": 16, "attention_bias": True},
+    "Olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
     "Phi3": {"pad_token_id": 0, "num_key_value_heads": 1},
     "Phi3, grouped": {"pad_token_id": 0},
     "Phi3, partial": {
@@ -63,6 +64,13 @@ FAMILIES = {
         "sliding_window": 8,
         "use_sliding_window": True,
         "max_window_layers": 1,
+    },
+    "Qwen3Moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "head_dim": 16,
     },
     "StableLm": {"partial_rotary_factor": 0.5, "use_qkv_bias": True},
 }

@@ -78,9 +78,24 @@ EleutherAI/pythia-1.4b gpt_neox 50304 2048 8192 24 16 - - no 1414647808
 EleutherAI/pythia-2.8b gpt_neox 50304 2560 10240 32 32 - - no 2775208960
 EleutherAI/pythia-6.9b gpt_neox 50432 4096 16384 32 32 - - no 6857302016
 EleutherAI/pythia-12b gpt_neox 50688 5120 20480 36 40 - - no 11846072320
+mistralai/Mixtral-8x7B-v0.1 mixtral 32000 4096 14336 32 32 8 - no 46702792704
+allenai/OLMoE-1B-7B-0924 olmoe 50304 2048 1024 16 16 16 - no 6919161856
+Qwen/Qwen3-30B-A3B qwen3_moe 151936 2048 768 48 32 4 128 no 30532122624
 """  # noqa: E501
 
-MORE = {"stabilityai/stablelm-2-1_6b": {"use_qkv_bias": True}}
+MORE = {
+    "stabilityai/stablelm-2-1_6b": {"use_qkv_bias": True},
+    "mistralai/Mixtral-8x7B-v0.1": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "allenai/OLMoE-1B-7B-0924": {"num_experts": 64, "num_experts_per_tok": 8},
+    "Qwen/Qwen3-30B-A3B": {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+    },
+}
 """Entries that few have."""
 
 NAMES = {
@@ -88,7 +103,8 @@ NAMES = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
-    }
+    },
+    "qwen3_moe": {"intermediate_size": "moe_intermediate_size"},
 }
 """What a family's configs call an entry."""
 

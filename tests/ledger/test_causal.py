@@ -213,10 +213,12 @@ ANY = (
     "GPT2",
     "Llama",
     "Llama, biases",
+    "Mixtral",
     "Olmo2",
     "Phi3",
     "Qwen2",
     "Qwen3",
+    "Qwen3Moe",
 )
 
 
@@ -259,6 +261,7 @@ def test_any_shape(config, samples, tokens, recipe, checkpointed, step):
         ("Qwen3, biases", "model.layers.1.mlp.*"),
         ("GPT2", "transformer.h.1.mlp.*"),
         ("GPTNeoX", "gpt_neox.layers.1.mlp.*"),
+        ("Mixtral", "model.layers.1.mlp.experts.*"),
     ],
 )
 def test_weights_by_the_librarys_own_names(family, last):
@@ -287,6 +290,8 @@ def test_weights_by_the_librarys_own_names(family, last):
             {"dropouts": ["mlp"]},
             "no place of dropout 'mlp': use one of embed",
         ),
+        ({"active": 2}, "active is 2: use a whole number from 1 to 1"),
+        ({"experts": 0}, "experts is 0: use a whole number of at least 1"),
         ({"context": 0}, "context is 0: use a whole number of at least 1"),
         ({"window": 1}, "window is 1: use a whole number of at least 2"),
     ],
@@ -347,6 +352,36 @@ def test_an_adapters_targets_as_peft_finds_them():
     long = Adapter(["attn.c_proj", "mlp.c_proj"], rank=4)
     found = same(config, 3, 12, adapter=short)
     assert found == predict(from_config(config), 3, 12, adapter=long)
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Olmoe", "Qwen3Moe"])
+@pytest.mark.parametrize("tokens", ["same", "two kinds", "spread"])
+def test_experts_take_the_same_memory_however_they_are_chosen(family, tokens):
+    """Each token has a row in as many groups as it goes through."""
+    config = config_of(family, num_hidden_layers=1)
+    model, batch = build(config), batch_of(3, 12)
+    gate = model.model.layers[0].mlp.gate
+    with torch.no_grad():
+        gate.weight.normal_(std={"spread": 1}.get(tokens, 0))
+        if tokens == "two kinds":
+            gate.weight[:4] += 1
+    groups = chosen_by(gate, model, batch)
+    assert (groups > config.num_experts_per_tok) == (tokens != "same")
+    step = trace_step(model, loss, *batch)
+    agree(predict(from_config(config), 3, 12, optimizer=None), step)
+
+
+def chosen_by(gate, model, batch):
+    """How many experts a router chooses for a batch."""
+    found = []
+
+    def note(_, given, made):
+        found.append(made[2].unique().numel())
+
+    hook = gate.register_forward_hook(note)
+    loss(model, *batch)
+    hook.remove()
+    return found[0]
 
 
 def test_a_sequence_as_long_as_local_attention():

@@ -81,7 +81,7 @@ def test_which_blocks_are_local(kind, options, local):
 
 REFUSED = [
     ({"model_type": "vit"}, "no rule for the model_type 'vit': use one of"),
-    ({"model_type": "mixtral"}, "'mixtral': use one of gemma2, gemma3_te"),
+    ({"model_type": "falcon"}, "'falcon': use one of gemma2, gemma3_text"),
     ({"model_type": None}, "the config has no model_type: use a model's"),
     ({"model_type": 3}, "no rule for the model_type 3: use one of gemma"),
     ({"model_type": []}, "no rule for the model_type []: use one of gem"),
@@ -192,6 +192,33 @@ NEOX = {
     "num_attention_heads": 4,
     "intermediate_size": 72,
 }
+
+
+ALL = {"norm_topk_prob": True}
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "message"),
+    [
+        ("mixtral", {"num_experts": None}, "lacks num_local_experts: use"),
+        ("mixtral", {"num_experts_per_tok": 9}, "active is 9: use a whole"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "jitter_noise is 0.1, for"),
+        ("mixtral", {"output_router_logits": True}, "logits is True, for whi"),
+        ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob is True, for wh"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, for which there is"),
+        ("qwen3_moe", {}, "norm_topk_prob is False, for which there is no"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "lacks moe_intermedi"),
+        ("qwen3_moe", ALL | {"mlp_only_layers": [0]}, "mlp_only_layers is"),
+        ("qwen3_moe", ALL | {"decoder_sparse_step": 2}, "sparse_step is 2"),
+    ],
+)
+def test_what_is_refused_of_mixtures(kind, entries, message):
+    made = {"moe_intermediate_size": 24, "model_type": kind}
+    if kind == "mixtral":
+        made["num_local_experts"] = entries.get("num_experts", 8)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_config(SMALL | MIXTURE | made | entries)
 
 
 def test_what_gpt_neox_does_where_nothing_is_said():

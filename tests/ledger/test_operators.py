@@ -261,6 +261,22 @@ CASES = {
         0,
         8 * 5 * 6 // 2,
     ),
+    "rows of a table: nothing, their places are the batch": Case(
+        lambda x, places: x[places],
+        partial(op.take, elements=5 * 8),
+        [(3, 8)],
+        0,
+        places=(5,),
+    ),
+    "rows times a number each: both": Case(
+        torch.mul, op.weigh, [(3, 8), (3, 1)], 3 * 8 + 3
+    ),
+    "sum of neighbouring rows: nothing": Case(
+        lambda x: x.view(3, 2, 8).sum(dim=1),
+        partial(op.sum_of, elements=3 * 8),
+        [(6, 8)],
+        0,
+    ),
     "repeated heads: nothing": Case(
         partial(torch.repeat_interleave, repeats=4, dim=1),
         partial(op.repeat, times=4),

@@ -802,6 +802,36 @@ class _Mixtral(Block):
         return op.add(paper, x, y, watches=(given, self.places))
 
 
+class _OLMoE(_Mixtral):
+    """Queries and keys go through norms as wholes, and a token's weights do
+    not add up to 1."""
+
+    normalized = False
+    narrow = True
+    norm_size = _Olmo2.norm_size
+    heads = _Olmo2.heads
+
+
+class _Qwen3MoE(_Mixtral):
+    """Each head's query and key go through an RMSNorm."""
+
+    narrow = True
+
+    def heads(self, x: PaperTensor, name: str, heads: int) -> PaperTensor:
+        return self.norm(super().heads(x, name, heads), f"{name}_norm")
+
+    def routed(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
+        self.router = len(self.paper.parameters)
+        return super().routed(x)
+
+    def mlp(self, x: PaperTensor) -> PaperTensor:
+        """The router's weight stands behind those of the experts."""
+        y = super().mlp(x)
+        steps = self.paper.parameters
+        self.step_last(steps[self.router : self.router + 1])
+        return y
+
+
 BLOCKS: dict[str, type[Block]] = {
     "gemma2": _Gemma2,
     "gemma3": _Gemma3,
@@ -810,8 +840,10 @@ BLOCKS: dict[str, type[Block]] = {
     "llama": Block,
     "mixtral": _Mixtral,
     "olmo2": _Olmo2,
+    "olmoe": _OLMoE,
     "phi3": _Phi3,
     "qwen3": _Qwen3,
+    "qwen3_moe": _Qwen3MoE,
     "stablelm": _StableLM,
 }
 """By name, the block of a family or of several."""

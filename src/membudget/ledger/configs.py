@@ -47,6 +47,8 @@ class _Family:
         free: options for which there are rules, whatever they are.
         turned: share of a head that is turned where nothing is said.
         parallel: whether the MLP is beside attention.
+        normalized: whether the weights of a token's experts add up to 1;
+            None where no entry says so.
     """
 
     block: str = "llama"
@@ -58,7 +60,10 @@ class _Family:
     free: tuple[str, ...] = ()
     turned: float = 1.0
     parallel: bool = False
+    normalized: bool | None = False
 
+
+_EXPERTS = "num_local_experts", "num_experts_per_tok"
 
 _FAMILIES = {
     "gemma2": _Family(
@@ -113,18 +118,28 @@ _FAMILIES = {
     "mistral": _Family(),
     "mixtral": _Family(
         "mixtral",
-        (
-            "intermediate_size",
-            "num_key_value_heads",
-            "num_local_experts",
-            "num_experts_per_tok",
-        ),
+        ("intermediate_size", "num_key_value_heads", *_EXPERTS),
+        normalized=None,  # always
     ),
     "olmo2": _Family("olmo2", ("intermediate_size",)),
+    "olmoe": _Family(
+        "olmoe",
+        ("intermediate_size", *_EXPERTS),
+        names={"num_local_experts": "num_experts"},
+    ),
     "phi3": _Family("phi3", free=("partial_rotary_factor",)),
     "qwen2": _Family(),
     "qwen3": _Family(
         "qwen3", ("intermediate_size", "num_key_value_heads", "head_dim")
+    ),
+    "qwen3_moe": _Family(
+        "qwen3_moe",
+        ("intermediate_size", "num_key_value_heads", "head_dim", *_EXPERTS),
+        names={
+            "intermediate_size": "moe_intermediate_size",
+            "num_local_experts": "num_experts",
+        },
+        normalized=True,
     ),
     "stablelm": _Family(
         "stablelm",
@@ -161,6 +176,9 @@ _FINE: dict[str, tuple[object, ...]] = {
     "use_bidirectional_attention": (False,),
     "qk_layernorm": (False,),
     "output_router_logits": (False,),
+    "mlp_only_layers": ([],),
+    "decoder_sparse_step": (1,),
+    "clip_qkv": (None,),
     "router_jitter_noise": (0,),
     "hidden_dropout": (0,),
     "attn_logit_softcapping": (None,),
@@ -191,8 +209,10 @@ def from_config(
             folder with one, or a config of transformers. Its
             ``model_type`` is one of :data:`MODEL_TYPES`: Gemma 2 and 3
             (text), GPT-2, GPT-NeoX (Pythia), Llama 1 to 3 and SmolLM
-            (``"llama"``), Mistral, OLMo 2, Phi-3 and 4, Qwen 2, 2.5 and 3,
-            StableLM.
+            (``"llama"``), Mistral, Mixtral, OLMo 2, OLMoE, Phi-3 and 4,
+            Qwen 2, 2.5 and 3 (its mixtures, too), StableLM. Experts run as
+            ``"grouped_mm"``, the library's default, which takes the same
+            memory whichever the router chooses; ``"eager"`` does not.
 
     Raises:
         ValueError: no file, a file that is no JSON, an entry that is missing
@@ -308,6 +328,8 @@ def _known(entries: Mapping[str, Any]) -> _Entries:
             f"there is no rule for the model_type {shown(kind)}: use one of "
             f"{', '.join(MODEL_TYPES)}, or {_ACCOUNT}"
         )
+    if entries.get("num_experts") is None:  # as the library writes them
+        entries = {**entries, "num_experts": entries.get("num_local_experts")}
     read = _Entries(kind, entries)
     needed = *_NEEDED, *read.family.needed
     missing = [read.named(name) for name in needed if read.get(name) is None]
@@ -327,6 +349,7 @@ def _without_rule(read: _Entries) -> None:
         "hidden_act": family.activations,
         "the architecture": (family.architecture,),
         "use_parallel_residual": (family.parallel,),
+        "norm_topk_prob": (family.normalized,),
     }
     if read.kind == "gemma2":
         fine |= {name: (value,) for name, value in _CAPS.items()}
@@ -374,9 +397,17 @@ def _options(read: _Entries) -> dict[str, object]:
     usual = _CAPS if read.kind == "gemma2" else dict.fromkeys(_CAPS)
     options |= {name: read.entries.get(name, usual[name]) for name in _CAPS}
     options |= {name: read.get(name) or False for name in _SWITCHES}
+    options["norm_topk_prob"] = None
+    if read.family.normalized is not None:
+        options["norm_topk_prob"] = read.flag("norm_topk_prob")
     options["use_parallel_residual"] = read.flag(
         "use_parallel_residual", read.family.parallel
     )
+    options |= {
+        "mlp_only_layers": read.get("mlp_only_layers") or [],
+        "decoder_sparse_step": read.get("decoder_sparse_step") or 1,
+        "clip_qkv": read.get("clip_qkv"),
+    }
     for name in ("hidden_dropout", "router_jitter_noise"):
         options[name] = read.get(name) or 0
     return options | {name: read.get(name) or 0 for name in _DROPOUTS.values()}
@@ -403,7 +434,7 @@ def _window(read: _Entries) -> int | None:
     """Tokens of local attention; a Qwen has it where it is switched on."""
     always = "gemma2", "gemma3_text", "mistral", "mixtral", "phi3"
     used = read.kind in always
-    if read.kind in ("qwen2", "qwen3"):
+    if read.kind in ("qwen2", "qwen3", "qwen3_moe"):
         used = read.flag("use_sliding_window")
     if not used or read.get("sliding_window") is None:
         return None

@@ -13,6 +13,8 @@ ReLU, tanh, sigmoid    its output
 softmax                its output
 GELU, SiLU             its input
 product                both factors
+rows of a table        their places: 8 bytes each
+grouped product        its input, and where the groups end: 4 bytes each
 LayerNorm              its input, and mean and 1/σ: 8 bytes a token
 fused attention        q, k, v, its output, 4 bytes a head of a token
 dropout                a mask, of s·n bytes on a CPU
