@@ -459,6 +459,10 @@ INPUTS = 16
 MOST = 10**6
 """Of a size: numbers of bytes stay whole in the browser."""
 
+SPANS = {"queries": (0.5, 2), "MLP": (0.5, 8)}
+"""Widths of all queries and of the MLP as multiples of the model's: among
+such models the worst moments were looked for (:func:`realistic`)."""
+
 PACKED = (2, 1), (64, 1), (16384, 4)
 """Of :func:`membudget.ledger.adapters.packed_bytes`: bytes for so many
 weights, begun ones as whole ones."""
@@ -546,6 +550,7 @@ def page_tables(
         "monomials": list(MONOMIALS),
         "least": LEAST,
         "most": MOST,
+        "spans": {name: list(span) for name, span in SPANS.items()},
         "packed": list(map(list, PACKED)),
         "inputs": INPUTS,
         "sizes": list(SIZES),
