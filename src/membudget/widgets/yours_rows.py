@@ -494,9 +494,9 @@ def _choice(line: str) -> tuple[str, str, dict[str, Any]]:
 
 
 _CHOICES = [_choice(line) for line in TABLE.strip().splitlines()]
-CHOICES = {name: entries for name, _, entries in _CHOICES}
+CHOICES = {choice[0]: choice[2] for choice in _CHOICES}
 """Configs of public models, the smallest first."""
-SOURCES = {name: source for name, source, _ in _CHOICES}
+SOURCES = {choice[0]: choice[1] for choice in _CHOICES}
 """Their names on the hub."""
 
 
