@@ -34,6 +34,7 @@ KEPT = {
     "sharding.zero_traffic(reduced)": "gradients reduced in fp32",
     "widgets.Accumulation(footprint)": "a reader's own network",
     "widgets.Schedules(level)": "which puzzle stands first",
+    "widgets.YourModel(config)": "a reader's own model",
 }
 """What stays without a use, and why."""
 

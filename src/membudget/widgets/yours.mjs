@@ -92,7 +92,7 @@ function sizesOf({ sizes }, entries) {
   return sizes.map((name) => [name, entries[name] ?? otherwise[name]]);
 }
 
-function misfit({ most, least }, sizes) {
+function misfit({ most, least, spans }, sizes) {
   const n = Object.fromEntries(sizes);
   for (const [name, value] of sizes) {
     if (!Number.isInteger(value) || value < 1 || value > most) {
@@ -105,7 +105,16 @@ function misfit({ most, least }, sizes) {
   if (n.num_attention_heads % n.num_key_value_heads) {
     return "num_key_value_heads does not divide num_attention_heads";
   }
-  return n.head_dim % 2 ? `head_dim is ${n.head_dim}: use an even number` : "";
+  if (n.head_dim % 2) return `head_dim is ${n.head_dim}: use an even number`;
+  const queries = n.num_attention_heads * n.head_dim;
+  const wide = { queries, MLP: n.intermediate_size };
+  for (const [name, [low, high]] of Object.entries(spans)) {
+    const times = wide[name] / n.hidden_size;
+    if (times >= low && times <= high) continue;
+    const use = `here from ${low} to ${high} times hidden_size`;
+    return `the width of the ${name} is ${wide[name]}: ${use}`;
+  }
+  return "";
 }
 
 /* The entry of local attention, if it is switched on: null without one. */

@@ -18,6 +18,7 @@ from membudget.widgets.yours_rows import (
     LEAST,
     MOST,
     SIZES,
+    SPANS,
     TRAIN,
     own_biases,
     page_tables,
@@ -86,6 +87,13 @@ def _check(kind: str, shape: CausalLM) -> None:
         )
     for entry, attribute in SIZES.items():
         whole(getattr(shape, attribute), entry, most=MOST)
+    wide = {"queries": shape.heads * shape.head_size, "MLP": shape.hidden}
+    for name, (low, high) in SPANS.items():
+        if not low * shape.width <= wide[name] <= high * shape.width:
+            raise ValueError(
+                f"the width of the {name} is {wide[name]}, and the page has "
+                f"rows from {low} to {high} times hidden_size: {use}"
+            )
 
 
 def _text(kind: str, shape: CausalLM) -> str:

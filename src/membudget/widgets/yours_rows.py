@@ -459,6 +459,10 @@ INPUTS = 16
 MOST = 10**6
 """Of a size: numbers of bytes stay whole in the browser."""
 
+SPANS = {"queries": (0.5, 2), "MLP": (0.5, 8)}
+"""Widths of all queries and of the MLP as multiples of the model's: among
+such models the worst moments were looked for (:func:`realistic`)."""
+
 PACKED = (2, 1), (64, 1), (16384, 4)
 """Of :func:`membudget.ledger.adapters.packed_bytes`: bytes for so many
 weights, begun ones as whole ones."""
@@ -490,9 +494,9 @@ def _choice(line: str) -> tuple[str, str, dict[str, Any]]:
 
 
 _CHOICES = [_choice(line) for line in TABLE.strip().splitlines()]
-CHOICES = {name: entries for name, _, entries in _CHOICES}
+CHOICES = {choice[0]: choice[2] for choice in _CHOICES}
 """Configs of public models, the smallest first."""
-SOURCES = {name: source for name, source, _ in _CHOICES}
+SOURCES = {choice[0]: choice[1] for choice in _CHOICES}
 """Their names on the hub."""
 
 
@@ -546,6 +550,7 @@ def page_tables(
         "monomials": list(MONOMIALS),
         "least": LEAST,
         "most": MOST,
+        "spans": {name: list(span) for name, span in SPANS.items()},
         "packed": list(map(list, PACKED)),
         "inputs": INPUTS,
         "sizes": list(SIZES),

@@ -18,6 +18,7 @@ SMALL = {"model_type": "qwen3", **dict.fromkeys(SIZES, 64)} | {
 LOCAL = {**CHOICES["Mistral 7B"], "num_hidden_layers": 5} | {
     "sliding_window": 512
 }
+HEADS = 32, 64, 80, 96, 128
 TRAITS = "train", "card", "gib", "tokens", "batch", "rank"
 
 
@@ -86,16 +87,18 @@ def random_states(count, seed=0):
     """Arguments of widgets, of all kinds and sizes."""
     draw = random.Random(seed)
     for _ in range(count):
-        kv_heads = draw.choice([1, 2, 4, 8])
+        kv_heads, size = draw.choice([1, 2, 4, 8]), draw.choice(HEADS)
+        heads = kv_heads * draw.randint(1, 8)
+        width = int(heads * size * draw.choice([0.5, 0.75, 1, 1, 1.5, 2]))
         config = {
             "model_type": draw.choice(KINDS),
             "vocab_size": draw.choice([32000, 50257, 128256, 151936]),
-            "hidden_size": draw.randint(16, 1000) * 8,
-            "intermediate_size": draw.randint(16, 3000) * 8,
+            "hidden_size": width,
+            "intermediate_size": int(width * draw.uniform(0.6, 7.9)) // 8 * 8,
             "num_hidden_layers": draw.randint(5, 80),
-            "num_attention_heads": kv_heads * draw.randint(1, 8),
+            "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
-            "head_dim": draw.choice([32, 64, 80, 96, 128]),
+            "head_dim": size,
             "tie_word_embeddings": draw.random() < 0.5,
         }
         yield {

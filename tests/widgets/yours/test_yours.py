@@ -107,6 +107,8 @@ CHANGES = [
     ("num_key_value_heads", None),
     ("num_attention_heads", True),
     ("head_dim", 63),
+    ("head_dim", 512),
+    ("intermediate_size", 200),
     ("head_dim", None),
     ("head_dim", 0),
     ("intermediate_size", None),
