@@ -767,14 +767,14 @@ class _Mixtral(Block):
             op.constant(paper, size, 4)
             for size in (rows, shape.experts, shape.experts)
         ]
-        y = self.expert(chosen, self.matrices(), counts[-1])
-        y = op.weigh(paper, y, weights)
+        made = self.expert(chosen, self.matrices(), counts[-1])
+        y = op.weigh(paper, made, weights)
         back = op.constant(paper, rows, 8)
         paper.last.watches += (y,)
         op.constant(paper, rows, 8)
         y = op.take(paper, y, back, y.elements)
         out = op.sum_of(paper, y, x.elements)
-        held = experts, order, chosen, weights, *counts, back, y, places
+        held = experts, order, chosen, weights, *counts, made, back, y, places
         paper.last.watches += held
         narrow = op.cast(paper, out, x.itemsize)
         paper.last.watches += held
