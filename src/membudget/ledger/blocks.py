@@ -596,6 +596,8 @@ class _StableLM(_Phi3):
     linears = staticmethod(Block.linears)
     gated = Block.gated
 
+    before: tuple[PaperTensor, ...]  # of query and key, while attention runs
+
     def turned(self, x: PaperTensor) -> tuple[PaperTensor, ...]:
         return Block.turned(self, x)
 
@@ -603,8 +605,13 @@ class _StableLM(_Phi3):
         self, *straight: PaperTensor
     ) -> tuple[PaperTensor, PaperTensor]:
         q, k, *turned = self.joined(*straight)
-        self.paper.last.watches += *straight, *turned
+        self.before = *straight, *turned
         return q, k
+
+    def attention(self, x: PaperTensor) -> PaperTensor:
+        out = super().attention(x)
+        self.paper.last.watches += self.before
+        return out
 
     def joined(self, *straight: PaperTensor) -> list[PaperTensor]:
         """Query and key, and the parts of them that were turned."""
