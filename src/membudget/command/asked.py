@@ -23,13 +23,14 @@ PRECISION = {
     "bf16": "bf16 weights",
 }
 OPTIMIZERS = {
-    "adam": "AdamW in one kernel",
+    "adam": "fused AdamW",
     "adam-8bit": "8-bit Adam",
     "lion-8bit": "8-bit Lion",
     "sgd": "SGD",
     "momentum": "SGD with momentum",
 }
 FORMS = "torch", "trainer"
+NO_BF16 = "# This card has no bf16: take torch.float16 and a GradScaler."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +38,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config",
         metavar="CONFIG",
-        help="a model's config.json, a folder with one, or a model of the "
-        "hub that was downloaded before",
+        help="a model's config.json, a folder with one, or the name of a "
+        "model that was downloaded from the hub before",
     )
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--card", help="one of `membudget cards`")
     card.add_argument(
-        "--memory", metavar="SIZE", help="for a step's tensors, as 11.2GiB"
+        "--card", help='one of `membudget cards`, such as "RTX 3060"'
+    )
+    card.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="instead of a card: what a step can have, as 11.2GiB",
     )
     for name, value, what in (
         ("--sequence", 2048, "tokens of a sequence"),
@@ -53,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         told = f"{what} ({value})"
         parser.add_argument(name, type=int, default=value, help=told)
     parser.add_argument(
-        "--train", choices=TRAIN, default="full", help="what (full)"
+        "--train", choices=TRAIN, default="full", help="what is trained (full)"
     )
     parser.add_argument(
         "--precision",
@@ -144,8 +149,10 @@ class Asked:
             names, packed = list(self.network.linears), train == "qlora"
             adapter = Adapter(names, self.args.rank, four_bits=packed)
         recipe = "bf16" if adapter else "autocast"
+        if train == self.args.train and self.args.precision:
+            recipe = self.args.precision
         given = {
-            "recipe": self.args.precision or recipe,
+            "recipe": recipe,
             "optimizer": self.args.optimizer,
             "adapter": adapter,
         }
@@ -191,7 +198,7 @@ class Asked:
             f"{PRECISION[plan.recipe]}; {OPTIMIZERS[plan.optimizer]}",
             f"{args.batch} sequences of {args.sequence} tokens in a step",
             f"{args.card or 'your card'}: {format_bytes(self.budget)} for "
-            "the step",
+            f"the step{'' if args.card else ', nothing set aside'}",
         ]
 
 
@@ -199,6 +206,9 @@ def _card(name: str | None) -> Any:
     if name is None:
         return None
     known = {card.lower(): card for card in CARDS}
+    alike = [card for card in known if name.lower() in card.split()]
+    if len(alike) == 1:  # "3060"
+        name = alike[0]
     if name.lower() not in known:
         raise ValueError(
             f"there is no card {name!r}: use one of {', '.join(CARDS)}, or "
@@ -227,7 +237,10 @@ def program(question: Asked, plan: Any) -> str:
     """
     from membudget.planning import hub
 
-    job = question.job
-    if question.args.form != "trainer":
-        return plan.code(job)
-    return hub.trainer(job, plan, plan.trainer(job))
+    job, form = question.job, question.args.form
+    text = plan.code(job)
+    if form == "trainer":
+        text = hub.trainer(job, plan, plan.trainer(job))
+    if question.card and not question.card.bf16:
+        text = f"{NO_BF16}\n{text}"
+    return text

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from operator import itemgetter
 from typing import Any
 
 from membudget.cards import CARDS
@@ -13,6 +14,9 @@ from membudget.command.refused import Code, Refused
 
 WIDTH = 40
 """Of the longest bar."""
+
+TIGHT = 0.05
+"""Share of the memory below which what is left is mentioned."""
 
 STEP = 64
 """Tokens by which a shorter sequence is looked for."""
@@ -55,24 +59,21 @@ def _plain(question: Asked) -> Any:
 
 def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
     from membudget.measuring import format_bytes
+    from membudget.planning import at_peak
 
-    worst = _plain(question)
+    whole = _plain(question).live
     yield ""
-    yield (
-        f"All at once, without savings: {format_bytes(worst.live)}, "
-        f"at {worst.row} ({worst.phase})"
-    )
-    most = max(worst.split.values())
-    for part, size in worst.split.items():
-        bar = "█" * round(WIDTH * size / most)
-        yield f"  {part:12}{format_bytes(size):>11}  {bar}".rstrip()
+    yield f"All at once, without savings: {format_bytes(whole)}"
     yield ""
     if best:
-        yield "It fits:" if worst.live <= question.budget else "It fits so:"
+        yield "It fits:" if whole <= question.budget else "It fits so:"
         for number, choice in enumerate(best, 1):
             yield from _choice(question, number, choice)
     else:
         yield from _instead(question, answer.smallest)
+    yield ""
+    shown = best[0] if best else answer.smallest
+    yield from _bars(at_peak(question.job, shown.plan))
     yield ""
     yield "Bytes are those of PyTorch's tensors."
     yield f"Times are estimates from the data sheet of the {question.timed}."
@@ -88,6 +89,17 @@ def _text(question: Asked, answer: Any, best: list[Any]) -> Iterator[str]:
             )
 
 
+def _bars(worst: Any) -> Iterator[str]:
+    """Bytes by category at the worst moment."""
+    from membudget.measuring import format_bytes
+
+    yield f"At its worst moment, {worst.row} ({worst.phase}):"
+    most = max(worst.split.values())
+    for part, size in worst.split.items():
+        bar = "█" * round(WIDTH * size / most)
+        yield f"  {part:12}{format_bytes(size):>11}  {bar}".rstrip()
+
+
 def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
     from membudget.measuring import format_bytes
 
@@ -95,6 +107,9 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
         f"{number}. {saved(question, choice.plan)}: "
         f"{format_bytes(choice.peak)}, {_time(choice.seconds)} a step"
     )
+    left = 1 - choice.peak / question.budget
+    if left < TIGHT:
+        yield f"   {left:.1%} of the memory is left: it may fail"
     causes = [
         f"{cause} {share:+.0%}"
         for cause, share in choice.causes.items()
@@ -108,8 +123,9 @@ def _choice(question: Asked, number: int, choice: Any) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
-    short = seconds < 1
-    return f"{1000 * seconds:.1f} ms" if short else f"{seconds:.1f} s"
+    """With two digits: it is an estimate."""
+    digits = float(f"{seconds:.2g}")
+    return f"{1000 * digits:g} ms" if digits < 1 else f"{digits:g} s"
 
 
 def _instead(question: Asked, smallest: Any) -> Iterator[str]:
@@ -121,27 +137,31 @@ def _instead(question: Asked, smallest: Any) -> Iterator[str]:
     yield f"It does not fit. The least is {format_bytes(smallest.peak)},"
     yield f"with {saved(question, smallest.plan)}. Instead:"
     options = {"": question.plan}
+    if args.train == "full" and question.plan.recipe != "bf16":
+        options["--precision bf16 "] = question.family("full", recipe="bf16")
     if args.optimizer == "adam":
         options["--optimizer adam-8bit "] = question.family(
             args.train, optimizer="adam-8bit"
         )
     for train in list(TRAIN)[list(TRAIN).index(args.train) + 1 :]:
         options[f"--train {train} "] = question.family(train)
+    found = []  # whether it fits, and in words
     for name, plan in options.items():
         most = memory(job, plan)
         if most <= budget:
-            yield f"  {name.strip()}: {format_bytes(most)}, fits"
+            found.append((0, f"{name}fits, {format_bytes(most)}"))
         elif tokens := _shorter(question, plan):
-            yield f"  {name}--sequence {tokens}: fits"
+            found.append((1, f"{name}--sequence {tokens} fits"))
         elif name:
-            yield f"  {name.strip()}: {format_bytes(most)}, does not fit"
+            found.append((3, f"{name}does not fit, {format_bytes(most)}"))
     cards = sorted(
         (card.usable, name)
         for name, card in CARDS.items()
         if card.usable >= smallest.peak
     )
     if cards:
-        yield f'  --card "{cards[0][1]}": fits'
+        found.append((2, f'--card "{cards[0][1]}" fits'))
+    yield from (f"  {told}" for _, told in sorted(found, key=itemgetter(0)))
 
 
 def _shorter(question: Asked, plan: Any) -> int:

@@ -1,6 +1,7 @@
 """Write the program of the fastest plan that fits."""
 
 import argparse
+import sys
 
 from membudget.command import asked
 from membudget.command.asked import Asked, program
@@ -14,11 +15,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the program, and nothing else."""
+    from membudget.measuring.units import format_bytes
+
     with asked.quiet():
         question = Asked(args)
         try:
-            best = question.answer().best
+            answer = question.answer()
+            best = answer.best
             if not best or best[0].peak > question.budget:
+                least = format_bytes(answer.smallest.peak)
+                why = f"no plan fits, the least is {least}"
+                told = f"membudget: {why}: `membudget fits` says what would"
+                print(told, file=sys.stderr)
                 return Code.NO
             print(program(question, best[0].plan), end="")
         except (ImportError, TypeError, ValueError) as error:

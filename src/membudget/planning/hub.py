@@ -69,6 +69,7 @@ def trainer(job, plan, arguments: dict[str, object]) -> str:
 
 
 def _imports(plan, more: tuple[str, ...] = ()) -> Iterator[str]:
+    yield "# For transformers 5. Put in your model, data and learning rate."
     if plan.optimizer.endswith("8bit") and not more:
         yield "import bitsandbytes"
     yield "import torch"
@@ -84,6 +85,9 @@ def _imports(plan, more: tuple[str, ...] = ()) -> Iterator[str]:
 
 def made(plan) -> Iterator[str]:
     """The model, in training."""
+    if plan.adapter and plan.adapter.four_bits:
+        yield "# prepare_model_for_kbit_training would cast embedding and head"
+        yield "# to fp32: that is not counted"
     halved = RECIPES[plan.recipe].parameters == 2
     dtype = f"torch.{'bfloat16' if halved else 'float32'}"
     if plan.adapter and plan.adapter.four_bits:
@@ -105,7 +109,10 @@ def _adapted(job, plan, made: str = "") -> Iterator[str]:
     if plan.adapter:
         every = set(job.network.linears) == set(plan.adapter.targets)
         named = '"all-linear"' if every else None
-        yield from code.adapted(plan.adapter, named, made)
+        *lines, trained = code.adapted(plan.adapter, named, made)
+        yield from lines
+        if not made:
+            yield trained
 
 
 def _checkpoints(job, plan) -> Iterator[str]:
