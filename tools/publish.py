@@ -22,6 +22,7 @@ BESIDE = (
     "LICENSE-TEXT",
     "book/measurements.md",
     "book/start.md",
+    "book/your_script.md",
     "labs/fsdp_train.py",
 )
 """What the notebooks name."""

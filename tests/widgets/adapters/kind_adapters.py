@@ -114,7 +114,6 @@ KIND = Kind(
     spoken={},
     columns=("one block keeps", "now", "full training"),
     parts=9,
-    crossed=True,
     state=20_000,
     moves=[({}, list(moves()))],
 )
