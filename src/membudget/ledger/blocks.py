@@ -268,16 +268,22 @@ class Block(Written):
     def block(self, x: PaperTensor) -> PaperTensor:
         paper, given = self.paper, x
         self.begin()
-        normed = self.norm(x, "input_layernorm")
+        first = self.norm(x, "input_layernorm")
         with paper.inside("self_attn"):
-            attended = self.attention(normed)
+            attended = self.attention(first)
         x = op.add(paper, x, attended)
         normed = self.norm(x, "post_attention_layernorm")
         with paper.inside("mlp"):
             y = self.project(self.gated(normed), "down_proj")
         paper.last.watches += (normed,)
         self.step_last(self.scales)
-        return op.add(paper, x, y, watches=(given, self.places))
+        held = self.held(given, first, attended)
+        return op.add(paper, x, y, watches=(*held, self.places))
+
+    def held(self, *made: PaperTensor) -> tuple[PaperTensor, ...]:
+        """Of what a block was given, its normed input and attention's result,
+        what its variables hold to its end."""
+        return made[:1]
 
 
 class _GPT2(Block):
@@ -637,20 +643,8 @@ class _StableLM(_Phi3):
         with self.paper.inside(name):
             return op.layer_norm(self.paper, x, weight, bias)
 
-    def block(self, x: PaperTensor) -> PaperTensor:
-        paper, given = self.paper, x
-        self.begin()
-        first = self.norm(x, "input_layernorm")
-        with paper.inside("self_attn"):
-            attended = self.attention(first)
-        x = op.add(paper, x, attended)
-        normed = self.norm(x, "post_attention_layernorm")
-        with paper.inside("mlp"):
-            y = self.project(self.gated(normed), "down_proj")
-        paper.last.watches += (normed,)
-        self.step_last(self.scales)
-        held = given, first, attended, self.places
-        return op.add(paper, x, y, watches=held)
+    def held(self, *made: PaperTensor) -> tuple[PaperTensor, ...]:
+        return made
 
 
 class _GPTNeoX(_StableLM):
