@@ -24,6 +24,7 @@ from membudget import (
     ledger,
     measuring,
     models,
+    offloading,
     planning,
     policy,
     precision,
@@ -45,6 +46,7 @@ ROOMS = (
     accumulation,
     adapters,
     checkpointing,
+    offloading,
     precision,
     schedules,
     sharding,
@@ -386,6 +388,9 @@ ROWS = {
         plans=EXAMPLES[3], actions=EXAMPLES[3], real=EXAMPLES[4]
     ),
     "policy.loss": lambda: dict(batch=EXAMPLES),
+    # offloading
+    "offloading.FileMemory": lambda: dict(folder="."),
+    "offloading.Offload": lambda: dict(exclude=(OF,)),
     # precision
     "precision.DynamicScale.scales": lambda: dict(overflows=[True, False]),
     "precision.Format": lambda: dict(

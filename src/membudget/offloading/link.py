@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from weakref import WeakSet, ref
 
 import torch
@@ -19,9 +20,10 @@ class Piece:
         self.handles: WeakSet[Handle] = WeakSet()
 
     @property
-    def here(self) -> bool:
-        """Whether a handle waits with its data."""
-        return any(handle.data is not None for handle in self.handles)
+    def awaited(self) -> bool:
+        """Whether it is yet to come back, for the first time."""
+        waiting = [h for h in self.handles if not h.taken]
+        return bool(waiting) and waiting[0].data is None
 
 
 class Handle:
@@ -31,13 +33,14 @@ class Handle:
         self.piece, self.device = piece, tensor.device
         self.data: torch.Tensor | None = None  # the piece, once it is back
         self.copied: torch.cuda.Event | None = None
+        self.taken = False
         self._dtype = tensor.dtype
         self._view = tensor.storage_offset(), tensor.shape, tensor.stride()
         piece.handles.add(self)
 
     def take(self) -> torch.Tensor:
         """The tensor; the handle lets go of it."""
-        data, self.data = told(self.data), None
+        data, self.data, self.taken = told(self.data), None, True
         empty = torch.empty(0, dtype=self._dtype, device=data.device)
         return empty.set_(data.untyped_storage(), *self._view)
 
@@ -78,29 +81,34 @@ class Link:
             Bytes that were copied.
         """
         self._settle(0)
-        wanted = [] if handle.data is not None else [handle.piece]
-        if self._stream is not None:
-            wanted += self._next(handle.piece)
-        for piece in wanted:
-            self._fetch(piece)
+        copied = 0
+        if handle.data is None:
+            handle.taken = False
+            copied += self._fetch(handle.piece)
+        for piece in self._next(handle.piece):
+            copied += self._fetch(piece)
         if handle.copied is not None:
             torch.cuda.current_stream(self._device).wait_event(handle.copied)
-        return sum(piece.size for piece in wanted)
+        return copied
 
     def _next(self, piece: Piece) -> list[Piece]:
-        """What left before the piece, and is not back."""
+        """What left before the piece and is yet to come back."""
         first = max(0, piece.number - self._ahead)
         before = (ref() for ref in self._order[first : piece.number][::-1])
-        return [p for p in before if p is not None and not p.here]
+        return [p for p in before if p is not None and p.awaited]
 
-    def _fetch(self, piece: Piece) -> None:
-        """Each of its handles holds the data until it is unpacked."""
+    def _fetch(self, piece: Piece) -> int:
+        """Each handle holds the data until it is unpacked; their bytes."""
         data = torch.empty(piece.size, dtype=torch.uint8, device=self._device)
         copied = self._copy(data, piece.slot.read)
         for handle in piece.handles:
-            handle.data, handle.copied = data, copied
+            if not handle.taken:
+                handle.data, handle.copied = data, copied
+        return piece.size
 
-    def _copy(self, data, copy) -> torch.cuda.Event | None:
+    def _copy(
+        self, data: torch.Tensor, copy: Callable[[torch.Tensor], None]
+    ) -> torch.cuda.Event | None:
         """Copy; on a stream of its own after what the device is told."""
         if self._stream is None:
             copy(data)

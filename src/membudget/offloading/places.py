@@ -66,8 +66,8 @@ class FileMemory:
     """A file in a folder: real bytes, on the folder's disk.
 
     The file has no name, so nothing is left behind, however the process
-    ends. It grows with what is held at once, and is gone after
-    :meth:`close` or when nothing holds it.
+    ends. It grows with what is held at once, and is gone when nothing holds
+    it.
 
     Args:
         folder: an existing folder in which files can be made.
@@ -98,10 +98,6 @@ class FileMemory:
     def size(self) -> int:
         """Bytes of the file now."""
         return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        """Give the file's bytes back; slots can no longer be read."""
-        self._file.close()
 
     def slot(self, size: int, device: torch.device) -> Slot:
         """A slot of ``size`` bytes for data of a device."""
