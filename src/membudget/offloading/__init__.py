@@ -1,0 +1,33 @@
+"""Offloading: what a step keeps waits in another memory."""
+
+from membudget.offloading.law import (
+    BUSY,
+    CHECKPOINT,
+    FULL,
+    MACHINES,
+    TAPE,
+    Block,
+    Lanes,
+    Piece,
+    forward_flops,
+    gpt_block,
+    lanes,
+    least_width,
+    sustained,
+)
+
+__all__ = [
+    "BUSY",
+    "CHECKPOINT",
+    "FULL",
+    "MACHINES",
+    "TAPE",
+    "Block",
+    "Lanes",
+    "Piece",
+    "forward_flops",
+    "gpt_block",
+    "lanes",
+    "least_width",
+    "sustained",
+]
