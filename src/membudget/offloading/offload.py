@@ -16,7 +16,7 @@ from membudget.measuring.saved import (
     unchanged,
 )
 from membudget.measuring.storages import is_wrapper
-from membudget.offloading.link import Handle, Link, Copy
+from membudget.offloading.link import Copy, Handle, Link
 from membudget.offloading.places import FileMemory, HostMemory, Pinned
 
 
