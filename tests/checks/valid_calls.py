@@ -463,6 +463,10 @@ ROWS = {
     "widgets.LossScale": lambda: dict(
         gradients=TENSORS, format="bf16", scale=2, label="a"
     ),
+    "widgets.Offloading": lambda: dict(
+        **{"width": 768, "machine": "T4", "tokens": 1024},
+        **{"busy": 50, "full": 50},
+    ),
     "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
     "widgets.Schedules": lambda: dict(
         level=9, segments=[[0, 1], *range(2, 9)], label="a"
