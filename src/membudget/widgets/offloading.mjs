@@ -382,7 +382,7 @@ function* drawMemory(id, plan, what, before) {
     yield svg("path", { d: stairs(was.edges, was.all), class: "mb-ghost" });
   }
   const { unhindered: x, end } = plan;
-  yield line(x, LANE.compute - 3, x, plot.bottom, "mb-leader");
+  yield line(x, plan.whole + 22, x, plot.bottom, "mb-leader");
   yield line(end, plot.top, end, plot.bottom, "mb-end");
   const words = `eight tapes: ${formatBytes(n.nothing.peak)}`;
   const look = { ...END, class: "mb-halo" };
@@ -455,7 +455,7 @@ const NOTE =
   "on the card at a time, so who is ahead waits. The last block’s stays. Time " +
   "is counted in forward passes of a block and memory in its tapes, so that " +
   "the axes stay: a wider block takes longer, and its copy less of that time. " +
-  "The dashed line is where the passes would end without waiting. Blocks are " +
+  "The dashed line is all eight tapes. Blocks are " +
   "GPT’s, in 16 bits and with fused attention: 24·h² + 4·T·h FLOPs for a " +
   "token, 32·h bytes of tape, 2·h of a checkpoint. The micro-batch is one " +
   "sequence. Cards sustain 40 % of their data sheet’s FLOP/s and links 80 % " +

@@ -1,6 +1,6 @@
 """What the tests have to know of the offloading widget."""
 
-from itertools import product
+from itertools import islice, product
 from math import ceil, floor
 
 from kind import Kind
@@ -8,6 +8,7 @@ from kind import Kind
 from membudget.offloading import MACHINES
 from membudget.widgets import Offloading, format_bytes
 from membudget.widgets.offloading import KEPT, STEP
+from tests.soak import SOAK
 
 
 def controls(widget):
@@ -63,7 +64,13 @@ def said(widget):
 
 
 def cases():
-    """A grid of states, with the package's numbers and words."""
+    """A grid of states, with the package's numbers and words; in a soak all
+    of it.
+    """
+    yield from islice(all_cases(), 0, None, 1 if SOAK else 7)
+
+
+def all_cases():
     widget = Offloading()
     for machine, width, tokens, shares in product(
         MACHINES,
@@ -114,6 +121,7 @@ KIND = Kind(
     spoken={"width": "4\u202f096, as Llama 3 8B: the copies stick out"},
     columns=("in the host’s memory", "nothing", "tapes", "checkpoints"),
     parts=6,
+    crossed=True,
     moves=[
         (
             {},
