@@ -6,7 +6,7 @@ from typing import Any
 
 import traitlets
 
-from membudget.checks import whole
+from membudget.checks import one_of, whole
 from membudget.offloading import (
     BUSY,
     CHECKPOINT,
@@ -118,20 +118,22 @@ class Offloading(Widget):
         return sustained(self.machine, self.busy / 100, self.full / 100)
 
     def block(self, what: str) -> Block:
-        """One of the row."""
+        """One of the row, where that waits: one of :data:`KEPT`."""
+        one_of(what, KEPT, "choice")
         flops, _ = self.speeds
         again = what == "checkpoints"
         return gpt_block(self.width, self.tokens, flops, checkpointed=again)
 
     def run(self, what: str | None = None) -> Lanes:
         """The lanes, as chosen or of another of :data:`KEPT`."""
-        what = what or self.what
-        link = None if what == "nothing" else self.speeds[1]
-        return lanes([self.block(what)] * COUNT, link)
+        what = self.what if what is None else what
+        row = [self.block(what)] * COUNT
+        return lanes(row, None if what == "nothing" else self.speeds[1])
 
     def least(self, what: str) -> float:
-        """The width from which copies hide."""
-        return least_width(KEPT[what], *self.speeds, self.tokens)
+        """The width from which copies of that hide: one of :data:`KEPT`."""
+        kept = KEPT[one_of(what, KEPT, "choice")]
+        return least_width(kept, *self.speeds, self.tokens)
 
     def sentence(self) -> str:
         """Whether copies hide, and what stays on the card."""
