@@ -396,6 +396,9 @@ ROWS = {
         plans=EXAMPLES[3], actions=EXAMPLES[3], real=EXAMPLES[4]
     ),
     "policy.loss": lambda: dict(batch=EXAMPLES),
+    # offloading
+    "offloading.FileMemory": lambda: dict(folder="."),
+    "offloading.Offload": lambda: dict(exclude=(OF,)),
     # precision
     "precision.DynamicScale.scales": lambda: dict(overflows=[True, False]),
     "precision.Format": lambda: dict(

@@ -15,6 +15,8 @@ from membudget.offloading.law import (
     least_width,
     sustained,
 )
+from membudget.offloading.offload import Offload
+from membudget.offloading.places import FileMemory, HostMemory
 
 __all__ = [
     "BUSY",
@@ -23,7 +25,10 @@ __all__ = [
     "MACHINES",
     "TAPE",
     "Block",
+    "FileMemory",
+    "HostMemory",
     "Lanes",
+    "Offload",
     "Piece",
     "forward_flops",
     "gpt_block",
