@@ -937,6 +937,7 @@ def unfused_attention(
     kept += (scaled, mask, weights)  # variables until attention returns
     if drop:
         weights = dropout(paper, weights)
+        kept += (weights,)
     if times == 1 and not folds:
         v = contiguous(paper, v, copied=False)
     return matmul(paper, weights, v, q.elements, watches=kept)
