@@ -225,6 +225,7 @@ def steps(draw):
     run = {
         "checkpointed": draw(st.booleans()),
         "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
+        "offloaded": draw(st.booleans()),
     }
     return precision | run | draw(st.sampled_from([*STEPS.values()]))
 
