@@ -118,14 +118,15 @@ class HostOptimizer(torch.optim.Optimizer):
             theirs.update(_options(mine))
         pairs = [pair for pair in self._pairs if pair.weight.grad is not None]
         self._reread(pairs)
-        desks = elsewhere(_desks, pairs)
-        for (weight, _), desk in zip(pairs, desks, strict=True):
-            self._leave(weight, desk)
-        _wait(pairs)
+        weights = [weight for weight, _ in pairs]
+        desks = elsewhere(lambda: list(map(desk, weights)))
+        for weight, place in zip(weights, desks, strict=True):
+            self._leave(weight, place)
+        _wait(weights)
         elsewhere(self._step, pairs, desks)
-        for (weight, _), desk in zip(pairs, desks, strict=True):
-            weight.copy_(desk, non_blocking=True)
-            self.back += desk.nbytes
+        for weight, place in zip(weights, desks, strict=True):
+            weight.copy_(place, non_blocking=True)
+            self.back += place.nbytes
             self._versions[id(weight)] = weight._version
         return loss
 
@@ -157,16 +158,16 @@ class HostOptimizer(torch.optim.Optimizer):
 
     def _step(self, pairs: list[Pair], desks: list[torch.Tensor]) -> None:
         """Of each desk's gradient make the new weight."""
-        for (_, copy), desk in zip(pairs, desks, strict=True):
-            copy.grad = desk.to(copy.dtype)
+        for (_, copy), place in zip(pairs, desks, strict=True):
+            copy.grad = place.to(copy.dtype)
         self.host.step()
-        for (_, copy), desk in zip(pairs, desks, strict=True):
+        for (_, copy), place in zip(pairs, desks, strict=True):
             copy.grad = None
-            desk.copy_(copy)
+            place.copy_(copy)
 
     # Between the two
 
-    def _leave(self, weight: nn.Parameter, desk: torch.Tensor) -> None:
+    def _leave(self, weight: nn.Parameter, place: torch.Tensor) -> None:
         """Copy the weight's gradient out, and let go of it."""
         gradient = weight.grad
         if gradient is None or gradient.layout is not torch.strided:
@@ -174,18 +175,18 @@ class HostOptimizer(torch.optim.Optimizer):
                 "a gradient is sparse: use sparse=False, or give the "
                 "parameter an optimizer of its own on the device"
             )
-        desk.copy_(gradient, non_blocking=True)
+        place.copy_(gradient, non_blocking=True)
         weight.grad = None
-        self.out += desk.nbytes
+        self.out += place.nbytes
 
     def _reread(self, pairs: list[Pair]) -> None:
         """What was written to since the last step, copy anew."""
         for weight, copy in pairs:
             if self._versions[id(weight)] != weight._version:
-                desk = elsewhere(memory, weight, weight.dtype)
-                desk.copy_(weight)
-                elsewhere(_take, copy, desk)
-                self.out += desk.nbytes
+                place = elsewhere(desk, weight)
+                place.copy_(weight)
+                elsewhere(_take, copy, place)
+                self.out += place.nbytes
 
     # The groups
 
@@ -196,7 +197,7 @@ class HostOptimizer(torch.optim.Optimizer):
 
     def _pair(self, weight: nn.Parameter) -> Pair:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        copy = elsewhere(memory, weight, wide)
+        copy = elsewhere(memory, weight.shape, wide)
         copy.copy_(weight.detach())
         self._versions[id(weight)] = weight._version
         return Pair(weight, copy)
@@ -233,32 +234,30 @@ def elsewhere(call: Callable[..., Result], *args: Any) -> Result:
         return host.submit(call, *args).result()
 
 
-def memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the host for a tensor of a device: pinned for CUDA's.
-
-    On a CPU NumPy's, which no profiler sees when it is given back.
-    """
-    if tensor.is_cuda:
-        return torch.empty(tensor.shape, dtype=dtype, pin_memory=True)
-    numbers = np.empty(tensor.numel() * dtype.itemsize, np.uint8)
-    return torch.from_numpy(numbers).view(dtype).view(tensor.shape)
+def memory(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """NumPy's, which no profiler sees when it is given back."""
+    numbers = np.empty(shape.numel() * dtype.itemsize, np.uint8)
+    return torch.from_numpy(numbers).view(dtype).view(shape)
 
 
-def _desks(pairs: list[Pair]) -> list[torch.Tensor]:
-    """Where a gradient arrives and a new weight leaves, for each pair."""
-    return [memory(weight, weight.dtype) for weight, _ in pairs]
+def desk(weight: torch.Tensor) -> torch.Tensor:
+    """Where a gradient arrives and a new weight leaves: pinned for CUDA's."""
+    shape, dtype = weight.shape, weight.dtype
+    if weight.is_cuda:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return memory(shape, dtype)
 
 
-def _wait(pairs: list[Pair]) -> None:
+def _wait(weights: list[nn.Parameter]) -> None:
     """Until what was copied is there."""
-    for device in {weight.device for weight, _ in pairs if weight.is_cuda}:
+    for device in {weight.device for weight in weights if weight.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _take(copy: torch.Tensor, desk: torch.Tensor) -> None:
+def _take(copy: torch.Tensor, weight: torch.Tensor) -> None:
     """What is no longer the copy's rounded value."""
-    changed = desk != copy.to(desk.dtype)
-    copy[changed] = desk[changed].to(copy.dtype)
+    changed = weight != copy.to(weight.dtype)
+    copy[changed] = weight[changed].to(copy.dtype)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
