@@ -235,6 +235,7 @@ OF_A_KIND = {
     planning.Work: lambda: planning.Work(1, 2, 3, 4),
     planning.Plan: lambda: PLAN,
     planning.Machine: lambda: MACHINE,
+    Sequence[offloading.Block]: lambda: [offloading.Block(1.0, 2)],
     planning.Answer: cache(lambda: planning.search(JOB, 10**6, MACHINE)),
 }
 
@@ -242,6 +243,7 @@ OF_A_NAME = {
     "collective": "all-reduce",
     "device": "cpu",
     "format": "fp16",
+    "machine": "T4",
     "operator": "linear",
     "phase": "forward",
     "recipe": "fp32",
@@ -367,6 +369,12 @@ ROWS = {
         hidden=torch.ones(1, 2, 4),
         targets=torch.zeros(1, 2, dtype=torch.int64),
     ),
+    # offloading
+    "offloading.Block": lambda: dict(again=3),
+    "offloading.gpt_block": lambda: dict(batch=2, checkpointed=True),
+    "offloading.lanes": lambda: dict(link=1e9),
+    "offloading.least_width": lambda: dict(tokens=4),
+    "offloading.sustained": lambda: dict(busy=0.5, full=0.5),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, operator=1e-6, source="a sheet"
