@@ -25,6 +25,7 @@ SUBJECTS = (
     "adapters",
     "four_bits",
     "in_backward",
+    "offloading",
     "planning",
     "policy",
     "sharding",
