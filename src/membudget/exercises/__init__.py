@@ -26,6 +26,7 @@ SUBJECTS = (
     "four_bits",
     "in_backward",
     "offload_hooks",
+    "elsewhere",
     "planning",
     "policy",
     "sharding",
