@@ -466,6 +466,13 @@ ROWS = {
     "widgets.LossScale": lambda: dict(
         gradients=TENSORS, format="bf16", scale=2, label="a"
     ),
+    "widgets.Offloading": lambda: dict(
+        **{"width": 768, "machine": "T4", "tokens": 1024},
+        **{"busy": 50, "full": 50},
+    ),
+    "widgets.Offloading.block": lambda: dict(what="tapes"),
+    "widgets.Offloading.least": lambda: dict(what="checkpoints"),
+    "widgets.Offloading.run": lambda: dict(what="nothing"),
     "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
     "widgets.Schedules": lambda: dict(
         level=9, segments=[[0, 1], *range(2, 9)], label="a"

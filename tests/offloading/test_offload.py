@@ -289,6 +289,24 @@ def test_on_meta_what_would_move_is_counted():
     assert moved.out == moved.back == 32
 
 
+# A GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("ahead", [0, 1, 16])
+def test_beside_the_computation_the_gradients_are_the_same(
+    ahead, checkpointed
+):
+    plain, loss, batch = build("gpt", checkpointed)
+    parts = [batch.cuda()]
+    expected = gradients(plain.cuda(), loss, parts, torch.enable_grad())
+    model, loss, _ = build("gpt", checkpointed)
+    moved = Offload(model.cuda(), *parts, ahead=ahead)
+    assert same(gradients(model, loss, parts, moved), expected)
+    assert moved.out == moved.back > 0
+
+
 # A file
 
 

@@ -1,6 +1,7 @@
 """Bytes that autograd keeps for the backward pass."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import FrameType
 from weakref import WeakSet
@@ -59,13 +60,7 @@ class SavedBytes:
 
     def __init__(self, *exclude: torch.Tensor | nn.Module) -> None:
         self.by_module: dict[str, int] = {}
-        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
-        for item in exclude:
-            use = "tensors and modules (unpack lists with *)"
-            instance(item, torch.Tensor | nn.Module, "what to exclude", use)
-            whole = isinstance(item, nn.Module)
-            for tensor in module_tensors(item) if whole else [item]:
-                self._seen.update(storages(tensor))
+        self._seen = excluded(exclude)
         models = [item for item in exclude if isinstance(item, nn.Module)]
         self._modules = ModuleStack(*models)
         self._exit: ExitStack | None = None
@@ -99,6 +94,20 @@ class SavedBytes:
             name = self._modules.name
             self.by_module[name] = self.by_module.get(name, 0) + size
         return keep(tensor)
+
+
+def excluded(
+    items: Iterable[torch.Tensor | nn.Module],
+) -> WeakSet[torch.UntypedStorage]:
+    """The storages of tensors, and of modules' parameters and buffers."""
+    found: WeakSet[torch.UntypedStorage] = WeakSet()
+    for item in items:
+        use = "tensors and modules (unpack lists with *)"
+        instance(item, torch.Tensor | nn.Module, "what to exclude", use)
+        many = isinstance(item, nn.Module)
+        for tensor in module_tensors(item) if many else [item]:
+            found.update(storages(tensor))
+    return found
 
 
 def keep(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -12,7 +12,7 @@ from membudget.checks import told
 from membudget.offloading.places import Slot
 
 
-class Piece:
+class Copy:
     """A storage in another memory."""
 
     def __init__(self, slot: Slot, size: int, number: int) -> None:
@@ -29,14 +29,14 @@ class Piece:
 class Handle:
     """What the graph holds in place of a saved tensor."""
 
-    def __init__(self, piece: Piece, tensor: torch.Tensor) -> None:
-        self.piece, self.device = piece, tensor.device
-        self.data: torch.Tensor | None = None  # the piece, once it is back
+    def __init__(self, copy: Copy, tensor: torch.Tensor) -> None:
+        self.copy, self.device = copy, tensor.device
+        self.data: torch.Tensor | None = None  # the copy, once it is back
         self.copied: torch.cuda.Event | None = None
         self.taken = False
         self._dtype = tensor.dtype
         self._view = tensor.storage_offset(), tensor.shape, tensor.stride()
-        piece.handles.add(self)
+        copy.handles.add(self)
 
     def take(self) -> torch.Tensor:
         """The tensor; the handle lets go of it."""
@@ -46,11 +46,11 @@ class Handle:
 
 
 class Link:
-    """Copies the pieces of one device.
+    """Takes the storages of one device out and back.
 
     Args:
         device: where their data belongs.
-        ahead: pieces that may be on their way, on a stream of their own,
+        ahead: storages that may be on their way, on a stream of their own,
             while the device computes; None for copies that are over at once.
     """
 
@@ -58,21 +58,21 @@ class Link:
         self._device, self._ahead = device, ahead or 0
         self._stream = None if ahead is None else torch.cuda.Stream(device)
         self._leaving: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
-        self._order: list[ref[Piece]] = []
+        self._order: list[ref[Copy]] = []
 
-    def out(self, storage: torch.UntypedStorage, slot: Slot) -> Piece:
+    def out(self, storage: torch.UntypedStorage, slot: Slot) -> Copy:
         """Copy a storage into a slot."""
         while self._order and self._order[-1]() is None:
             self._order.pop()
-        piece = Piece(slot, storage.nbytes(), len(self._order))
-        self._order.append(ref(piece))
+        copy = Copy(slot, storage.nbytes(), len(self._order))
+        self._order.append(ref(copy))
         data = torch.empty(0, dtype=torch.uint8, device=self._device)
         data.set_(storage)
         copied = self._copy(data, slot.write)
         if copied is not None:  # the source stays until the copy is over
             self._leaving.append((data, copied))
             self._settle(self._ahead)
-        return piece
+        return copy
 
     def back(self, handle: Handle) -> int:
         """Bring back what the handle stands for, and on a GPU what is next.
@@ -84,38 +84,38 @@ class Link:
         copied = 0
         if handle.data is None:
             handle.taken = False
-            copied += self._fetch(handle.piece)
-        for piece in self._next(handle.piece):
-            copied += self._fetch(piece)
+            copied += self._fetch(handle.copy)
+        for copy in self._next(handle.copy):
+            copied += self._fetch(copy)
         if handle.copied is not None:
             torch.cuda.current_stream(self._device).wait_event(handle.copied)
         return copied
 
-    def _next(self, piece: Piece) -> list[Piece]:
-        """What left before the piece and is yet to come back."""
-        first = max(0, piece.number - self._ahead)
-        before = (ref() for ref in self._order[first : piece.number][::-1])
-        return [p for p in before if p is not None and p.awaited]
+    def _next(self, copy: Copy) -> list[Copy]:
+        """What left before the copy and is yet to come back."""
+        first = max(0, copy.number - self._ahead)
+        before = (ref() for ref in self._order[first : copy.number][::-1])
+        return [c for c in before if c is not None and c.awaited]
 
-    def _fetch(self, piece: Piece) -> int:
+    def _fetch(self, copy: Copy) -> int:
         """Each handle holds the data until it is unpacked; their bytes."""
-        data = torch.empty(piece.size, dtype=torch.uint8, device=self._device)
-        copied = self._copy(data, piece.slot.read)
-        for handle in piece.handles:
+        data = torch.empty(copy.size, dtype=torch.uint8, device=self._device)
+        copied = self._copy(data, copy.slot.read)
+        for handle in copy.handles:
             if not handle.taken:
                 handle.data, handle.copied = data, copied
-        return piece.size
+        return copy.size
 
     def _copy(
-        self, data: torch.Tensor, copy: Callable[[torch.Tensor], None]
+        self, data: torch.Tensor, run: Callable[[torch.Tensor], None]
     ) -> torch.cuda.Event | None:
         """Copy; on a stream of its own after what the device is told."""
         if self._stream is None:
-            copy(data)
+            run(data)
             return None
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            copy(data)
+            run(data)
             return self._stream.record_event()
 
     def _settle(self, most: int) -> None:

@@ -1,7 +1,7 @@
 """Saved tensors that wait in another memory."""
 
 from contextlib import ExitStack
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -10,12 +10,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from membudget.checks import instance, told, whole
 from membudget.internals import FakeTensor
 from membudget.measuring.saved import (
+    excluded,
     keep,
     refuse_inside_checkpoint,
     unchanged,
 )
-from membudget.measuring.storages import is_wrapper, module_tensors, storages
-from membudget.offloading.link import Handle, Link, Piece
+from membudget.measuring.storages import is_wrapper
+from membudget.offloading.link import Copy, Handle, Link
 from membudget.offloading.places import FileMemory, HostMemory, Pinned
 
 
@@ -72,16 +73,10 @@ class Offload:
         to = HostMemory() if to is None else to
         self._place = instance(to, HostMemory | FileMemory, "to", use)
         self._ahead = whole(ahead, "ahead", 0)
-        self._stays: WeakSet[torch.UntypedStorage] = WeakSet()
-        use = "tensors and modules (unpack lists with *)"
-        for item in exclude:
-            instance(item, torch.Tensor | nn.Module, "what to exclude", use)
-            many = isinstance(item, nn.Module)
-            for tensor in module_tensors(item) if many else [item]:
-                self._stays.update(storages(tensor))
-        # of each storage that lives, its pieces by version
-        self._pieces: WeakKeyDictionary[
-            torch.UntypedStorage, WeakValueDictionary[int, Piece]
+        self._stays = excluded(exclude)
+        # of each storage that lives, its copies by version
+        self._copies: WeakKeyDictionary[
+            torch.UntypedStorage, WeakValueDictionary[int, Copy]
         ] = WeakKeyDictionary()
         self._links: dict[torch.device, Link] = {}
         self._exit: ExitStack | None = None
@@ -105,22 +100,22 @@ class Offload:
         if not _movable(tensor) or tensor.untyped_storage() in self._stays:
             return keep(tensor)
         storage, version = tensor.untyped_storage(), tensor._version
-        pieces = self._pieces.setdefault(storage, WeakValueDictionary())
-        piece = pieces.get(version)
-        if piece is None:
-            pieces[version] = piece = self._leave(storage, tensor.device)
-        return Handle(piece, tensor)
+        copies = self._copies.setdefault(storage, WeakValueDictionary())
+        copy = copies.get(version)
+        if copy is None:
+            copies[version] = copy = self._leave(storage, tensor.device)
+        return Handle(copy, tensor)
 
     def _leave(
         self, storage: torch.UntypedStorage, device: torch.device
-    ) -> Piece:
+    ) -> Copy:
         slot = self._place.slot(storage.nbytes(), device)
         if device not in self._links:
             beside = self._ahead if isinstance(slot, Pinned) else None
             self._links[device] = Link(device, beside)
-        piece = self._links[device].out(storage, slot)
-        self.out += piece.size
-        return piece
+        copy = self._links[device].out(storage, slot)
+        self.out += copy.size
+        return copy
 
     def _unpack(self, packed: Handle | tuple) -> torch.Tensor:
         if not isinstance(packed, Handle):
