@@ -27,6 +27,7 @@ SUBJECTS = (
     "in_backward",
     "offload_hooks",
     "offloading",
+    "elsewhere",
     "planning",
     "policy",
     "sharding",
