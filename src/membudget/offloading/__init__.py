@@ -16,6 +16,7 @@ from membudget.offloading.law import (
     sustained,
 )
 from membudget.offloading.offload import Offload
+from membudget.offloading.optimizer import optimizer_on_host
 from membudget.offloading.places import FileMemory, HostMemory
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "gpt_block",
     "lanes",
     "least_width",
+    "optimizer_on_host",
     "sustained",
 ]
