@@ -100,12 +100,11 @@ export function lanes({ forward, kept, again }, count, link) {
   return { compute, copies, waited, time: now, moments: added(changes) };
 }
 
-/* From when on how much is there. What leaves comes first. */
+/* From when on how much is there. */
 function added(changes) {
-  const order = ([a, b, c], [d, e, f]) => a - d || b + c - e - f;
   const moments = new Map();
   const now = { kept: 0, again: 0 };
-  for (const [moment, kept, again] of [...changes].sort(order)) {
+  for (const [moment, kept, again] of changes.sort(([a], [b]) => a - b)) {
     now.kept += kept;
     now.again += again;
     moments.set(moment, { moment, ...now });
