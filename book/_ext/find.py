@@ -69,8 +69,25 @@ TYPED = {
         "Lion",
         "Muon",
     ],
+    "chapters/08_offloading": [
+        "offload",
+        "activation offloading",
+        "save_on_cpu",
+        "PCIe",
+    ],
+    "chapters/08a_the_loss": [
+        "cross entropy",
+        "chunked loss",
+        "Liger",
+        "logits",
+    ],
+    "chapters/08b_elsewhere": [
+        "CPU offload",
+        "ZeRO-Offload",
+        "NVMe",
+        "paged optimizer",
+    ],
     "chapters/09_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
-    "labs/lab4_fsdp": ["offload", "CPU offload"],
     "labs/lab7_adapters": ["fine-tune 8B", "merge adapter", "T4 QLoRA"],
 }
 

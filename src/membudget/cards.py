@@ -34,6 +34,10 @@ class Card:
         bandwidth: bytes/s of its memory.
         link: bytes/s that it sends to other cards: over NVLink, or over PCIe
             where it has none.
+        host_link: bytes/s one way between its memory and the host's, over
+            PCIe with 16 lanes. Data sheets print both directions summed:
+            this is half of it (16, 32 and 64 GB/s for PCIe 3, 4 and 5, of
+            which the encoding takes 1.5 %).
         sheet: the data sheet that says so, and its year.
     """
 
@@ -46,6 +50,7 @@ class Card:
     flops: float
     bandwidth: float
     link: float
+    host_link: float
     sheet: str
 
     @property
@@ -60,7 +65,7 @@ def _card(
     thread: str,
     date: str,
     teraflops: tuple[float, float, float],
-    gigabytes: tuple[float, float],
+    gigabytes: tuple[float, float, float],
     sheet: str,
 ) -> Card:
     """A card by its figures as they are printed.
@@ -68,10 +73,11 @@ def _card(
     Args:
         thread: of GitHub, where ``gib`` was printed.
         teraflops: a second: on 16-bit numbers, TF32 and fp32.
-        gigabytes: a second: of its memory, and to other cards.
+        gigabytes: a second: of its memory, to other cards, and one way to
+            the host.
     """
     half, tf32, single = (1e12 * speed for speed in teraflops)
-    bandwidth, link = (1e9 * speed for speed in gigabytes)
+    bandwidth, link, host = (1e9 * speed for speed in gigabytes)
     return Card(
         round(gib * GIB),
         bf16,
@@ -82,6 +88,7 @@ def _card(
         single,
         bandwidth,
         link,
+        host,
         sheet,
     )
 
@@ -96,7 +103,7 @@ CARDS = {
         "meta-llama/codellama/issues/82",
         "2023-11",
         (40.6, 20.3, 20.3),
-        (448, 32),
+        (448, 32, 32),
         GA10X,
     ),
     "RTX 3060": _card(
@@ -105,7 +112,7 @@ CARDS = {
         "meta-llama/llama/issues/455",
         "2023-07",
         (25.5, 12.7, 12.7),
-        (360, 32),
+        (360, 32, 32),
         f"{GA10X}, each of 28 multiprocessors at 1.777 GHz",
     ),
     "T4": _card(
@@ -114,7 +121,7 @@ CARDS = {
         "Zheng-Chong/CatVTON/issues/133",
         "2025-11",
         (65, 0, 8.1),
-        (320, 16),
+        (320, 16, 16),
         "NVIDIA T4 Tensor Core GPU, data sheet, 2019",
     ),
     "RTX 4080": _card(
@@ -123,7 +130,7 @@ CARDS = {
         "aigc-apps/sd-webui-EasyPhoto/issues/281",
         "2023-11",
         (97.5, 48.7, 48.7),
-        (716.8, 32),
+        (716.8, 32, 32),
         "NVIDIA Ada GPU Architecture, white paper, 2022",
     ),
     "RTX 4090": _card(
@@ -132,7 +139,7 @@ CARDS = {
         "ali-vilab/VGen/issues/104",
         "2024-04",
         (165.2, 82.6, 82.6),
-        (1008, 32),
+        (1008, 32, 32),
         "NVIDIA Ada GPU Architecture, white paper, 2022",
     ),
     "RTX 5090": _card(
@@ -141,7 +148,7 @@ CARDS = {
         "Wan-Video/Wan2.1/issues/465",
         "2025-07",
         (209.5, 104.8, 104.8),
-        (1792, 64),
+        (1792, 64, 64),
         "NVIDIA RTX Blackwell GPU Architecture, white paper, 2025",
     ),
     "A100 40 GB": _card(
@@ -150,7 +157,7 @@ CARDS = {
         "TianheWu/CoSeR/issues/10",
         "2025-01",
         (312, 156, 19.5),
-        (1555, 300),
+        (1555, 300, 32),
         A100,
     ),
     "L40S": _card(
@@ -159,7 +166,7 @@ CARDS = {
         "stepfun-ai/Step-Video-T2V/issues/8",
         "2025-02",
         (362.05, 183, 91.6),
-        (864, 32),
+        (864, 32, 32),
         "NVIDIA L40S GPU, data sheet, 2023",
     ),
     "A100 80 GB": _card(
@@ -168,7 +175,7 @@ CARDS = {
         "levihsu/OOTDiffusion/issues/235",
         "2025-03",
         (312, 156, 19.5),
-        (2039, 300),
+        (2039, 300, 32),
         A100,
     ),
     "H100 80 GB": _card(
@@ -177,7 +184,7 @@ CARDS = {
         "vllm-project/vllm/issues/27508",
         "2025-10",
         (989.4, 494.7, 67),
-        (3350, 450),
+        (3350, 450, 64),
         "NVIDIA H100 Tensor Core GPU, data sheet, 2023, SXM",
     ),
 }

@@ -21,7 +21,9 @@ TYPED = {
     "bf16 T4": "chapters/06_precision",
     "DeepSpeed": "chapters/09_sharding",
     "FSDP": "chapters/09_sharding",
-    "offload": "labs/lab4_fsdp",
+    "offload": "chapters/08_offloading",
+    "CPU offload": "chapters/08b_elsewhere",
+    "Liger": "chapters/08a_the_loss",
 }
 
 

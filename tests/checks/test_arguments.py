@@ -46,6 +46,8 @@ THE_PACKAGE_CALLS = {
     "ledger.Transformer.buffers_beside",
     "ledger.Transformer.write",
     "measuring.PeakTracker.inside",
+    "offloading.FileMemory.slot",
+    "offloading.HostMemory.slot",
     "widgets.Whole",
     "widgets.Whole.validate",
     "widgets.Widget",

@@ -11,7 +11,7 @@ FLOORS = [
     "stepping",
     "measuring",
     "ledger",
-    "accumulation adapters checkpointing precision sharding",
+    "accumulation adapters checkpointing offloading precision sharding",
     "schedules",
     "planning",
     "plotting",

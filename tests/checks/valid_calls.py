@@ -24,6 +24,7 @@ from membudget import (
     ledger,
     measuring,
     models,
+    offloading,
     planning,
     policy,
     precision,
@@ -45,6 +46,7 @@ ROOMS = (
     accumulation,
     adapters,
     checkpointing,
+    offloading,
     precision,
     schedules,
     sharding,
@@ -233,6 +235,7 @@ OF_A_KIND = {
     planning.Work: lambda: planning.Work(1, 2, 3, 4),
     planning.Plan: lambda: PLAN,
     planning.Machine: lambda: MACHINE,
+    Sequence[offloading.Block]: lambda: [offloading.Block(1.0, 2)],
     planning.Answer: cache(lambda: planning.search(JOB, 10**6, MACHINE)),
 }
 
@@ -240,6 +243,7 @@ OF_A_NAME = {
     "collective": "all-reduce",
     "device": "cpu",
     "format": "fp16",
+    "machine": "T4",
     "operator": "linear",
     "phase": "forward",
     "recipe": "fp32",
@@ -365,6 +369,12 @@ ROWS = {
         hidden=torch.ones(1, 2, 4),
         targets=torch.zeros(1, 2, dtype=torch.int64),
     ),
+    # offloading
+    "offloading.Block": lambda: dict(again=3),
+    "offloading.gpt_block": lambda: dict(batch=2, checkpointed=True),
+    "offloading.lanes": lambda: dict(link=1e9),
+    "offloading.least_width": lambda: dict(tokens=4),
+    "offloading.sustained": lambda: dict(busy=0.5, full=0.5),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, operator=1e-6, source="a sheet"
@@ -386,6 +396,9 @@ ROWS = {
         plans=EXAMPLES[3], actions=EXAMPLES[3], real=EXAMPLES[4]
     ),
     "policy.loss": lambda: dict(batch=EXAMPLES),
+    # offloading
+    "offloading.FileMemory": lambda: dict(folder="."),
+    "offloading.Offload": lambda: dict(exclude=(OF,)),
     # precision
     "precision.DynamicScale.scales": lambda: dict(overflows=[True, False]),
     "precision.Format": lambda: dict(
@@ -453,6 +466,13 @@ ROWS = {
     "widgets.LossScale": lambda: dict(
         gradients=TENSORS, format="bf16", scale=2, label="a"
     ),
+    "widgets.Offloading": lambda: dict(
+        **{"width": 768, "machine": "T4", "tokens": 1024},
+        **{"busy": 50, "full": 50},
+    ),
+    "widgets.Offloading.block": lambda: dict(what="tapes"),
+    "widgets.Offloading.least": lambda: dict(what="checkpoints"),
+    "widgets.Offloading.run": lambda: dict(what="nothing"),
     "widgets.Recipes": lambda: dict(batch=1, card="T4", checkpointed=True),
     "widgets.Schedules": lambda: dict(
         level=9, segments=[[0, 1], *range(2, 9)], label="a"

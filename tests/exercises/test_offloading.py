@@ -1,110 +1,92 @@
-"""The solutions of chapter 8's pages against real losses."""
+"""The solutions of chapter 8 against real hooks, and against seconds."""
+
+from random import Random
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
-from membudget.exercises.offloading import chunks_for, padded_loss
-from membudget.measuring import PeakTracker, witness
+from membudget import models
+from membudget.exercises.offloading import (
+    check_pack_once,
+    check_tokens_to_hide,
+    pack_once,
+    tokens_to_hide,
+)
+from membudget.measuring import FlopCounter, SavedBytes
+from membudget.offloading import Offload
+from tests.soak import examples
 
-from .judging import accepts, edits, rejects
-from .pages import namespace
-
-
-@pytest.mark.parametrize("chunks", [1, 3, 4, 12, 50])
-def test_the_loss_of_padded_tokens_is_the_plain_one(chunks):
-    """With a chunk of padding alone, and more chunks than tokens, too."""
-    torch.manual_seed(0)
-    head = nn.Linear(4, 7, bias=False).double()
-    rows = torch.randn(12, 4, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(7, (12,))
-    labels[4:9] = -100
-    wanted = rows, head.weight
-    plain = F.cross_entropy(head(rows), labels)
-    mine = padded_loss(head, rows, labels, chunks)
-    torch.testing.assert_close(mine, plain, rtol=0, atol=1e-14)
-    for found, right in zip(
-        torch.autograd.grad(mine, wanted),
-        torch.autograd.grad(plain, wanted),
-        strict=True,
-    ):
-        torch.testing.assert_close(found, right, rtol=0, atol=1e-14)
+from .judging import accepts, judged, rejects
 
 
-def graphless(head, rows, labels, chunks):
-    return F.cross_entropy(head(rows), labels).detach()
+def seconds(width, tokens, flops):
+    """Of a block's forward pass, for one token and unit of width."""
+    return (24 * width**2 + 4 * tokens * width) / width / flops
+
+
+def test_from_this_length_on_the_copy_takes_no_longer_than_the_block():
+    random = Random(0)
+    for _ in range(examples(20)):
+        width = random.randint(1, 9000)
+        kept, flops = random.randint(1, 64), random.uniform(1e12, 1e15)
+        link = random.uniform(1e9, 5e11)
+        tokens = tokens_to_hide(kept, width, flops, link)
+        assert seconds(width, tokens, flops) >= kept / link * (1 - 1e-12)
+        if tokens:
+            assert seconds(width, tokens - 1, flops) < kept / link
+
+
+def test_the_work_is_that_of_a_real_block():
+    block, x = models.Block(32, 4), torch.rand(2, 24, 32)
+    with FlopCounter() as work:
+        block(x)
+    assert work.total == 2 * 24 * (24 * 32**2 + 4 * 24 * 32)
+
+
+def test_packed_once_is_what_offload_moves():
+    model = models.Llama(32, 16, 3, hidden=24)
+    tokens = torch.arange(24).view(2, 12)
+    with SavedBytes(model) as saved:
+        model(tokens).square().sum()
+    with Offload(model) as moved:
+        model(tokens).square().sum()
+    seen = check_pack_once.see(pack_once, check_pack_once.cases[1])
+    assert seen.parts["number of bytes that leave"] == moved.out == saved.total
+
+
+def test_hooks_inside_a_checkpoint_switch_it_off():
+    """What the third exercise is about, in PyTorch alone."""
+    layer, runs = nn.Linear(3, 3), []
+
+    def run(x):
+        runs.append(1)
+        with saved_tensors_hooks(lambda t: t, lambda t: t):
+            return layer(x).sin()
+
+    x = torch.ones(2, 3, requires_grad=True)
+    checkpoint(run, x, use_reentrant=False).sum().backward()
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "words"),
+    ("answer", "words"),
     [
-        ("padded_loss", graphless, "a single number with a graph"),
-        (
-            "padded_loss",
-            lambda head, rows, labels, chunks: F.cross_entropy(
-                rows.detach() @ head.weight.T, labels
-            ),
-            "head and rows need a gradient each",
-        ),
-        ("chunks_for", lambda *args: 0, "is 0; 1 is right"),
-        ("chunks_for", lambda *args: [1, 2], "one number is needed, or None"),
-        *edits(
-            {
-                "chunks_for": """
-                    return None => return 10**6
-                        is 1000000; None is right
-                    """
-            }
-        ),
+        (lambda blocks, x, hooks: None, "Not attempted"),
+        (lambda blocks, x, hooks: 3, "returns no loss"),
     ],
 )
-def test_what_is_said(name, answer, words):
-    rejects(name, answer, words)
+def test_what_is_no_loss(answer, words):
+    assert words in str(judged("moved_inputs", answer))
 
 
-def by_search(tokens, vocabulary, width, budget):
-    for chunks in range(1, tokens + 1):
-        rows = -(-tokens // chunks)
-        need = 8 * rows * vocabulary + 4 * width * (vocabulary + tokens)
-        if need <= budget:
-            return chunks
+def test_another_answer():
+    def whole_numbers(kept, width, flops, link):
+        least = (kept * flops / link - 24 * width) / 4
+        return 0 if least <= 0 else -int(-least // 1)
 
-
-def test_other_right_answers():
-    accepts("chunks_for", by_search)
-
-
-SHAPE = 96, 512, 32
-"""Tokens, vocabulary, width."""
-
-
-def peaks(chunks):
-    """Of the page's own loss: the tracker's, and the allocator's."""
-    tokens, vocabulary, width = SHAPE
-    fused = namespace("chunks_for")["fused"]
-    torch.manual_seed(0)
-    W = torch.randn(vocabulary, width, requires_grad=True)
-    x = torch.randn(tokens, width, requires_grad=True)
-    y = torch.randint(vocabulary, (tokens,))
-
-    def step():
-        fused(x, W, y, chunks).backward()
-        x.grad = W.grad = None
-
-    with PeakTracker(x, W, y) as tracker:
-        step()
-    return tracker.peak - tracker.start, witness(step)
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 5, 7, 32, 96])
-def test_so_many_chunks_fit_and_one_fewer_does_not(chunks):
-    """A few numbers are beside the law: losses, and the targets' places."""
-    tokens = SHAPE[0]
-    room = 24 * -(-tokens // chunks) + 64
-    peak, most = peaks(chunks)
-    assert peak <= most <= peak + room
-    found = chunks_for(*SHAPE, most)
-    assert -(-tokens // found) == -(-tokens // chunks)
-    assert found == chunks_for(*SHAPE, peak)
-    assert chunks_for(*SHAPE, most - room) in (None, *range(found + 1, 97))
+    accepts("tokens_to_hide", whole_numbers)
+    rejects("tokens_to_hide", lambda *_: 7, "is right")
+    assert check_tokens_to_hide.signature.startswith("tokens_to_hide(kept")

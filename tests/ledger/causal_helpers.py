@@ -7,7 +7,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
-from ledger_helpers import add_peft, agree
+from ledger_helpers import add_peft, agree, agree_on_bytes, offloading
 
 from membudget.ledger import from_config, predict
 from membudget.measuring import trace_step
@@ -144,15 +144,20 @@ def same(config, samples, tokens, *, optimizer="adam", **options):
     built = {k: options.get(k) for k in ("checkpointed", "adapter")}
     model = build(config, recipe, **built)
     step = {k: options[k] for k in ("foreach", "fused") if k in options}
-    micro = options.get("micro_batch")
+    micro, moved = options.get("micro_batch"), []
+    batch = batch_of(samples, tokens)
+    run = in_autocast if recipe == "autocast" else loss
+    if options.get("offloaded"):
+        run = offloading(run, moved, *batch)
     tracker = trace_step(
         model,
-        in_autocast if recipe == "autocast" else loss,
-        *batch_of(samples, tokens),
+        run,
+        *batch,
         optimizer=stepper(model, optimizer, **step),
         micro_batch=micro,
     )
     shape = from_config(config)
     found = predict(shape, samples, tokens, optimizer=optimizer, **options)
     agree(found, tracker, bool(micro) and micro < samples)
+    agree_on_bytes(found, moved)
     return found

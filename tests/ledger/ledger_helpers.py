@@ -23,6 +23,7 @@ from membudget.ledger.paper import Paper, PaperTensor
 from membudget.ledger.walk import walk
 from membudget.measuring import PeakTracker, trace_step
 from membudget.models import chunked_loss
+from membudget.offloading import Offload
 from membudget.precision import Autocast
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
@@ -62,6 +63,23 @@ def within(context, loss):
     def run(model, *batch):
         with context():
             return loss(model, *batch)
+
+    return run
+
+
+def offloading(loss, moved, *batch):
+    """The loss, with what its forward pass saves in another memory.
+
+    Args:
+        moved: a list to which each call adds its ``Offload``.
+        *batch: all samples.
+    """
+
+    def run(model, *parts):
+        with Offload(model, *batch) as block:
+            value = loss(model, *parts)
+        moved.append(block)
+        return value
 
     return run
 
@@ -257,6 +275,7 @@ def traced(
     trained=None,
     adapter=None,
     peft=False,
+    moved=None,
 ):
     """The step that ``predict`` predicts with these arguments.
 
@@ -265,6 +284,8 @@ def traced(
         lists: whose autocast :class:`membudget.precision.Autocast` is on;
             None: PyTorch's for a CPU.
         peft: whether the adapter is ``peft``'s or the course's.
+        moved: a list for the ``Offload`` of each micro-batch, of the step
+            before the tracked one, too; None: nothing is offloaded.
 
     Returns:
         Its tracker, and the bytes of the model's buffers.
@@ -292,11 +313,14 @@ def traced(
     if trained is not None or adapter:
         tune(model, trained, adapter, peft)
     buffers = sum(b.nbytes for b in model.buffers())
+    run = within(context, loss)
+    if moved is not None:
+        run = offloading(run, moved, x, y)
     once_more = partial(checkpoint, context_fn=_contexts(context))
     with mock.patch("membudget.models.checkpoint", once_more):
         tracker = trace_step(
             model,
-            within(context, loss),
+            run,
             x,
             y,
             optimizer=MAKE[optimizer](
@@ -334,15 +358,33 @@ def add_peft(model, adapter):
     get_peft_model(model, config, autocast_adapter_dtype=wide)
 
 
-def same(network, batch, *tokens, optimizer=None, peft=False, **options):
+def same(
+    network,
+    batch,
+    *tokens,
+    optimizer=None,
+    peft=False,
+    offloaded=False,
+    **options,
+):
     """Predicted and traced are the same; returns the prediction."""
     step = network, batch, *tokens
     options["optimizer"] = optimizer
-    tracker, buffers = traced(*step, peft=peft, **options)
+    moved = [] if offloaded else None
+    tracker, buffers = traced(*step, peft=peft, moved=moved, **options)
+    options["offloaded"] = offloaded
     predicted = ledger.predict(*step, buffers=buffers, **options)
     micro = options.get("micro_batch")
     agree(predicted, tracker, bool(micro) and micro < batch)
+    agree_on_bytes(predicted, moved or [])
     return predicted
+
+
+def agree_on_bytes(predicted, moved):
+    """What left and came back, in the second of two steps."""
+    second = moved[len(moved) // 2 :]
+    assert predicted.moved == sum(block.out for block in second)
+    assert predicted.moved == sum(block.back for block in second)
 
 
 def master_step(

@@ -38,6 +38,7 @@ def runs(draw):
         "loss_chunks": draw(st.sampled_from([None, None, 2])),
         "optimizer": draw(st.sampled_from([None, "sgd", "adam"])),
         "foreach": draw(st.booleans()),
+        "offloaded": draw(st.booleans()),
     }
 
 
@@ -51,7 +52,8 @@ def test_any_adapter(data, shape, tokens, run):
     sizes = [base] if beside else [base, 4]
     batch, peft = data.draw(st.integers(1, 4)), data.draw(st.booleans())
     adapter = data.draw(adapters(shape, sizes))
-    adapter = replace(adapter, dora=peft and data.draw(st.booleans()))
+    dora = peft and not run["offloaded"] and data.draw(st.booleans())
+    adapter = replace(adapter, dora=dora)
     options = {"recipe": recipe, "trained": beside, "adapter": adapter}
     same(shape, batch, tokens, peft=peft, **options, **run)
 

@@ -136,6 +136,14 @@ def test_attention_that_a_checkpoint_keeps(family, recipe):
             predict(plain, 4, *tokens, kept_attention=True)
 
 
+def test_what_dropout_made_lives_until_the_product_is_over():
+    """Under autocast by CUDA's lists it is fp32, and the product reads a
+    copy."""
+    how = {"recipe": "autocast", "lists": "cuda", "checkpointed": True}
+    shape = Transformer(2, 8, 1, 4, context=20, fused=False, dropout=True)
+    assert same(shape, 3, 20, **how).at_peak.row == "blocks.0 matmul"
+
+
 @pytest.mark.parametrize("recipe", ["fp32", "autocast"])
 def test_a_norm_of_one_operator(recipe):
     """A CPU's LayerNorm without bias: one number more for each token."""
@@ -217,6 +225,7 @@ def steps(draw):
     run = {
         "checkpointed": draw(st.booleans()),
         "micro_batch": draw(st.sampled_from([None, None, 1, 2, 3, 9])),
+        "offloaded": draw(st.booleans()),
     }
     return precision | run | draw(st.sampled_from([*STEPS.values()]))
 

@@ -582,6 +582,34 @@ def test_a_gradient_that_a_hook_uses_up_is_a_gradient():
     check_account(tracker)
 
 
+class Inside(torch.optim.Optimizer):
+    """Another optimizer's step, and then its own."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.other = torch.optim.SGD(self.param_groups[0]["params"], 0.1)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.other.step()
+        for p in self.param_groups[0]["params"]:
+            p.clamp_(-1, 1)
+
+
+def test_a_step_goes_on_after_one_inside_it():
+    p = nn.Parameter(torch.ones(4))
+    optimizer = Inside([p])
+    p.grad = torch.ones(4)
+    with PeakTracker(p) as tracker:
+        optimizer.step()
+        p.detach().add(1)
+    phases = [o.phase for o in tracker.operators if o.name in PLAIN]
+    assert phases == ["optimizer", "optimizer", "forward"]
+
+
+PLAIN = {"aten.add_", "aten.clamp_", "aten.add"}
+
+
 def test_optimizer_states_from_before_the_block():
     model = nn.Linear(WIDTH, WIDTH, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)

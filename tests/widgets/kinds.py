@@ -6,6 +6,7 @@ import kind_bits
 import kind_fits
 import kind_ledger
 import kind_lossscale
+import kind_offloading
 import kind_planning
 import kind_recipes
 import kind_schedules
@@ -24,6 +25,7 @@ KINDS = tuple(
         kind_fits,
         kind_ledger,
         kind_lossscale,
+        kind_offloading,
         kind_planning,
         kind_recipes,
         kind_schedules,

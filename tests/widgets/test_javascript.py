@@ -10,6 +10,7 @@ from pathlib import Path
 import kind_accumulation
 import kind_adapters
 import kind_fits
+import kind_offloading
 import kind_yours
 import ledger_cases
 import node
@@ -67,6 +68,7 @@ def grid(tmp_path_factory):
         "bits": precision_cases.bits(),
         "lossscale": list(precision_cases.loss_scales()),
         "recipes": list(precision_cases.accounts()),
+        "offloading": list(kind_offloading.cases()),
         "planning": list(planning_cases.cases()),
         "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),

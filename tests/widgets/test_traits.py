@@ -31,6 +31,15 @@ BAD = {
         ("scale", 2**-13, "power of two"),
         ("histogram", {}, "read-only|histogram"),
     ],
+    "offloading": [
+        ("width", 100, "width is 100: use a whole number from 256 to 16384"),
+        ("width", 1000, "width is 1000: use a multiple of 256"),
+        ("tokens", 512, "from 1024 to 131072"),
+        ("tokens", 3000, "tokens is 3000: use a power of two"),
+        ("busy", 9, "from 10 to 100"),
+        ("full", 101, "from 10 to 100"),
+        ("tables", {}, "read-only|tables"),
+    ],
     "planning": [
         ("ranks", 3, "ranks is 3: use a power of two from 1 to 64"),
         ("ranks", 128, "from 1 to 64"),

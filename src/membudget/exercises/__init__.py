@@ -26,6 +26,8 @@ SUBJECTS = (
     "four_bits",
     "in_backward",
     "offloading",
+    "losses",
+    "elsewhere",
     "planning",
     "policy",
     "sharding",

@@ -1,219 +1,245 @@
-"""The exercises on offloading, and on losses in pieces."""
+"""The exercises of chapter 8: when a copy hides, and hooks that move data."""
 
 from collections.abc import Callable
+from functools import partial
+from math import ceil
+from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from membudget.exercises.compare import Seen, numbers
-from membudget.exercises.core import Case, Exercise
+from membudget import models
+from membudget.exercises.compare import Seen
+from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import doubles, flat, found, returned
+from membudget.exercises.observe import answer, doubles, flat, is_empty
 
-# A loss in pieces, of padded tokens
-
-
-def padded_loss(head, rows, labels, chunks):
-    def summed(rows, labels):
-        return F.cross_entropy(head(rows), labels, reduction="sum")
-
-    parts = zip(rows.chunk(chunks), labels.chunk(chunks), strict=True)
-    sums = [checkpoint(summed, *part, use_reentrant=False) for part in parts]
-    return sum(sums) / (labels != -100).sum()
+# From which length on a copy hides
 
 
-def _padded(chunks: int, *counts: int) -> Case:
-    """Chunks of five tokens; so many in each are no padding."""
+def tokens_to_hide(kept, width, flops, link):
+    return max(0, ceil((kept * flops / link - 24 * width) / 4))
 
-    def make() -> tuple:
-        head = nn.Linear(4, 7, bias=False).double()
-        rows = torch.randn(5 * len(counts), 4, dtype=torch.float64)
-        labels = torch.randint(7, (len(counts), 5))
-        padding = torch.arange(5) >= torch.tensor(counts)[:, None]
-        labels = labels.masked_fill(padding, -100).flatten()
-        return head, rows.requires_grad_(), labels, chunks
 
-    told = ", ".join(map(str, counts))
-    return Case(
-        f"{5 * len(counts)} tokens in {chunks} chunks; of each five these "
-        f"many are no padding: {told}",
-        make,
+check_tokens_to_hide = Exercise(
+    tokens_to_hide,
+    cases=[
+        given(kept=32, width=64, flops=500e12, link=50e9),
+        given(kept=2, width=4096, flops=60e12, link=25e9),
+        given(kept=32, width=1001, flops=7e12, link=3e9),
+    ],
+    observe=answer,
+    mistakes="""
+        max(0, ceil((kept * flops / link - 24 * width) / 4)) => ceil((kept * \
+flops / link - 24 * width) / 4)
+            a wide model hides the copy at any length: no number of tokens is
+            below 0.
+        24 * width) / 4 => 24 * width)
+            attention's work is 4·T FLOPs a token and unit of width.
+        - 24 * width =>
+            the matrix products hide a part: 24·h FLOPs a token and unit of
+            width.
+        - 24 * width => - 12 * width
+            a matrix product takes two FLOPs a weight and token: 12·h weights
+            a unit of width are 24·h FLOPs.
+        - 24 * width => - 24 * width**2
+            both sides are divided by h once: h² became h.
+        flops / link => link / flops
+            the copy takes kept/B seconds a token and unit of width, which is
+            kept·F/B FLOPs.
+        ceil((kept * flops / link - 24 * width) / 4) => (kept * flops / link \
+- 24 * width) / 4
+            tokens are whole: round up.
+    """,
+    shown="From this length on even attention alone gives the copy time.",
+)
+
+# Hooks that move each storage once
+
+
+def view_of(tensor):
+    """What makes of a storage this view of it."""
+    return (
+        tensor.dtype,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
     )
 
 
-KEPT = (
-    "no chunk's logits are made again in the backward pass, so the "
-    "log-probabilities of all chunks are kept: checkpoint each chunk."
-)
-WHOLE = "the head reads more rows at once than a chunk has."
+def pack_once(tensor, left, stays, out):
+    storage = tensor.untyped_storage()
+    if storage in stays:
+        return tensor.detach()
+    if storage not in left:
+        left[storage] = out(storage)
+    return left[storage], view_of(tensor)
 
 
-def _in_pieces(fn: Callable, args: tuple) -> Seen:
-    """A loss and its gradients, and how many rows the head reads at once."""
-    head, rows, labels, chunks = args
-    read: list[int] = []
-    head.register_forward_pre_hook(lambda _, given: read.append(len(given[0])))
-    loss = found(fn, fn(*args), torch.Tensor, "a tensor")
-    if loss.ndim or not loss.requires_grad:
-        raise Problem(
-            "the loss is a single number with a graph: sum the chunks' losses."
-        )
-    forward = len(read)
-    loss.backward()
-    if head.weight.grad is None or rows.grad is None:
-        raise Problem("head and rows need a gradient each: keep the graph.")
-    seen = Seen(
+def _llama(depth: int) -> Case:
+    def make() -> tuple:
+        return (models.Llama(32, 16, depth, hidden=24),)
+
+    return Case(f"a Llama of {depth} blocks", make)
+
+
+def _packed(fn: Callable, args: tuple) -> Seen:
+    """What leaves in a step under hooks that pack with ``fn``."""
+    (model,) = args
+    stays = {p.untyped_storage() for p in model.parameters()}
+    left: WeakKeyDictionary = WeakKeyDictionary()
+    sizes: list[int] = []
+    packed: list[object] = []
+    held: set[torch.UntypedStorage] = set()
+
+    def out(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if not isinstance(storage, torch.UntypedStorage):
+            raise Problem("`out` copies a storage: tensor.untyped_storage().")
+        sizes.append(storage.nbytes())
+        return storage.clone()
+
+    def pack(tensor: torch.Tensor) -> object:
+        packed.append(fn(tensor, left, stays, out))
+        if isinstance(packed[-1], torch.Tensor):
+            held.add(packed[-1].untyped_storage())
+        return packed[-1]
+
+    def unpack(what: object) -> torch.Tensor:
+        if isinstance(what, torch.Tensor):
+            return what
+        if not isinstance(what, tuple) or len(what) != 2:
+            raise Problem(
+                "return the tensor where it stays, and else what `out` "
+                "returned with `view_of(tensor)`."
+            )
+        host, (dtype, *view) = what
+        return torch.empty(0, dtype=dtype).set_(host.clone(), *view)
+
+    tokens = torch.arange(24).view(2, 12)
+    with saved_tensors_hooks(pack, unpack):
+        value = model(tokens).square().sum()
+    if not sizes and all(map(is_empty, packed)):
+        raise Problem
+    value.backward()
+    return Seen(
         {
-            "loss": doubles(loss),
-            "gradient": flat([head.weight.grad, rows.grad]),
+            "gradient": flat([p.grad for p in model.parameters()]),
+            "number of bytes that leave": doubles(sum(sizes)),
+            "number of bytes that the graph holds on the device": doubles(
+                sum(storage.nbytes() for storage in held - stays)
+            ),
         }
     )
-    if len(read) == forward:
-        seen.hint = KEPT
-    elif max(read) > -(-len(labels) // chunks):
-        seen.hint = WHOLE
-    return seen
 
 
-SUM = ', reduction="sum"'
-COUNT = "/ (labels != -100).sum()"
-
-check_padded_loss = Exercise(
-    padded_loss,
-    cases=[
-        _padded(3, 5, 2, 1),
-        _padded(3, 4, 0, 3),
-        _padded(1, 2, 5),
-        _padded(4, 5, 5, 5, 5),
-    ],
-    observe=_in_pieces,
-    mistakes=f"""
-        {SUM} =>
-        {COUNT} => / len(sums)
-            this is the mean of the chunks' means: a token among much padding
-            weighs more than others, and a chunk of padding alone is 0/0. Add
-            the sums, and divide once.
-        {SUM} =>
-        {COUNT} => * len(labels) / len(sums) / (labels != -100).sum()
-            the chunks' means are weighted by all of their tokens: padding
-            does not count.
-        {COUNT} => / len(labels)
-            the sum is divided by all tokens: padding (-100) does not count.
-        {COUNT} => / len(sums)
-            the sum is divided by the number of chunks: divide it by the
-            tokens that are no padding.
-        {COUNT} =>
-            the sum is not divided by the tokens that are no padding.
-        checkpoint(summed, *part, use_reentrant=False) => summed(*part)
-            {KEPT}
-        .chunk(chunks), labels.chunk(chunks), => .chunk(1), labels.chunk(1),
-            {WHOLE}
-        """,
+check_pack_once = Exercise(
+    pack_once,
+    cases=[_llama(1), _llama(3)],
+    observe=_packed,
+    mistakes="""
+        if storage in stays: => if False:
+            the weights leave, too, and they are on the device anyway: return
+            a tensor whose storage is in `stays`.
+        if storage not in left: => if True:
+        or left[storage] = out(storage) => return out(storage), view_of(tensor)
+            a storage that is saved twice leaves twice: note in `left` what
+            `out` returned, and look there first.
+        if storage not in left: => if True:
+        if storage in stays: => if False:
+            this is save_on_cpu: weights leave, too, and what is saved twice
+            leaves twice.
+        return left[storage], view_of(tensor) => return tensor.detach()
+            nothing leaves for good: the graph still holds the tensor, and so
+            does the device. Return what `out` returned, and the view.
+        view_of(tensor) => view_of(tensor.new_empty(tensor.shape))
+            a view begins somewhere in its storage, and may be turned: that
+            is what `view_of(tensor)` notes.
+    """,
     shown=(
-        "It is the mean over all tokens that are no padding, however they "
-        "are cut."
+        "Each storage leaves once, and the weights stay: what Offload moves."
     ),
 )
 
-# The fewest chunks that fit
+# Hooks inside a checkpoint
 
 
-def chunks_for(tokens, vocabulary, width, budget):
-    floor = 4 * width * (vocabulary + tokens)
-    rows = (budget - floor) // (2 * 4 * vocabulary)
-    if rows < 1:
-        return None
-    return -(-tokens // rows)
+def moved_inputs(blocks, x, hooks):
+    with hooks():
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+    return x.sum()
 
 
-NONE = -1
-"""Stands for None among the answers."""
+def _blocks(depth: int) -> Case:
+    def make() -> tuple:
+        blocks = nn.ModuleList(models.Block(8, 2) for _ in range(depth))
+        return blocks, torch.rand(2, 6, 8)
+
+    return Case(f"{depth} blocks", make)
 
 
-def _budgets(tokens: int, vocabulary: int, width: int, *spare: int) -> Case:
-    """Budgets, given as rows of logits that fit above the floor, in bytes."""
-    floor = 4 * width * (vocabulary + tokens)
-    calls = tuple((tokens, vocabulary, width, floor + more) for more in spare)
-    told = f"tokens = {tokens}, vocabulary = {vocabulary}, width = {width}"
-    return Case(told, lambda: calls)
+def _stepped(fn: Callable, args: tuple) -> Seen:
+    """What hooks see of a step, and how often each block runs."""
+    blocks, x = args
+    x = x.requires_grad_()
+    runs, seen = [0] * len(blocks), []
+    counted = []
+    for index, block in enumerate(blocks):
+
+        def run(y: torch.Tensor, index: int = index, block=block):
+            runs[index] += 1
+            return block(y)
+
+        counted.append(run)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.nbytes)
+        return tensor.detach()
+
+    hooks = partial(saved_tensors_hooks, pack, lambda tensor: tensor)
+    value = fn(counted, x, hooks)
+    if is_empty(value):
+        raise Problem
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        raise Problem("your function returns no loss: return `x.sum()`.")
+    value.backward()
+    return Seen(
+        {
+            "gradient of x": x.grad,
+            "list of runs, block by block,": doubles(runs),
+            "number of bytes that the hooks see": doubles(sum(seen)),
+        }
+    )
 
 
-def _said(count: torch.Tensor) -> str:
-    return "None" if count.item() == NONE else numbers(count)
-
-
-def _counted(fn: Callable, args: tuple) -> Seen:
-    """The number of chunks, or None, for each of several budgets."""
-    results = [fn(*call) for call in args]
-    returned(fn, next((r for r in results if r is not None), None))
-    parts = {
-        f"number of chunks for a budget of {budget} bytes": doubles(
-            NONE if result is None else result
-        )
-        for (*_, budget), result in zip(args, results, strict=True)
-    }
-    if any(part.ndim for part in parts.values()):
-        raise Problem("one number is needed, or None.")
-    return Seen(parts, said=_said)
-
-
-LOGITS = "2 * 4 * vocabulary"
-_ROW = 2 * 4 * 1000
-"""Bytes of a row of logits and of one of log-probabilities."""
-
-check_chunks_for = Exercise(
-    chunks_for,
-    cases=[
-        _budgets(
-            300,
-            1000,
-            20,
-            300 * _ROW,
-            299 * _ROW,
-            7 * _ROW,
-            2 * _ROW - 1,
-            _ROW,
-            _ROW - 1,
-            0,
-            -9000,
-        ),
-        _budgets(2048, 8192, 256, 2**27, 2**26, 2**20, 2**16, 2**15),
-        _budgets(5, 1000, 20, 9 * _ROW, 3 * _ROW, 2 * _ROW),
-    ],
-    observe=_counted,
-    mistakes=f"""
-        {LOGITS} => 4 * vocabulary
-            a chunk has two tensors of its logits' size at once, the logits
-            and their log-probabilities.
-        {LOGITS} => 3 * 4 * vocabulary
-            three tensors of the logits' size are the plain loss's: in
-            `Fused` two are alive at once.
-        {LOGITS} => 2 * vocabulary
-            the logits are in fp32, 4 bytes each.
-        -(-tokens // rows) => tokens // rows
-            rounded down there is a chunk too few, and each is too large:
-            round up.
-        -(-tokens // rows) => tokens // rows + 1
-            this is one too many where the rows divide the tokens: round up.
-        -(-tokens // rows) => rows
-            this is how many rows fit at once, not how many chunks it takes.
-        if rows < 1: => if False:
-        or if rows < 1: => if rows < 0:
-            where not even one row fits, no number of chunks does: return
-            None.
-        if rows < 1: => if rows <= 1:
-            chunks of one row are the smallest, and they are allowed.
-        4 * width * (vocabulary + tokens) => 0
-            the gradients of the head and of the rows are there in whole,
-            however small the chunks are.
-        (vocabulary + tokens) => vocabulary
-            the gradient of the rows is missing: tokens × width numbers.
-        (vocabulary + tokens) => tokens
-            the gradient of the head is missing: vocabulary × width numbers.
-        floor = 4 * => floor = 2 *
-            the gradients are in fp32, 4 bytes each.
+check_moved_inputs = Exercise(
+    moved_inputs,
+    cases=[_blocks(3), _blocks(2)],
+    observe=_stepped,
+    mistakes="""
+        checkpoint(block, x, use_reentrant=False) => block(x)
+        or with hooks(): => if True:
+        x = checkpoint(block, x, use_reentrant=False) => x = \
+checkpoint(lambda y, block=block: _inside(hooks, block, y), x, \
+use_reentrant=False)
+        or x = checkpoint(block, x, use_reentrant=False) => x = \
+checkpoint(lambda y, block=block: _inside(hooks, block, y), x, \
+use_reentrant=False)
+            no block runs again, and whole tapes leave: there are no
+            checkpoints, or the hooks stand inside them and take the place of
+            a checkpoint's own.
+        with hooks(): => if True:
+            the hooks are not entered: nothing leaves.
     """,
-    shown="Measured, this many chunks fit, and one fewer does not.",
+    shown=(
+        "Outside the checkpoints the hooks see the blocks' inputs, and every "
+        "block runs again."
+    ),
 )
+
+
+def _inside(hooks: Callable, block: Callable, x: torch.Tensor) -> torch.Tensor:
+    with hooks():
+        return block(x)

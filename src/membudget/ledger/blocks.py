@@ -84,11 +84,11 @@ class Block(Written):
                 x = op.leaf(paper, x)  # the library asks for its gradient
             x, *variables = self.positioned(x)
             for index in range(shape.depth):
-                start, self.index = len(paper.rows), index
+                start, self.index, given = len(paper.rows), index, x
                 with paper.inside(f"layers.{index}"):
                     x = self.block(x)
                 if index in checkpointed:
-                    paper.checkpoint(start)
+                    paper.checkpoint(start, (given,))
             x = self.norm(x, self.last)
         paper.last.watches += *variables, self.places
         self.loss(x, table, labels)

@@ -742,7 +742,7 @@ def leaf(paper: Paper, x: PaperTensor) -> PaperTensor:
     """``x.requires_grad_()``: autograd keeps x, whose gradient it makes."""
     x.trained = True
     y = _view(x)
-    paper.write("leaf", (x,), (y,), saves=(x,), gives=((x, "g"),))
+    paper.write("leaf", (x,), (y,), saves=(x,), seen=(), gives=((x, "g"),))
     paper.leaves.append(y)
     return y
 
@@ -937,6 +937,7 @@ def unfused_attention(
     kept += (scaled, mask, weights)  # variables until attention returns
     if drop:
         weights = dropout(paper, weights)
+        kept += (weights,)
     if times == 1 and not folds:
         v = contiguous(paper, v, copied=False)
     return matmul(paper, weights, v, q.elements, watches=kept)

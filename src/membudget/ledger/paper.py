@@ -71,6 +71,7 @@ class Row:
             will have no backward pass keeps them.
         kept: whether what it makes stays in spite of a checkpoint around it,
             and is not made again.
+        seen: of what it saves, what hooks for saved tensors see; None: all.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Row:
     watches: tuple[PaperTensor, ...] = ()
     holds: tuple[PaperTensor, ...] = ()
     kept: bool = False
+    seen: tuple[PaperTensor, ...] | None = None
 
     @property
     def needs(self) -> bool:
@@ -111,10 +113,13 @@ class Segment:
         rows: in order.
         casts: rows before it that made copies for autocast, which it reads.
             They are gone by the backward pass and are made again first.
+        seen: of what it keeps, what hooks for saved tensors see: the
+            arguments of the call. The function holds the rest. None: all.
     """
 
     rows: list[Row]
     casts: list[Row] = field(default_factory=list)
+    seen: tuple[PaperTensor, ...] | None = None
 
     @property
     def makes(self) -> tuple[PaperTensor, ...]:
@@ -218,11 +223,15 @@ class Paper:
         """The row that was written last, which is no segment."""
         return cast("Row", self.rows[-1])
 
-    def checkpoint(self, start: int) -> None:
-        """Put the rows from number ``start`` on under one checkpoint."""
+    def checkpoint(
+        self, start: int, given: tuple[PaperTensor, ...] | None = None
+    ) -> None:
+        """Put the rows from number ``start`` on under one checkpoint, which
+        is called with what is ``given``."""
         if not self.rows[start:]:
             return
-        segment = Segment(cast("list[Row]", self.rows[start:]))
+        rows = cast("list[Row]", self.rows[start:])
+        segment = Segment(rows, seen=given)
         read = {id(tensor) for row in segment.rows for tensor in row.reads}
         segment.casts = [
             cast

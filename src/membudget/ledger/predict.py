@@ -1,6 +1,7 @@
 """The peak of a whole step, from the rows alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from membudget.checks import flag, instance, one_of, whole
@@ -12,6 +13,7 @@ from membudget.ledger.adapters import (
     stepped_recipe,
 )
 from membudget.ledger.causal import CausalLM
+from membudget.ledger.host import check_host
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
@@ -19,7 +21,7 @@ from membudget.ledger.recipes import (
     optimizer_bytes,
     update_workspace,
 )
-from membudget.ledger.walk import Prediction, walk
+from membudget.ledger.walk import Prediction, moved, walk
 
 
 def predict(
@@ -40,6 +42,8 @@ def predict(
     keep_gradients: bool = False,
     trained: Sequence[str] | None = None,
     adapter: Adapter | None = None,
+    offloaded: bool = False,
+    optimizer_on_host: bool = False,
 ) -> Prediction:
     """Predict a training step: nothing runs, nothing is allocated.
 
@@ -82,6 +86,14 @@ def predict(
             patterns such as ``"blocks.[45].*"`` or ``"*.bias"``. By default
             all are, and beside an adapter none.
         adapter: of a transformer, the LoRA in its blocks.
+        offloaded: whether the forward pass and the loss of each micro-batch
+            run under :class:`membudget.offloading.Offload`, around its
+            checkpoints. On a GPU the storages that are on their way
+            (``ahead``) come on top.
+        optimizer_on_host: whether the optimizer steps there
+            (:func:`membudget.offloading.optimizer_on_host`): on the device
+            are no states, and the step allocates nothing.
+            :func:`host_step` tells the host's bytes.
 
     Raises:
         ValueError: an optimizer without a rule for its step,
@@ -91,12 +103,14 @@ def predict(
             option that is a transformer's, an adapter's target that does not
             exist, a rank above a layer's width, an adapter beside master
             copies or beside trained weights of another dtype, 4 bits under
-            autocast or trained, or nothing that is trained.
+            autocast or trained, DoRA offloaded, nothing that is trained, or
+            an optimizer on the host without a rule or with gradients that
+            stay.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(fused, "fused")
     flag(keep_gradients, "keep_gradients")
-    flag(kept_attention, "kept_attention")
+    flag(kept_attention, "kept_attention"), flag(offloaded, "offloaded")
     one_of(lists, LISTS, "list of operators for")
     one_of(kernels, LISTS, "kernels of")
     chosen = RECIPES[one_of(recipe, RECIPES, "recipe")]
@@ -129,6 +143,11 @@ def predict(
             "kept, its weights frozen or adapted: leave loss_chunks, "
             "kept_attention, trained and adapter out for a Chain"
         )
+    if offloaded and adapter and adapter.dora:
+        raise ValueError(
+            "there is no rule for DoRA that is offloaded: of its norms' graph "
+            "what leaves never comes back. Use dora=False, or offloaded=False"
+        )
     full, rest = divmod(batch, size)
     # every full micro-batch but the first is like the second
     papers = []
@@ -156,19 +175,27 @@ def predict(
     recipe = stepped_recipe(recipe, adapter)
     there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
-    if optimizer is not None:
+    if flag(optimizer_on_host, "optimizer_on_host"):
+        _check_host(recipe, optimizer, keep_gradients)
+        workspace = [0]
+    elif optimizer is not None:
         workspace = update_workspace(
             weights, recipe, optimizer, foreach, fused
         )
         kept = optimizer_bytes(weights, recipe, optimizer)
-    return walk(
+    found = walk(
         papers,
         states=kept,
         inputs=sample * batch,
         gradients=RECIPES[recipe].gradients * sum(weights) if there else 0,
         buffers=buffers,
         workspace=workspace,
+        offloaded=offloaded,
     )
+    if not offloaded:
+        return found
+    left = full * moved(papers[0]) + bool(rest) * moved(papers[-1])
+    return replace(found, moved=left)
 
 
 def rules(
@@ -195,6 +222,15 @@ def _checked(network: Transformer | CausalLM | Chain) -> None:
         "the network",
         "a Transformer, a CausalLM or a Chain",
     )
+
+
+def _check_host(recipe: str, optimizer: str | None, keeps: bool) -> None:
+    if optimizer is None or keeps:
+        raise ValueError(
+            "the optimizer on the host takes the gradients with it: name an "
+            "optimizer, and leave keep_gradients out"
+        )
+    check_host(recipe, optimizer)
 
 
 def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from membudget.checks import one_of, told
@@ -47,12 +47,15 @@ class Prediction:
         between: what is alive when a pass enters a block, under the block's
             name, or leaves the last one, under ``""``; a ``""`` of the
             backward pass also stands at its end.
+        moved: bytes that leave for another memory in the forward passes of
+            the step, and come back in its backward passes.
     """
 
     moments: tuple[PaperMoment, ...]
     start: int
     saved: int
     between: tuple[PaperMoment, ...] = ()
+    moved: int = 0
 
     @property
     def at_peak(self) -> PaperMoment:
@@ -80,6 +83,7 @@ def walk(
     gradients: int = 0,
     buffers: int = 0,
     workspace: Sequence[int] = (),
+    offloaded: bool = False,
 ) -> Prediction:
     """Go through a step: every micro-batch forward and backward, then update.
 
@@ -93,8 +97,10 @@ def walk(
         buffers: bytes of buffers; counted as parameters.
         workspace: bytes that the optimizer's step allocates, at each of its
             moments.
+        offloaded: whether what autograd saves waits in another memory
+            (:class:`membudget.offloading.Offload`).
     """
-    machine = _Walk()
+    machine = _Walk(offloaded)
     weights = papers[0].parameters
     machine.live.update(
         parameters=buffers + sum(w.bytes for w in weights + papers[0].frozen),
@@ -126,7 +132,8 @@ class _Held:
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, offloaded: bool) -> None:
+        self.offloaded = offloaded
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.total = 0  # of what is alive
         self.moments: list[PaperMoment] = []
@@ -181,6 +188,10 @@ class _Walk:
         self.extras: dict[int, _Held] = {}
         # what rows under a checkpoint keep, by row
         self.kept: dict[int, dict[int, _Held]] = {}
+        # what waits in another memory, by how many will ask for it, and what
+        # came back
+        self.away: Counter[int] = Counter()
+        self.back: dict[int, _Held] = {}
         self.pending: dict[int, _Held] = {}
         for held in self._forward(paper.rows, "forward", keep=loss):
             self.release(held)
@@ -199,8 +210,8 @@ class _Walk:
     def _find(self, tensor: PaperTensor) -> _Held | None:
         """Its memory; None for what exists before the step."""
         key = id(tensor.storage)
-        for scope in reversed(self.scopes):
-            if key in scope:
+        for scope in (*self.scopes[:0:-1], self.back, self.scopes[0]):
+            if key in scope and scope[key].holders:
                 return scope[key]
         return None
 
@@ -233,7 +244,7 @@ class _Walk:
             for t in _uses(row) + _holds(row) * tape
         }
         if tape:
-            saved |= {id(t.storage) for row in rows for t in _saves(row)}
+            saved |= {id(t.storage) for row in rows for t in self._stays(row)}
             saved |= {id(keep)}
         end = len(rows)
         if phase == "recomputation":
@@ -288,7 +299,7 @@ class _Walk:
             return made
         made = {}
         kept = row.kept and not tape
-        keeps = (tape and row.gives) or kept
+        keeps = (tape and row.gives and not self._leaves) or kept
         if row.extra:
             extra = self.make(
                 row.extra, "activations" if keeps else "temporaries"
@@ -311,11 +322,43 @@ class _Walk:
                 held.holders += 1
         return made
 
+    @property
+    def _leaves(self) -> bool:
+        """Whether what a row saves goes to another memory; what a
+        recomputation saves does not."""
+        return self.offloaded and len(self.scopes) == 1
+
+    def _stays(self, row: Row | Segment) -> tuple[PaperTensor, ...]:
+        """What a row keeps here."""
+        if not self._leaves:
+            return _saves(row)
+        away = _seen(row)
+        return tuple(t for t in _saves(row) if t not in away)
+
     def _save(self, row: Row | Segment) -> None:
-        for t in _saves(row):
+        if self._leaves:
+            self.away.update(id(t.storage) for t in _seen(row))
+        for t in self._stays(row):
             held = self._find(t)
             if held is not None:
                 held.holders += 1
+
+    def _let_go(self, saved: tuple[PaperTensor, ...]) -> None:
+        """Each of these was used once."""
+        for t in saved:
+            self.release(self._find(t))
+
+    def _unpack(self, row: Row | Segment) -> None:
+        """What a row saved comes back whole; all that ask for it hold it."""
+        for t in _seen(row):
+            storage = t.storage
+            asked = self.away.pop(id(storage), 0)
+            if asked and not storage.kind:
+                held = self.make(storage.bytes, "temporaries")
+                held.holders = asked
+                self.back[id(storage)] = held
+        if isinstance(row, Row) and row.extra:
+            self.extras[id(row)] = self.make(row.extra, "temporaries")
 
     def _backward(self, rows: Sequence[Row | Segment]) -> None:
         names = [_block(row) for row in rows]
@@ -328,26 +371,34 @@ class _Walk:
 
     def _segment(self, segment: Segment) -> None:
         needed = [row for row in segment.rows if row.needs]
+        held = self._stays(segment)
         self.scopes.append({})
         for row in reversed(segment.rows):
             # the first that asks for what was saved
             if needed and row is needed[-1]:
                 rows = [*segment.casts, *segment.rows]
-                for held in self._forward(rows, "recomputation"):
-                    self.release(held)
+                self._unpack(segment)
+                for late in self._forward(rows, "recomputation"):
+                    self.release(late)
+                if self.offloaded:  # its arguments
+                    self._let_go(_seen(segment))
             last = needed and row is needed[0]
-            self._row(row, _saves(segment) if last else ())
+            self._row(row, held if last else ())
         self.scopes.pop()
 
     def _row(self, row: Row, also: tuple[PaperTensor, ...] = ()) -> None:
-        """The backward pass of a row; afterwards ``also`` is let go."""
+        """The backward pass of a row; afterwards ``also``, which stayed
+        here, is let go."""
         pending = (self.pending.pop(id(t), None) for t in row.makes)
         arriving = [held for held in pending if held is not None]
         if not arriving:
             return
         names: dict[str, _Held | None] = {}
         gives = {name: tensor for tensor, name in row.gives}
-        saved = row.saves
+        saved, early = row.saves, self.offloaded or len(self.scopes) > 1
+        if self._leaves:
+            saved, also = _seen(row), self._stays(row)
+            self._unpack(row)
         for name, size in row.steps:
             if size:
                 held = self.make(size, self._category(gives.get(name)))
@@ -359,13 +410,13 @@ class _Walk:
                 arriving = []
             elif name != "saved":
                 self.release(names.pop(name))
-            elif len(self.scopes) > 1:  # unpacked, used, and let go
-                for t in saved:
-                    self.release(self._find(t))
+            elif early:  # unpacked, used, and let go
+                self._let_go(saved)
                 saved = ()
         self.moment(row.name, "backward")
-        for t in (*saved, *also):
-            self.release(self._find(t))
+        self._let_go(saved)
+        for t in also:  # not what came back
+            self.release(self.scopes[0].get(id(t.storage)))
         if row.extra:
             self.release(self.extras.pop(id(row)))
         for _, name in row.gives:
@@ -450,6 +501,19 @@ def _saves(row: Row | Segment) -> tuple[PaperTensor, ...]:
     return row.saves
 
 
+def _seen(row: Row | Segment) -> tuple[PaperTensor, ...]:
+    """What of it a hook for saved tensors sees."""
+    if row.seen is None:
+        return _saves(row)
+    seen = [t.storage for t in row.seen]
+    return tuple(t for t in _saves(row) if t.storage in seen)
+
+
+def moved(paper: Paper) -> int:
+    """Bytes that leave where what autograd keeps waits elsewhere."""
+    return sum(tensor.bytes for tensor, _ in _kept(paper, _seen))
+
+
 def kept(paper: Paper) -> list[tuple[PaperTensor, list[Row | Segment]]]:
     """What autograd keeps from the forward pass to the backward pass.
 
@@ -460,9 +524,15 @@ def kept(paper: Paper) -> list[tuple[PaperTensor, list[Row | Segment]]]:
         Each tensor that is saved, once, with the rows that save it, in
         order. A row's statistics are a tensor of 2 bytes a number.
     """
+    return _kept(paper, _saves)
+
+
+def _kept(
+    paper: Paper, saves: Callable[[Row | Segment], tuple[PaperTensor, ...]]
+) -> list[tuple[PaperTensor, list[Row | Segment]]]:
     found: dict[int, tuple[PaperTensor, list[Row | Segment]]] = {}
     for row in paper.rows:
-        saved = {id(t.storage): t.storage for t in _saves(row)}
+        saved = {id(t.storage): t.storage for t in saves(row)}
         if isinstance(row, Row) and row.extra and row.gives:
             statistics = PaperTensor(row.extra // 2, 2)
             saved[id(statistics)] = statistics

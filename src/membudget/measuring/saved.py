@@ -1,6 +1,7 @@
 """Bytes that autograd keeps for the backward pass."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import FrameType
 from weakref import WeakSet
@@ -59,13 +60,7 @@ class SavedBytes:
 
     def __init__(self, *exclude: torch.Tensor | nn.Module) -> None:
         self.by_module: dict[str, int] = {}
-        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
-        for item in exclude:
-            use = "tensors and modules (unpack lists with *)"
-            instance(item, torch.Tensor | nn.Module, "what to exclude", use)
-            whole = isinstance(item, nn.Module)
-            for tensor in module_tensors(item) if whole else [item]:
-                self._seen.update(storages(tensor))
+        self._seen = excluded(exclude)
         models = [item for item in exclude if isinstance(item, nn.Module)]
         self._modules = ModuleStack(*models)
         self._exit: ExitStack | None = None
@@ -80,16 +75,10 @@ class SavedBytes:
             raise RuntimeError(
                 "this SavedBytes is counting already: use another one inside"
             )
-        if _inside_checkpoint():
-            raise RuntimeError(
-                "SavedBytes was entered inside a function that runs under "
-                f"{CHECKPOINT}: there its hooks would switch the "
-                "checkpointing off, or see nothing. Enter it around the "
-                "checkpointed call"
-            )
+        refuse_inside_checkpoint("SavedBytes")
         with ExitStack() as stack:
             stack.enter_context(self._modules)
-            stack.enter_context(saved_tensors_hooks(self._pack, _unpack))
+            stack.enter_context(saved_tensors_hooks(self._pack, unchanged))
             self._exit = stack.pop_all()
         return self
 
@@ -104,11 +93,30 @@ class SavedBytes:
         if size:
             name = self._modules.name
             self.by_module[name] = self.by_module.get(name, 0) + size
-        # Detached: a graph that holds its own output would never be freed.
-        return tensor.detach(), tensor._version
+        return keep(tensor)
 
 
-def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+def excluded(
+    items: Iterable[torch.Tensor | nn.Module],
+) -> WeakSet[torch.UntypedStorage]:
+    """The storages of tensors, and of modules' parameters and buffers."""
+    found: WeakSet[torch.UntypedStorage] = WeakSet()
+    for item in items:
+        use = "tensors and modules (unpack lists with *)"
+        instance(item, torch.Tensor | nn.Module, "what to exclude", use)
+        many = isinstance(item, nn.Module)
+        for tensor in module_tensors(item) if many else [item]:
+            found.update(storages(tensor))
+    return found
+
+
+def keep(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """What a pack hook returns for a tensor that stays where it is."""
+    # Detached: a graph that holds its own output would never be freed.
+    return tensor.detach(), tensor._version
+
+
+def unchanged(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
     """The saved tensor; PyTorch leaves checking its version to the hooks."""
     tensor, version = packed
     if tensor._version != version:
@@ -119,6 +127,21 @@ def _unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
             f"expected version {version} instead"
         )
     return tensor
+
+
+def refuse_inside_checkpoint(name: str) -> None:
+    """Refuse to set hooks where a checkpoint's own are at work.
+
+    Raises:
+        RuntimeError: a checkpointed function runs.
+    """
+    if _inside_checkpoint():
+        raise RuntimeError(
+            f"{name} was entered inside a function that runs under "
+            f"{CHECKPOINT}: there its hooks would switch the "
+            "checkpointing off, or see nothing. Enter it around the "
+            "checkpointed call"
+        )
 
 
 def _inside_checkpoint() -> bool:

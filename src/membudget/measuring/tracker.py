@@ -228,7 +228,7 @@ class PeakTracker(TorchDispatchMode):
         # Of the last operator: what was spared, the first new number, and
         # the event of that.
         self._spare: tuple[list[int], int, int] | None = None
-        self._stepping = False
+        self._stepping: object = None  # the optimizer that steps
         self._step_in: object = None  # the autograd node that steps
         models = [m for m in existing if isinstance(m, nn.Module)]
         self._modules = ModuleStack(*models, called=self._called)
@@ -446,7 +446,7 @@ class PeakTracker(TorchDispatchMode):
         self._find_gradients()
         self._decide()
         self._made_in.clear()
-        self._stepping, self._step_in = False, None
+        self._stepping = self._step_in = None
         self._settle()
 
     def _called(self, args: tuple) -> None:
@@ -460,13 +460,14 @@ class PeakTracker(TorchDispatchMode):
 
     def _step_begins(self, optimizer, args, kwargs) -> None:
         self._find_gradients()
-        self._stepping = True
-        self._step_in = current_node()
+        if self._stepping is None:  # not one inside another
+            self._stepping, self._step_in = optimizer, current_node()
 
     def _step_ends(self, optimizer, args, kwargs) -> None:
         for tensor in optimizer_tensors(optimizer):
             self._label(tensor, "optimizer")
-        self._stepping, self._step_in = False, None
+        if self._stepping is optimizer:
+            self._stepping = self._step_in = None
 
     def _operator(self, name: str) -> Operator:
         """The operator that runs now."""

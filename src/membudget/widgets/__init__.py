@@ -11,6 +11,7 @@ from membudget.widgets.bits import Bits
 from membudget.widgets.fits import Fits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
+from membudget.widgets.offloading import Offloading
 from membudget.widgets.planning import Planning
 from membudget.widgets.recipes import Recipes
 from membudget.widgets.schedules import Schedules
@@ -26,6 +27,7 @@ __all__ = [
     "Fits",
     "Ledger",
     "LossScale",
+    "Offloading",
     "Planning",
     "Recipes",
     "Schedules",
