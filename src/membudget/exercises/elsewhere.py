@@ -22,8 +22,8 @@ check_hides_from = Exercise(
     ],
     observe=answer,
     mistakes="""
-        max(2 / link, 28 / host) => 2 / link + 28 / host + 2 / link
-        or max(2 / link, 28 / host) => 2 / link + 28 / host
+        max(2 / link, 28 / host) => (2 / link + 28 / host + 2 / link)
+        or max(2 / link, 28 / host) => (2 / link + 28 / host)
             out, step and back run beside each other here, so the slowest of
             the three counts, not their sum.
         max(2 / link, 28 / host) => max(4 / link, 28 / host)
