@@ -16,6 +16,7 @@ from membudget.ledger.formulas import (
     block_activations,
     korthikanti,
 )
+from membudget.ledger.host import HostStep, host_step
 from membudget.ledger.largest import largest_batch
 from membudget.ledger.lines import PeakLine, peak_at, peak_lines
 from membudget.ledger.networks import (
@@ -50,6 +51,7 @@ __all__ = [
     "Adapter",
     "CausalLM",
     "Chain",
+    "HostStep",
     "Optimizer",
     "PaperMoment",
     "PeakLine",
@@ -62,6 +64,7 @@ __all__ = [
     "block_activations",
     "bytes_per_parameter",
     "from_config",
+    "host_step",
     "korthikanti",
     "largest_batch",
     "optimizer_bytes",

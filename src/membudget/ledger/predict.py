@@ -13,6 +13,7 @@ from membudget.ledger.adapters import (
     stepped_recipe,
 )
 from membudget.ledger.causal import CausalLM
+from membudget.ledger.host import check_host
 from membudget.ledger.networks import Chain, Transformer
 from membudget.ledger.paper import LISTS
 from membudget.ledger.recipes import (
@@ -42,6 +43,7 @@ def predict(
     trained: Sequence[str] | None = None,
     adapter: Adapter | None = None,
     offloaded: bool = False,
+    optimizer_on_host: bool = False,
 ) -> Prediction:
     """Predict a training step: nothing runs, nothing is allocated.
 
@@ -88,6 +90,10 @@ def predict(
             run under :class:`membudget.offloading.Offload`, around its
             checkpoints. On a GPU the storages that are on their way
             (``ahead``) come on top.
+        optimizer_on_host: whether the optimizer steps there
+            (:func:`membudget.offloading.optimizer_on_host`): on the device
+            are no states, and the step allocates nothing.
+            :func:`host_step` tells the host's bytes.
 
     Raises:
         ValueError: an optimizer without a rule for its step,
@@ -97,7 +103,9 @@ def predict(
             option that is a transformer's, an adapter's target that does not
             exist, a rank above a layer's width, an adapter beside master
             copies or beside trained weights of another dtype, 4 bits under
-            autocast or trained, DoRA offloaded, or nothing that is trained.
+            autocast or trained, DoRA offloaded, nothing that is trained, or
+            an optimizer on the host without a rule or with gradients that
+            stay.
     """
     _checked(network)
     flag(foreach, "foreach"), flag(fused, "fused")
@@ -167,7 +175,10 @@ def predict(
     recipe = stepped_recipe(recipe, adapter)
     there = keep_gradients or chosen.gradients > chosen.parameters
     workspace, kept = [], 0
-    if optimizer is not None:
+    if flag(optimizer_on_host, "optimizer_on_host"):
+        _check_host(recipe, optimizer, keep_gradients)
+        workspace = [0]
+    elif optimizer is not None:
         workspace = update_workspace(
             weights, recipe, optimizer, foreach, fused
         )
@@ -211,6 +222,15 @@ def _checked(network: Transformer | CausalLM | Chain) -> None:
         "the network",
         "a Transformer, a CausalLM or a Chain",
     )
+
+
+def _check_host(recipe: str, optimizer: str | None, keeps: bool) -> None:
+    if optimizer is None or keeps:
+        raise ValueError(
+            "the optimizer on the host takes the gradients with it: name an "
+            "optimizer, and leave keep_gradients out"
+        )
+    check_host(recipe, optimizer)
 
 
 def _buffers(network: Transformer | CausalLM | Chain, itemsize: int) -> int:
