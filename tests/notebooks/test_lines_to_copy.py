@@ -192,6 +192,9 @@ SAYS = {
     ],
     ("07_adapters.ipynb", 0): adapters_in_fp32,
     ("08a_the_loss.ipynb", 0): lambda s: s["model"].head.weight.grad.any(),
+    ("08b_elsewhere.ipynb", 0): lambda s: s["optimizer"].host.defaults[
+        "fused"
+    ],
     ("11_planning.ipynb", 0): lambda s: s["answer"].best,
     ("12_claims.ipynb", 0): lambda s: s["account"].peak > 0,
 }

@@ -22,8 +22,8 @@ check_hides_from = Exercise(
     ],
     observe=answer,
     mistakes="""
-        max(2 / link, 28 / host) => 2 / link + 28 / host + 2 / link
-        or max(2 / link, 28 / host) => 2 / link + 28 / host
+        max(2 / link, 28 / host) => (2 / link + 28 / host + 2 / link)
+        or max(2 / link, 28 / host) => (2 / link + 28 / host)
             out, step and back run beside each other here, so the slowest of
             the three counts, not their sum.
         max(2 / link, 28 / host) => max(4 / link, 28 / host)
@@ -37,8 +37,6 @@ check_hides_from = Exercise(
             link.
         max(2 / link, 28 / host) => max(2 / link, 12 / host)
             12 bytes are what the host keeps; its step reads and writes 28.
-        max( => min(
-            it is over when the slowest of the three is.
         (6 * parameters / flops) => (2 * parameters / flops)
             this is the forward pass alone: with the backward pass it is 6
             FLOPs a parameter and token.
