@@ -99,10 +99,10 @@ def case(widget):
 
 
 FEW = (
-    {"batch": 2, "micro": 2, "chunks": "8"},
+    {"batch": 2, "micro": 1, "chunks": "8"},
     {"batch": 16, "ranks": 2, "budget": 200, "checkpointed": "none"}
     | {"optimizer": "momentum", "stage": "zero-3"},
-    {"batch": 1, "trained": "qlora", "checkpointed": "all"}
+    {"batch": 2, "ranks": 2, "trained": "qlora", "checkpointed": "all"}
     | {"optimizer": "lion-8bit", "card": "A100 80 GB"},
     {"batch": 1, "recipe": "any", "budget": 110},
     {"batch": 2, "budget": 1},
