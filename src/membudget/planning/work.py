@@ -96,7 +96,8 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     job = as_job(job)
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
-    key = replace(network, depth=1), job.tokens, plan.recipe, plan.adapter
+    bare = plan.adapter and replace(plan.adapter, four_bits=False)
+    key = replace(network, depth=1), job.tokens, plan.recipe, bare
     kept = plan.kept_attention and again > 0
     asked = job.hub and again > 0
     wanted = plan.loss_chunks
@@ -133,7 +134,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     if plan.adapter and plan.adapter.four_bits:
         one = _dequantised(key[0], RECIPES[plan.recipe].parameters)
         terms.append((steps * (2 * depth + again), one))
-    how = plan.recipe, plan.optimizer, plan.fused, plan.adapter
+    how = plan.recipe, plan.optimizer, plan.fused, bare
     ends = _updates(key[0], *how)
     flops, moved, operators = added(terms)
     _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
