@@ -78,7 +78,7 @@ def test_an_adapter():
     """Alone it leaves and comes back."""
     adapter, run = Adapter(("up", "down"), 2), {"micro_batch": 2}
     step = SHAPES["gpt"], 6, 8, "bf16", "adam", run
-    tracker, stepper = stepped(*step, adapter)
+    tracker, _ = stepped(*step, adapter)
     how = {"recipe": "bf16", "adapter": adapter, "micro_batch": 2}
     found = predict(*step[:3], optimizer_on_host=True, **how)
     assert (found.start, found.peak) == (tracker.start, tracker.peak)

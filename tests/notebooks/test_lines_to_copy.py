@@ -129,6 +129,13 @@ def a_small_llama(space):
     space["model"] = LlamaForCausalLM(config).bfloat16()
 
 
+def a_batch_of_a_llama(space):
+    a_small_llama(space)
+    tokens = torch.arange(8).view(2, 4)
+    space["batch"] = {"input_ids": tokens, "labels": tokens}
+    space["model"].train()
+
+
 def adapters_in_fp32(space):
     """None but adapters is trained, beside a base in 16 bits."""
     named = space["model"].named_parameters()
@@ -170,6 +177,7 @@ PREPARE = {
     ("05_schedules.ipynb", 1): hidden_rows,
     ("06c_by_hand.ipynb", 0): hidden_rows,
     ("07_adapters.ipynb", 0): a_small_llama,
+    ("08_offloading.ipynb", 0): a_batch_of_a_llama,
     ("08a_the_loss.ipynb", 0): next_tokens,
 }
 ON_A_CPU = {'"cuda"': '"cpu"', "pin_memory=True": "pin_memory=False"}
@@ -191,6 +199,9 @@ SAYS = {
         "fused"
     ],
     ("07_adapters.ipynb", 0): adapters_in_fp32,
+    ("08_offloading.ipynb", 0): lambda s: (
+        0 < s["moved"].out == s["moved"].back
+    ),
     ("08a_the_loss.ipynb", 0): lambda s: s["model"].head.weight.grad.any(),
     ("08b_elsewhere.ipynb", 0): lambda s: s["optimizer"].host.defaults[
         "fused"

@@ -1,6 +1,7 @@
 """What the tests of this room share: random plans, and their programs run."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from random import Random
 from unittest import mock
@@ -55,6 +56,15 @@ def any_plan(rng: Random, kind: str) -> tuple[Job, Plan]:
         adapter=None if kind == "shards" else any_adapter(rng, family, recipe),
     )
     return job, plan
+
+
+def any_host(rng: Random, plan: Plan) -> Plan:
+    """The plan with nothing, something or much in the host's memory."""
+    plan = replace(plan, offloaded=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        with suppress(ValueError):
+            return replace(plan, optimizer_on_host=True)
+    return plan
 
 
 def any_adapter(rng: Random, family: str, recipe: str) -> Adapter | None:

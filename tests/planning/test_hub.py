@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 import torch
+from planning_helpers import any_host
 
 from membudget.cards import CARDS
 from membudget.ledger import Adapter, from_config, predict, rules
@@ -22,6 +23,7 @@ from membudget.planning import (
     work,
 )
 from membudget.planning.memory import input_bytes
+from membudget.planning.plan import HOST
 from tests.soak import examples
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -97,6 +99,7 @@ def run(job: Job, plan: Plan, folder) -> dict:
 @pytest.mark.parametrize("number", range(examples(4)))
 def test_the_program_peaks_where_the_plan_says(number, tmp_path):
     job, plan = any_plan(Random(number))
+    plan = any_host(Random(number), plan)
     names = run(job, plan, tmp_path)
     tokens, model = names["tokens"], names["model"]
     labels = tokens.clone()  # the program has one tensor for both
@@ -130,12 +133,13 @@ def test_the_plan_needs_what_the_ledger_says():
     rng = Random(0)
     for _ in range(examples(40)):
         job, plan = any_plan(rng, rng.choice([1, 2, 5, 6, 9]))
+        plan = any_host(rng, plan)
         job = replace(job, device="cuda")
         if plan.adapter and plan.recipe == "bf16":
             packed = replace(plan.adapter, four_bits=rng.random() < 0.5)
             plan = replace(plan, adapter=packed)
         names = "recipe", "optimizer", "micro_batch", "checkpointed"
-        names += "fused", "adapter"
+        names += "fused", "adapter", *HOST
         expected = predict(
             job.network,
             job.batch,

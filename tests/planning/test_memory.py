@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 import torch.nn.functional as F
-from planning_helpers import any_plan, making, measured
+from planning_helpers import any_host, any_plan, making, measured
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +23,7 @@ from membudget.ledger import (
     predict,
     rules,
 )
+from membudget.ledger.paper import LISTS
 from membudget.measuring import witness
 from membudget.planning import Job, Plan, at_peak, memory, static
 from membudget.planning.memory import (
@@ -32,6 +33,7 @@ from membudget.planning.memory import (
     sharded_of,
     workspace,
 )
+from membudget.planning.plan import HOST
 from membudget.planning.rows import placed, upper
 from membudget.sharding import shard, simulate_rank, zero_states
 from tests.soak import examples
@@ -44,6 +46,8 @@ def test_the_program_of_a_plan_peaks_where_the_plan_says(kind, count):
     rng = Random(0)
     for _ in range(count):
         job, plan = any_plan(rng, kind)
+        if kind == "one rank":
+            plan = any_host(rng, plan)
         assert measured(job, plan) == memory(job, plan), (job, plan)
 
 
@@ -89,6 +93,37 @@ def test_an_adapter_needs_what_the_ledger_says():
             **{name: getattr(plan, name) for name in names},
         )
         assert memory(job, plan) == expected.peak, (job, plan)
+
+
+def test_what_is_on_the_host_at_any_depth():
+    """Of saved tensors and of the optimizer, as the ledger says."""
+    rng = Random(0)
+    for _ in range(examples(24)):
+        job, plan = any_plan(rng, "one rank")
+        deep, plan = rng.choice([2, 3, 6, 9]), any_host(rng, plan)
+        network = replace(job.network, depth=deep)
+        job = replace(job, network=network, device=rng.choice(LISTS))
+        plan = replace(plan, checkpointed=rng.randint(0, deep))
+        check_against_the_ledger(job, plan)
+
+
+def test_attention_that_stays_while_all_else_waits_on_the_host():
+    """The worst block is the last that is checkpointed."""
+    network = Transformer(40, 16, 6, 4, context=16)
+    plan = Plan(1, 3, 4, "master-fp32-gradients", "sgd", kept_attention=True)
+    job, plan = Job(network, 12, 1, "cpu"), replace(plan, offloaded=True)
+    check_against_the_ledger(job, plan)
+    assert at_peak(job, plan).row.startswith("blocks.2")
+
+
+def check_against_the_ledger(job, plan):
+    names = "recipe", "optimizer", "micro_batch", "checkpointed"
+    names += "loss_chunks", "kept_attention", "fused", "adapter", *HOST
+    how = {name: getattr(plan, name) for name in names}
+    how |= rules(job.network, job.device)
+    how["foreach"] = how["foreach"] and not plan.fused
+    expected = predict(job.network, job.batch, job.tokens, **how)
+    assert memory(job, plan) == expected.peak, (job, plan)
 
 
 def test_real_ranks_hold_what_the_plan_says():

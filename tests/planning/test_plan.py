@@ -5,7 +5,7 @@ import sys
 from random import Random
 
 import pytest
-from planning_helpers import any_plan
+from planning_helpers import any_host, any_plan
 
 from membudget.ledger import GPT2, LLAMA3_8B, Adapter, Transformer
 from membudget.planning import Job, Plan
@@ -23,6 +23,10 @@ def test_a_plan_in_words():
     plan = Plan(1, 2, stage="zero-3", ranks=8)
     assert "2 of 12 blocks checkpointed" in plan.text(JOB)
     assert plan.text(JOB).endswith("zero-3 on 8 ranks")
+    plan = Plan(8, offloaded=True, optimizer_on_host=True)
+    assert plan.text(JOB).endswith(
+        "Adam, what is saved offloaded, the optimizer on the host"
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,13 @@ def test_a_plan_in_words():
         ({"stage": "zero-3", "optimizer": "adam-8bit"}, "8-bit states"),
         ({"adapter": Adapter(["up"], dora=True)}, "what DoRA does: use dora"),
         ({"ranks": 2, "recipe": "master-fp32-gradients"}, "DDP's buckets"),
+        ({"ranks": 2, "offloaded": True}, "memory beside one rank alone"),
+        ({"optimizer_on_host": True, "stage": "zero-3"}, "or use ranks=1"),
+        ({"optimizer_on_host": True, "recipe": "bf16"}, "use 'master', 'fp32"),
+        (
+            {"optimizer_on_host": True, "optimizer": "lion-8bit"},
+            "'lion-8bit' steps on a GPU",
+        ),
     ],
 )
 def test_what_is_no_plan(wrong, says):
@@ -80,6 +91,7 @@ def test_a_program_is_formatted(tmp_path):
     pairs = [(large, Plan(3, 2, 16, "autocast"))]
     for kind in ("one rank", "ddp", "shards"):
         pairs += [any_plan(rng, kind) for _ in range(20)]
+    pairs += [(job, any_host(rng, plan)) for job, plan in pairs[1:21]]
     for number, (job, plan) in enumerate(pairs):
         (tmp_path / f"{number}.py").write_text(plan.code(job))
     ruff = [sys.executable, "-m", "ruff"]

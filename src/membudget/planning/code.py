@@ -28,12 +28,12 @@ def write(job, plan, share: int) -> str:
     several = plan.ranks > 1 or plan.stage != "ddp"
     sharded = plan.stage != "ddp"
     recipe = RECIPES[plan.recipe]
-    copied = recipe.master > 0 and not sharded
+    copied = copies(plan)
     parts = [
         _imports(job, plan, several, share),
         _model(
             job,
-            recipe.parameters == 2 and (copied or not recipe.master),
+            recipe.parameters == 2 and (not sharded or not recipe.master),
             sharded,
             plan.adapter is not None and plan.adapter.four_bits,
         ),
@@ -70,7 +70,7 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     if _is_ddp(plan) and plan.micro_batch < share:
         yield "from contextlib import nullcontext"
     summed = plan.recipe == "master-fp32-gradients" and plan.stage == "ddp"
-    if plan.checkpointed or summed:
+    if plan.checkpointed or summed or plan.optimizer_on_host:
         yield "from functools import partial\n"
     packed = plan.adapter is not None and plan.adapter.four_bits
     if "bitsandbytes" in OPTIMIZERS[plan.optimizer] or packed:
@@ -101,6 +101,7 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     if kept:
         yield "from membudget.checkpointing import ATTENTION"
     yield f"from membudget.models import {', '.join(names)}"
+    yield from on_host(plan)
     yield '\ndevice = "cuda" if torch.cuda.is_available() else "cpu"'
     if several:
         yield "dist.init_process_group()"
@@ -109,6 +110,20 @@ def _imports(job, plan, several: bool, share: int) -> Iterator[str]:
     if plan.stage != "ddp":
         yield "else:  # or all ranks would draw the same shards"
         yield "    torch.manual_seed(dist.get_rank())"
+
+
+def on_host(plan) -> Iterator[str]:
+    """The import of what puts something in the host's memory."""
+    names = ["Offload"] * plan.offloaded
+    names += ["optimizer_on_host"] * plan.optimizer_on_host
+    if names:
+        yield f"from membudget.offloading import {', '.join(names)}"
+
+
+def copies(plan) -> bool:
+    """Whether the program makes fp32 copies for the optimizer."""
+    alone = plan.stage == "ddp" and not plan.optimizer_on_host
+    return RECIPES[plan.recipe].master > 0 and alone
 
 
 def imported(module: str, names: Iterable[str]) -> Iterator[str]:
@@ -302,7 +317,19 @@ def optimizer(plan, recipe, copied: bool) -> Iterator[str]:
     way = ", fused=True" if plan.fused else ""
     made = OPTIMIZERS[plan.optimizer].format(stepped, way)
     head, _, given = made.removesuffix(")").partition("(")
-    yield from call(f"optimizer = {head}", *given.split(", "))
+    arguments = given.split(", ")
+    if plan.optimizer_on_host:
+        how = ", ".join([head, *arguments[1:]])
+        head, arguments = "optimizer_on_host", [stepped, f"partial({how})"]
+    yield from call(f"optimizer = {head}", *arguments)
+
+
+def _passed(plan, loss: str, indent: int) -> Iterator[str]:
+    """The forward pass; its hooks stand outside of all checkpoints."""
+    if plan.offloaded:
+        yield " " * indent + "with Offload(model, tokens, targets):"
+        indent += 4
+    yield " " * indent + f"loss = {loss}"
 
 
 def step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
@@ -322,12 +349,12 @@ def step(plan, recipe, copied: bool, share: int) -> Iterator[str]:
         else:
             yield "    for part in zip(*parts, strict=True):"
         indent = 12 if ddp else 8
-        yield " " * indent + f"loss = {call.format('*part')}"
+        yield from _passed(plan, call.format("*part"), indent)
         yield " " * indent + "loss = loss * (len(part[0]) / len(tokens))"
         yield " " * indent + "loss.backward()"
         yield " " * indent + "del loss"
     else:
-        yield f"    loss = {call.format('tokens, targets')}"
+        yield from _passed(plan, call.format("tokens, targets"), 4)
         yield "    loss.backward()"
         yield "    del loss"
     if not copied:

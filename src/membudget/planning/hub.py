@@ -22,7 +22,7 @@ def write(job, plan, share: int) -> str:
         share: sequences of a step.
     """
     recipe = RECIPES[plan.recipe]
-    copied = recipe.master > 0
+    copied = code.copies(plan)
     parts = [
         _imports(plan),
         made(plan),
@@ -70,6 +70,8 @@ def trainer(job, plan, arguments: dict[str, object]) -> str:
 
 def _imports(plan, more: tuple[str, ...] = ()) -> Iterator[str]:
     yield "# For transformers 5. Put in your model, data and learning rate."
+    if plan.optimizer_on_host:
+        yield "from functools import partial\n"
     if plan.optimizer.endswith("8bit") and not more:
         yield "import bitsandbytes"
     yield "import torch"
@@ -79,6 +81,9 @@ def _imports(plan, more: tuple[str, ...] = ()) -> Iterator[str]:
     if plan.adapter and plan.adapter.four_bits:
         names.append("BitsAndBytesConfig")
     yield from code.imported("transformers", sorted(names))
+    if plan.offloaded or plan.optimizer_on_host:
+        yield ""
+        yield from code.on_host(plan)
     yield '\ndevice = "cuda" if torch.cuda.is_available() else "cpu"'
     yield 'name = "your/model"  # of the hub, or a folder'
 

@@ -153,6 +153,7 @@ def parts_of(job: Job, plan: Plan, share: int) -> Iterator[Part]:
         plan.kept_attention,
         sharded=sharded,
         adapter=plan.adapter,
+        offloaded=plan.offloaded,
     )
     work = workspace(job.network, family, job.device)
     if sharded:
@@ -214,6 +215,7 @@ def family_of(plan: Plan) -> Plan:
         checkpointed=0,
         loss_chunks=None,
         kept_attention=False,
+        offloaded=False,
     )
 
 
@@ -234,7 +236,8 @@ def _whole(network: Network, family: Plan) -> States:
     frozen = sum(p.bytes for p in paper.frozen)
     found = states(sizes, _stepped(family), family.optimizer)
     frozen += network.buffers_beside(RECIPES[family.recipe].parameters)
-    return replace(found, parameters=found.parameters + frozen)
+    found = replace(found, parameters=found.parameters + frozen)
+    return replace(found, optimizer=0) if family.optimizer_on_host else found
 
 
 def _stepped(family: Plan) -> str:
@@ -247,6 +250,8 @@ def workspace(network: Network, family: Plan, device: str) -> int:
 
     What is not fused steps as PyTorch does by itself on the device.
     """
+    if family.optimizer_on_host:
+        return 0
     written = _written(network, family).parameters
     recipe, sizes = _stepped(family), tuple(p.elements for p in written)
     if family.stage != "ddp":  # the rank's rows, as they are stored

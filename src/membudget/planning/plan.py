@@ -12,13 +12,21 @@ from membudget.ledger import (
     CausalLM,
     Transformer,
 )
-from membudget.ledger.adapters import check_targets, checked_adapter
+from membudget.ledger.adapters import (
+    check_targets,
+    checked_adapter,
+    stepped_recipe,
+)
+from membudget.ledger.host import check_host
 from membudget.ledger.paper import LISTS
 from membudget.planning import code, hub
 from membudget.planning.trainer import arguments
 
 STAGES = ("ddp", "zero-2", "zero-3")
 """What PyTorch has of :data:`membudget.sharding.STAGES`: DDP and FSDP2."""
+
+HOST = ("offloaded", "optimizer_on_host")
+"""What of a plan puts something in the host's memory."""
 
 WORDS = {
     "master": "bf16 with an fp32 copy",
@@ -179,10 +187,17 @@ class Plan:
             once (``foreach``).
         adapter: LoRA in the blocks, which alone is trained; None to train
             all weights.
+        offloaded: whether what a micro-batch saves, of checkpoints their
+            inputs, waits in the host's memory
+            (:class:`membudget.offloading.Offload`).
+        optimizer_on_host: whether the optimizer steps there, where its
+            states are (:func:`membudget.offloading.optimizer_on_host`).
 
     Raises:
         ValueError: 8-bit states or an adapter with FSDP2, gradients summed in
-            fp32 beside DDP's, DoRA, or an adapter that a recipe cannot have.
+            fp32 beside DDP's, DoRA, an adapter that a recipe cannot have,
+            something on the host beside several ranks, or an optimizer there
+            that has no rule.
     """
 
     micro_batch: int
@@ -195,6 +210,8 @@ class Plan:
     kept_attention: bool = False
     fused: bool = True
     adapter: Adapter | None = None
+    offloaded: bool = False
+    optimizer_on_host: bool = False
 
     def __post_init__(self) -> None:
         numbers = {"micro_batch": 1, "checkpointed": 0, "ranks": 1}
@@ -203,7 +220,8 @@ class Plan:
         for name, least in numbers.items():
             value = whole(getattr(self, name), name, least)
             object.__setattr__(self, name, value)
-        flag(self.kept_attention, "kept_attention"), flag(self.fused, "fused")
+        for name in ("kept_attention", "fused", *HOST):
+            flag(getattr(self, name), name)
         one_of(self.recipe, RECIPES, "recipe")
         one_of(self.optimizer, PLANNED, "optimizer")
         one_of(self.stage, STAGES, "stage of a plan")
@@ -223,6 +241,15 @@ class Plan:
                 "the room has no rules for adapters beside FSDP2's shards: "
                 'use stage="ddp", or adapter=None'
             )
+        on_host = self.offloaded or self.optimizer_on_host
+        if on_host and (self.stage != "ddp" or self.ranks > 1):
+            raise ValueError(
+                "the room has rules for the host's memory beside one rank "
+                f"alone: leave {' and '.join(HOST)} out, or use ranks=1"
+            )
+        if self.optimizer_on_host:
+            stepped = stepped_recipe(self.recipe, self.adapter)
+            check_host(stepped, self.optimizer)
         ddp = self.stage == "ddp" and self.ranks > 1
         if ddp and self.recipe == "master-fp32-gradients":
             raise ValueError(
@@ -277,6 +304,10 @@ class Plan:
             parts.append(f"{WORDS[self.optimizer]}{way}")
         if self.adapter:
             parts.append(self.adapter.told)
+        if self.offloaded:
+            parts.append("what is saved offloaded")
+        if self.optimizer_on_host:
+            parts.append("the optimizer on the host")
         if self.ranks > 1 or self.stage != "ddp":
             parts.append(f"{self.stage} on {self.ranks} ranks")
         return ", ".join(parts)

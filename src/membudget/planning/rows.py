@@ -27,6 +27,7 @@ from membudget.ledger import (
 )
 from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained
+from membudget.ledger.paper import Paper
 from membudget.ledger.walk import walk
 
 NUMBERED = re.compile(r"([a-z_.]+)\.(\d+)")
@@ -52,6 +53,7 @@ class Step:
         kept: whether gradients are there before.
         sharded: whether FSDP2 reduces its gradients.
         adapter: what alone is trained.
+        offloaded: whether what it saves leaves.
     """
 
     network: Transformer | CausalLM
@@ -64,6 +66,7 @@ class Step:
     kept: bool = False
     sharded: bool = False
     adapter: Adapter | None = None
+    offloaded: bool = False
 
 
 class Bytes(NamedTuple):
@@ -167,9 +170,12 @@ def upper(
 
 def few_of(step: Step, depth: int) -> int:
     """Blocks of the network that is walked through: all where they are not
-    alike, with local attention in some."""
+    alike, with local attention in some, or where the last that is
+    checkpointed can be the worst, as all that stays here is attention."""
     shape = step.network
     if isinstance(shape, CausalLM) and not shape.alike(step.tokens):
+        return depth
+    if step.offloaded and step.kept_attention:
         return depth
     return min(depth, FEW)
 
@@ -293,8 +299,26 @@ def _moments(
     step: Step, checkpointed: int, depth: int, size: int
 ) -> list[Row]:
     """What this many sequences need at each moment."""
+    paper = written(step, checkpointed, depth, size)
+    if step.scaled:
+        op.scale(paper, paper.rows[-1].makes[0])
+    prediction = walk(
+        [paper], gradients=int(step.kept), offloaded=step.offloaded
+    )
+    if step.sharded:
+        return placed(prediction)
+    return [
+        row_of("", m, 0 if step.kept else m.split["gradients"])
+        for m in prediction.moments
+    ]
+
+
+def written(
+    step: Step, checkpointed: int | list[int], depth: int, size: int
+) -> Paper:
+    """A micro-batch on paper, of a network with so many blocks."""
     recipe = RECIPES[step.recipe]
-    paper = replace(step.network, depth=depth).write(
+    return replace(step.network, depth=depth).write(
         size,
         step.tokens,
         itemsize=recipe.parameters,
@@ -307,15 +331,6 @@ def _moments(
         trained=checked_trained(None, step.adapter),
         adapter=step.adapter,
     )
-    if step.scaled:
-        op.scale(paper, paper.rows[-1].makes[0])
-    prediction = walk([paper], gradients=int(step.kept))
-    if step.sharded:
-        return placed(prediction)
-    return [
-        row_of("", m, 0 if step.kept else m.split["gradients"])
-        for m in prediction.moments
-    ]
 
 
 def row_of(

@@ -33,6 +33,9 @@ def arguments(job, plan, share: int) -> dict[str, object]:
                 plan.adapter and not given
             ),
             "its attention is kept under the checkpoints": plan.kept_attention,
+            "something waits in the host's memory": (
+                plan.offloaded or plan.optimizer_on_host
+            ),
             "the loss is in chunks (use_liger_kernel=True has a loss of its "
             "own)": plan.loss_chunks,
             "the model is kept in bf16 (load it so, and plan with fp32)": (
