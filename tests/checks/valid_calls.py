@@ -399,6 +399,9 @@ ROWS = {
     # offloading
     "offloading.FileMemory": lambda: dict(folder="."),
     "offloading.Offload": lambda: dict(exclude=(OF,)),
+    "offloading.optimizer_on_host": lambda: dict(
+        parameters=list(model().parameters()), make=torch.optim.SGD
+    ),
     # precision
     "precision.DynamicScale.scales": lambda: dict(overflows=[True, False]),
     "precision.Format": lambda: dict(
