@@ -319,6 +319,7 @@ ROWS = {
     ),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),
     "ledger.from_config": lambda: dict(config=CONFIG),
+    "ledger.host_step": lambda: dict(model=[3, 4]),
     "ledger.largest_batch": lambda: stepped() | dict(limit=2000, of=2),
     "ledger.optimizer_bytes": lambda: dict(
         sizes=[(3, 4)], optimizer="galore", rank=2
