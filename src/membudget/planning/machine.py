@@ -10,6 +10,8 @@ import torch
 from membudget.cards import CARDS, Card
 from membudget.checks import function, instance, listed, number, one_of
 from membudget.ledger import RECIPES, Recipe
+from membudget.offloading import FULL
+from membudget.planning.counter import Counts
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import JOBS, Plan, TrainedJob
 from membudget.planning.work import Work, work
@@ -21,6 +23,10 @@ round number; nothing was measured for it."""
 LAUNCH = 5e-6
 """Seconds that an operator is taken to cost a GPU beside its FLOPs and its
 bytes. A round number; nothing was measured for it."""
+
+HOST = 1e11
+"""Bytes/s that a host's processors are taken to read and write in its memory
+for one GPU. A round number; nothing was measured for it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ class Machine:
         link: bytes/s that a rank sends, above 0; infinite where it sends
             nothing.
         source: where they are from.
+        host_link: bytes/s one way between the device and the host, above 0;
+            None where nothing is known.
+        host_bandwidth: bytes/s that the host reads and writes in its memory,
+            likewise.
     """
 
     flops: float | Mapping[str, float]
@@ -42,6 +52,8 @@ class Machine:
     operator: float
     link: float
     source: str
+    host_link: float | None = None
+    host_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
         rates = {name: getattr(self, name) for name in ("bandwidth", "link")}
@@ -51,6 +63,9 @@ class Machine:
             rates |= self.flops
         else:
             rates["flops"] = self.flops
+        for name in ("host_link", "host_bandwidth"):
+            if getattr(self, name) is not None:
+                rates[name] = getattr(self, name)
         for name, rate in rates.items():
             number(rate, name, above=0, infinite=True)
         number(self.operator, "operator", 0)
@@ -70,7 +85,9 @@ class Machine:
         Products in fp32 round to TF32 where the card can, which takes
         ``torch.set_float32_matmul_precision("high")``. Where it has no bf16,
         autocast runs in fp16, and a model in bf16 is taken to run as fast as
-        one in fp32: PyTorch emulates it.
+        one in fp32: PyTorch emulates it. Of its link to the host it is taken
+        to sustain :data:`membudget.offloading.FULL`, and of the host's memory
+        :data:`HOST`.
 
         Args:
             name: one of :data:`membudget.cards.CARDS`.
@@ -93,6 +110,8 @@ class Machine:
             f"{card.sheet}: its figures × {EFFICIENCY}, fp32 products in "
             f"{single}, 16-bit ones in {halves}, and "
             f"{LAUNCH * 1e6:g} µs for each operator, not measured",
+            FULL * card.host_link,
+            HOST,
         )
 
 
@@ -112,20 +131,50 @@ def _products(card: Card, recipe: Recipe) -> tuple[str, float]:
 def seconds(work: Work, machine: Machine, recipe: str = "fp32") -> float:
     """How long a step takes: FLOPs/F + bytes/B + operators · c + traffic/link.
 
+    A copy to the host or back is hidden behind what runs beside it, and what
+    it takes longer is added, as is the time of an optimizer there, which
+    works at the rate of the host's memory.
+
     Args:
         work: of a plan.
         machine: that does it.
         recipe: of the plan, which says how fast matrices are multiplied; one
             for which the machine has a rate.
+
+    Raises:
+        ValueError: something is on the host, and nothing is known of the
+            machine's link to it or of its memory.
     """
     instance(work, Work, "work", "what planning.work returns")
     instance(machine, Machine, "machine", "a Machine")
+    here = _computed(work[:3], machine, recipe) + work.traffic / machine.link
+    if work.copies:
+        link = _known(machine, "host_link")
+        for times, size, beside in work.copies:
+            hidden = _computed(beside, machine, recipe)
+            here += times * max(0.0, size / link - hidden)
+    if work.host:
+        here += work.host / _known(machine, "host_bandwidth")
+    return here
+
+
+def _computed(counts: Counts, machine: Machine, recipe: str) -> float:
+    flops, moved, operators = counts
     return (
-        work.flops / machine.rate(recipe)
-        + work.bytes / machine.bandwidth
-        + work.operators * machine.operator
-        + work.traffic / machine.link
+        flops / machine.rate(recipe)
+        + moved / machine.bandwidth
+        + operators * machine.operator
     )
+
+
+def _known(machine: Machine, rate: str) -> float:
+    found = getattr(machine, rate)
+    if found is None:
+        raise ValueError(
+            f"the plan puts something in the host's memory, and the machine "
+            f"has no {rate}: give it one, in bytes/s, or use Machine.of_card"
+        )
+    return found
 
 
 def calibrate(

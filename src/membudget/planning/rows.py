@@ -171,12 +171,15 @@ def upper(
 
 def few_of(step: Step, depth: int) -> int:
     """Blocks of the network that is walked through: all where they are not
-    alike, with local attention in some, or where the last that is
-    checkpointed can be the worst, as all that stays here is attention."""
-    shape = step.network
-    if isinstance(shape, CausalLM) and not shape.alike(step.tokens):
-        return depth
-    if step.offloaded and step.kept_attention:
+    alike, with local attention in some. Offloaded they are unlike, too, where
+    kinds of blocks have cosines and sines of their own; and the last that is
+    checkpointed can be the worst, if attention is all that stays."""
+    shape, kinds = step.network, False
+    if isinstance(shape, CausalLM):
+        if not shape.alike(step.tokens):
+            return depth
+        kinds = len(set(shape.local)) > 1
+    if step.offloaded and (step.kept_attention or kinds):
         return depth
     return min(depth, FEW)
 

@@ -14,6 +14,7 @@ from membudget.planning.machine import Machine, seconds
 from membudget.planning.memory import peak, static
 from membudget.planning.own import OWN_AXES, OwnJob
 from membudget.planning.plan import (
+    HOST,
     JOBS,
     STAGES,
     Job,
@@ -38,6 +39,7 @@ AXES = (
     "kept_attention",
     "fused",
     "adapter",
+    *HOST,
 )
 """What a lock may hold."""
 
@@ -146,7 +148,8 @@ def search(
     change the training, so they are ``"fp32"`` and ``"adam"`` unless a lock
     says otherwise, and all weights are trained but where a lock names an
     adapter. Attention is kept under a checkpoint only where a lock
-    allows it, as in ``{"kept_attention": [False, True]}``. The optimizer's
+    allows it, as in ``{"kept_attention": [False, True]}``, and so it is with
+    ``offloaded`` and ``optimizer_on_host``. The optimizer's
     step is fused, which needs the least in every way. Plans with as many
     micro-batches take as long, so of these only the one with the least peak
     is looked at. Every n-th block instead
@@ -252,6 +255,8 @@ def _axes(
         "kept_attention": (False,),
         "fused": (True,),
         "adapter": (None,),
+        "offloaded": (False,),
+        "optimizer_on_host": (False,),
     }
     bounds = {"micro_batch": (1, share), "checkpointed": (0, depth)}
     given: dict[str, Any] = {"recipe": "fp32", "optimizer": "adam"}
@@ -273,7 +278,7 @@ def _axes(
             values = listed(wanted, axis, "values")
         if axis in bounds:
             values = [whole(value, axis, *bounds[axis]) for value in values]
-        elif axis in ("fused", "kept_attention"):
+        elif axis in ("fused", "kept_attention", *HOST):
             values = [flag(value, axis) for value in values]
             kept = axis == "kept_attention" and True in values
             if kept and not as_job(job).network.fused:
@@ -292,9 +297,9 @@ def _axes(
 
 
 def _families(axes: dict[str, list], ranks: int) -> Iterator[Plan]:
-    """A plan of each recipe, optimizer, stage, way to step and adapter that
-    go together."""
-    names = "recipe", "optimizer", "stage", "fused", "adapter"
+    """A plan of each recipe, optimizer, stage, way to step, adapter and use
+    of the host's memory that go together."""
+    names = "recipe", "optimizer", "stage", "fused", "adapter", *HOST
     for values in product(*(axes[name] for name in names)):
         how = dict(zip(names, values, strict=True))
         with suppress(ValueError):
@@ -347,6 +352,8 @@ def _savings(plan: Plan, share: int) -> tuple:
         plan.stage,
         plan.fused,
         plan.adapter,
+        plan.offloaded,
+        plan.optimizer_on_host,
     )
 
 
@@ -359,13 +366,15 @@ def _causes(
 ) -> dict[str, float]:
     """The slowdown less 1, by cause.
 
-    The traffic is what is sent beyond what the fastest plan sends. Of the
-    rest, one saving after the other is taken back.
+    The traffic is what is sent beyond what the fastest plan sends, and what
+    is done on the host or waited for it. Of the rest, one saving after the
+    other is taken back.
     """
 
     def spent(plan: Plan, **other: Any) -> float:
         done = work(job, replace(plan, **other))
-        return seconds(done._replace(traffic=0), machine, plan.recipe)
+        here = done._replace(traffic=0, copies=(), host=0)
+        return seconds(here, machine, plan.recipe)
 
     def recomputation(plan: Plan) -> float:
         return spent(plan) - spent(plan, **once)
@@ -404,4 +413,9 @@ def _assumes(job: TrainedJob, ranks: int, axes, machine: Machine) -> list[str]:
         )
     if any(stage != "ddp" for stage in axes["stage"]):
         lines.append("NCCL's own buffers come on top.")
+    if any(axes["offloaded"]):
+        lines.append(
+            "Copies to the host hide behind a block's work, as far as it "
+            "takes as long. A few storages that are on their way come on top."
+        )
     return lines

@@ -30,12 +30,14 @@ from membudget.internals import FakeTensorMode
 from membudget.ledger import (
     RECIPES,
     Adapter,
+    host_step,
     optimizer_bytes,
 )
 from membudget.ledger.adapters import packed_bytes, stepped_recipe
 from membudget.measuring.dry import without_data
 from membudget.measuring.fakes import Fakes
 from membudget.models import chunked_loss
+from membudget.planning.copies import Copy, copies
 from membudget.planning.counter import Counts, WorkCounter, added, less
 from membudget.planning.own import OwnJob
 from membudget.planning.plan import JOBS, Network, Plan, TrainedJob, as_job
@@ -58,12 +60,16 @@ class Work(NamedTuple):
         bytes: that operators read and write; views move nothing.
         operators: that move data.
         traffic: bytes that the rank sends to the others.
+        copies: to the host and back.
+        host: bytes that an optimizer on the host reads and writes there.
     """
 
     flops: int
     bytes: int
     operators: int
     traffic: int
+    copies: tuple[Copy, ...] = ()
+    host: int = 0
 
 
 def work(job: TrainedJob, plan: Plan) -> Work:
@@ -80,7 +86,9 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     (:func:`membudget.sharding.fsdp_traffic`). Neither padding nor the copies
     that FSDP makes before and after each collective are counted. Optimizers
     in 8 bits, which PyTorch lacks, are taken to be fused for each parameter
-    by itself.
+    by itself. What is copied to the host and back is told apart
+    (:mod:`membudget.planning.copies`), as is what an optimizer does there
+    (:func:`membudget.ledger.host_step`).
 
     Where attention is local in some blocks of a model of transformers and not
     in others, bytes and operators are those of its first two, and off by 1 %.
@@ -106,6 +114,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     micro = min(plan.micro_batch, sequences)
     full, rest = divmod(sequences, micro)
     steps, chunks, terms = full + bool(rest), 0, []
+    moved: list[Copy] = []
     for times, size in ((full, micro), (1, rest)):
         if not size:
             continue
@@ -113,6 +122,8 @@ def work(job: TrainedJob, plan: Plan) -> Work:
             chunks += times * _chunks(size * job.tokens, wanted)
         # those of two sequences and of three stand for all larger ones
         alike = {1: 1} if size == 1 else {2: 3 - size, 3: size - 2}
+        passes: list[tuple[int, Counts]] = []
+        blocks: list[tuple[int, Counts]] = []
         for measured, share in alike.items():
             if not share:
                 continue
@@ -122,6 +133,12 @@ def work(job: TrainedJob, plan: Plan) -> Work:
                 (times * share * (depth - 1), two),
                 (times * share * again, once_more),
             ]
+            passes.append((share, less(once_more, one)))
+            blocks.append((share, less(two, one)))
+        if plan.offloaded:
+            block = added(passes), added(blocks)
+            for copy in copies(job, plan, size, *block):
+                moved.append(copy._replace(times=times * copy.times))
     if steps > 1:
         sums, shared = _accumulated(*key, base)
         terms += [
@@ -134,15 +151,22 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     if plan.adapter and plan.adapter.four_bits:
         one = _dequantised(key[0], RECIPES[plan.recipe].parameters)
         terms.append((steps * (2 * depth + again), one))
+    flops, touched, operators = added(terms)
+    trained = _trained(network, plan.adapter)
+    if plan.optimizer_on_host:
+        recipe = stepped_recipe(plan.recipe, plan.adapter)
+        there = host_step([trained], recipe, plan.optimizer)
+        moved += Copy(1, there.out), Copy(1, there.back)
+        return Work(flops, touched, operators, 0, tuple(moved), there.touched)
     how = plan.recipe, plan.optimizer, plan.fused, bare
     ends = _updates(key[0], *how)
-    flops, moved, operators = added(terms)
     _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(
         flops,
-        moved + -(-stepped // (plan.ranks if stage.optimizer else 1)),
+        touched + -(-stepped // (plan.ranks if stage.optimizer else 1)),
         operators + called,
-        _sent(_trained(network, plan.adapter), plan, steps),
+        _sent(trained, plan, steps),
+        tuple(moved),
     )
 
 
