@@ -98,7 +98,7 @@ __all__ = [
 ]
 
 ATTRIBUTES = (
-    (torch.Tensor, "_backward_hooks _indices _is_view _values _version"),
+    (torch.Tensor, "_backward_hooks _base _indices _is_view _values _version"),
     (torch.Tensor, "_post_accumulate_grad_hooks"),
     (torch.UntypedStorage, "_cdata"),
     (torch.autograd.graph.Node, "_sequence_nr"),

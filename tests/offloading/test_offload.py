@@ -7,8 +7,10 @@ import sys
 from functools import partial
 from itertools import product
 
+import offload_workers
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -17,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from membudget import models
 from membudget.measuring import PeakTracker, SavedBytes, witness
 from membudget.offloading import FileMemory, HostMemory, Offload
+from membudget.sharding import Ranks
 
 
 def words(model, tokens):
@@ -132,9 +135,19 @@ def test_save_on_cpu_copies_weights_and_duplicates_too(name):
         loss(model, batch)
     with Offload(model, batch) as ours:
         loss(model, batch)
-    with Offload(batch) as with_weights:
-        loss(model, batch)
-    assert ours.out < with_weights.out < theirs.bytes
+    weights = sum(p.nbytes for p in model.parameters() if p.ndim > 1)
+    assert ours.out + weights / 2 < theirs.bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_stay_though_nobody_names_them(name):
+    model, loss, batch = build(name)
+    moved = []
+    for exclude in ([batch], [batch, model]):
+        with Offload(*exclude) as elsewhere:
+            loss(model, batch)
+        moved.append(elsewhere.out)
+    assert moved[0] == moved[1]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -351,6 +364,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 FULL = """
 import resource, sys
 import torch
+import torch.distributed as dist
 from membudget import models
 from membudget.offloading import FileMemory, Offload
 
@@ -386,6 +400,7 @@ def test_a_disk_that_is_full_says_so_and_the_loop_may_go_on(tmp_path):
 KILLED = """
 import os, signal, sys
 import torch
+import torch.distributed as dist
 from membudget.offloading import FileMemory, Offload
 
 x = torch.ones(100_000, requires_grad=True)
@@ -416,3 +431,20 @@ def test_a_step_that_is_interrupted_gives_its_room_back(tmp_path):
     with Offload(model, batch, to=memory) as moved:
         loss(model, batch).backward()
     assert memory.size == moved.out
+
+
+# FSDP
+
+
+@pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(),
+    reason="this PyTorch has no gloo",
+)
+def test_under_fsdp_the_gathered_weights_stay():
+    """Their storages are emptied and filled again between the passes."""
+    model = models.GPT(16, 8, 8, 3, 2)
+    with Offload(model) as alone:
+        model(torch.arange(16).view(2, 8)).square().sum()
+    with Ranks(2) as pool:
+        found = pool.run(offload_workers.same)
+    assert found == [(True, alone.out, alone.out)] * 2

@@ -34,7 +34,7 @@ class Offload:
 
     Args:
         *exclude: what is alive anyway and stays: tensors (the batch), or
-            modules (their parameters and buffers).
+            modules (their buffers; parameters stay in any case).
         to: where they wait; by default a :class:`HostMemory`.
         ahead: storages that may be on their way, out or in, while a GPU
             computes. They take its memory meanwhile.
@@ -55,6 +55,7 @@ class Offload:
         >>> loss.backward()
         >>> moved.out, moved.back
 
+    Under autocast the weights' 16-bit copies leave, as autograd keeps them.
     A tensor subclass that holds others (DTensor), and what is on another
     device than a CPU or CUDA, stays; on ``meta`` bytes are counted, and none
     move. A graph that is kept (``retain_graph``) fetches anew in each pass.
@@ -125,10 +126,15 @@ class Offload:
 
 
 def _movable(tensor: torch.Tensor) -> bool:
-    """Whether it is one plain storage of a CPU, a GPU or ``meta``."""
+    """Whether it is one plain storage of a CPU, a GPU or ``meta``.
+
+    And no weight: FSDP gathers one for a while, in memory of its own.
+    """
     plain = not is_wrapper(type(tensor)) and tensor.layout is torch.strided
+    whole = tensor if tensor._base is None else tensor._base
     return (
         plain
+        and not isinstance(whole, nn.Parameter)
         and not isinstance(tensor, FakeTensor)
         and tensor.device.type in ("cpu", "cuda", "meta")
     )
