@@ -131,8 +131,7 @@ def a_small_llama(space):
 
 def a_batch_of_a_llama(space):
     a_small_llama(space)
-    tokens = torch.arange(8).view(2, 4)
-    space["batch"] = {"input_ids": tokens, "labels": tokens}
+    space["tokens"] = torch.arange(8).view(2, 4)
     space["model"].train()
 
 
