@@ -28,6 +28,7 @@ GIVEN = {
         "PyTorch's default": "65 536",
     },
     "07b_which_optimizer": {"Wen et al. 2025": "1.4, 1.1"},
+    "08a_the_loss": {"the authors' benchmark": "1 164"},
     "09_sharding": {"the record's parameters": "2 048"},
     "09c_a_thousand_ranks": {"the record's parameters": "2 048"},
     "lab2_checkpointing": {BESIDE: "57, 0.06, 3.9", WIDGET: "2.27"},

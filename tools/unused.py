@@ -23,6 +23,7 @@ KEPT = {
     "records.best(folder)": "a reader's own records",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "ledger.activations(itemsize)": "that of a 16-bit model",
+    "offloading.Offload(ahead)": "a GPU's memory against its time",
     "measuring.MemoryMonitor(critical)": "the shares that 1b names",
     "sharding.Ranks(deadline)": "how long a reader's own ranks may take",
     "sharding.Ranks(show)": "None keeps the ranks silent",

@@ -138,6 +138,31 @@ LARGEST_BATCH = dict(
     large=_within(_BYTES, 32 << 30),
 )
 
+# Offloading ----------------------------------------------------------------
+
+
+def _offload(shape: dict, batch: int, **counts: int) -> dict:
+    """A GPT, offloaded, with each block checkpointed, both, and neither."""
+    return dict(
+        shape=shape,
+        batch=batch,
+        variants=["plain", "offloaded", "checkpointed", "both"],
+        **counts,
+    )
+
+
+OFFLOAD = dict(
+    tiny=_offload(_BYTES_TINY, 16, warm_up=2, repeats=21),
+    t4=_offload(_BYTES, 12, warm_up=1, repeats=5),
+    large=_offload(
+        {**_BYTES, "width": 2048, "heads": 16},
+        32,
+        warm_up=1,
+        repeats=5,
+    ),
+)
+
+
 # Schedules -----------------------------------------------------------------
 
 

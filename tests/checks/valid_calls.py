@@ -319,6 +319,7 @@ ROWS = {
     ),
     "ledger.account": lambda: stepped() | dict(micro_batch=1),
     "ledger.from_config": lambda: dict(config=CONFIG),
+    "ledger.host_step": lambda: dict(model=[3, 4]),
     "ledger.largest_batch": lambda: stepped() | dict(limit=2000, of=2),
     "ledger.optimizer_bytes": lambda: dict(
         sizes=[(3, 4)], optimizer="galore", rank=2
@@ -399,6 +400,9 @@ ROWS = {
     # offloading
     "offloading.FileMemory": lambda: dict(folder="."),
     "offloading.Offload": lambda: dict(exclude=(OF,)),
+    "offloading.optimizer_on_host": lambda: dict(
+        parameters=list(model().parameters()), make=torch.optim.SGD
+    ),
     # precision
     "precision.DynamicScale.scales": lambda: dict(overflows=[True, False]),
     "precision.Format": lambda: dict(

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from membudget.cards import CARDS
-from membudget_experiments import accumulation, checkpointing, schedules, sizes
+from membudget_experiments import (
+    accumulation,
+    checkpointing,
+    offloading,
+    schedules,
+    sizes,
+)
 
 CPU = torch.device("cpu")
 CARD = {"t4": "T4", "large": "H100 80 GB"}
@@ -12,6 +18,7 @@ RUNS = {
     "segments_mlp": (checkpointing.segments_mlp, sizes.SEGMENTS_MLP),
     "micro_batch": (accumulation.micro_batch, sizes.MICRO_BATCH),
     "segments_gpt": (checkpointing.segments_gpt, sizes.SEGMENTS_GPT),
+    "offload": (offloading.offload, sizes.OFFLOAD),
     "schedules_gpt": (schedules.schedules_gpt, sizes.SCHEDULES_GPT),
 }
 RESERVE = 0.93

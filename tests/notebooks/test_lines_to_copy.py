@@ -129,6 +129,13 @@ def a_small_llama(space):
     space["model"] = LlamaForCausalLM(config).bfloat16()
 
 
+def a_batch_of_a_llama(space):
+    a_small_llama(space)
+    tokens = torch.arange(8).view(2, 4)
+    space["batch"] = {"input_ids": tokens, "labels": tokens}
+    space["model"].train()
+
+
 def adapters_in_fp32(space):
     """None but adapters is trained, beside a base in 16 bits."""
     named = space["model"].named_parameters()
@@ -156,6 +163,13 @@ def one_parameter(space):
     space["step_and_free"] = lambda p: None
 
 
+def next_tokens(space):
+    """What a language model reads, and what it should say."""
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("from torch 2.13 on")
+    space |= {"tokens": space["x"], "targets": space["y"]}
+
+
 PREPARE = {
     ("02b_five_calculators.ipynb", 0): labels_model,
     ("03d_under_pressure.ipynb", 1): one_parameter,
@@ -163,6 +177,8 @@ PREPARE = {
     ("05_schedules.ipynb", 1): hidden_rows,
     ("06c_by_hand.ipynb", 0): hidden_rows,
     ("07_adapters.ipynb", 0): a_small_llama,
+    ("08_offloading.ipynb", 0): a_batch_of_a_llama,
+    ("08a_the_loss.ipynb", 0): next_tokens,
 }
 ON_A_CPU = {'"cuda"': '"cpu"', "pin_memory=True": "pin_memory=False"}
 
@@ -183,6 +199,13 @@ SAYS = {
         "fused"
     ],
     ("07_adapters.ipynb", 0): adapters_in_fp32,
+    ("08_offloading.ipynb", 0): lambda s: (
+        0 < s["moved"].out == s["moved"].back
+    ),
+    ("08a_the_loss.ipynb", 0): lambda s: s["model"].head.weight.grad.any(),
+    ("08b_elsewhere.ipynb", 0): lambda s: s["optimizer"].host.defaults[
+        "fused"
+    ],
     ("11_planning.ipynb", 0): lambda s: s["answer"].best,
     ("12_claims.ipynb", 0): lambda s: s["account"].peak > 0,
 }

@@ -47,6 +47,36 @@ def test_a_tape_is_what_the_ledger_counts(width, tokens):
     assert kept <= counted <= kept + tokens * (8 + 4 * 16)
 
 
+def test_a_checkpoint_and_what_is_made_again_are_the_tape():
+    tape = gpt_block(64, 32, 1e12, 3)
+    block = gpt_block(64, 32, 1e12, 3, checkpointed=True)
+    assert (block.kept, block.again) == (2 * 64 * 96, 30 * 64 * 96)
+    assert block.kept + block.again == tape.kept
+    assert block.forward == tape.forward
+
+
+@pytest.mark.parametrize(
+    "call, why",
+    [
+        (lambda: sustained("A3"), "no machine 'A3': use one of T4, RTX"),
+        (lambda: sustained("T4", 1.01), "busy is 1.01: .* up to 1"),
+        (lambda: sustained("T4", 1, 1.01), "full is 1.01: .* up to 1"),
+        (lambda: sustained("T4", 0), "busy is 0: .* above 0"),
+        (lambda: Block(0, 1), "forward is 0: .* above 0"),
+        (lambda: Block(1, -1), "kept is -1"),
+        (lambda: Block(1, 1, -1), "again is -1"),
+        (lambda: lanes([]), "blocks is empty"),
+        (lambda: lanes([Block(1, 1)], 0), "link is 0: .* above 0"),
+        (lambda: least_width(0, 1, 1), "kept is 0: .* above 0"),
+        (lambda: least_width(1, 1, 1, -1), "tokens is -1"),
+        (lambda: forward_flops(0, 1), "width is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, why):
+    with pytest.raises(ValueError, match=why):
+        call()
+
+
 @pytest.mark.parametrize(
     "flops, link, tape, checkpoint",
     [

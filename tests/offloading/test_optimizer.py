@@ -333,7 +333,8 @@ def frozen():
     ("parameters", "make", "error", "says"),
     [
         (frozen, ADAMW, ValueError, "a parameter is frozen"),
-        (lambda: [], ADAMW, ValueError, "empty parameter list"),
+        (lambda: [], ADAMW, ValueError, "parameters is empty: use those of"),
+        (lambda: [3], ADAMW, TypeError, "one of parameters is 3: use a list"),
         (lambda: 3, ADAMW, TypeError, "parameters is 3: use a list"),
         (lambda: gpt().parameters(), 3, TypeError, "make is 3: use a"),
         (
@@ -365,6 +366,13 @@ def frozen():
 def test_what_is_refused(parameters, make, error, says):
     with pytest.raises(error, match=says):
         optimizer_on_host(parameters(), make)
+
+
+def test_parameters_may_have_names():
+    model = gpt()
+    optimizer = optimizer_on_host(model.named_parameters(), ADAMW)
+    train(model, optimizer, 1)
+    assert optimizer.param_groups[0]["param_names"][0] == "token.weight"
 
 
 def test_a_sparse_gradient_is_refused():

@@ -211,7 +211,7 @@ def test_what_has_no_rule_is_refused():
 def test_a_search_ends_with_the_hub_s_own_linear_layers():
     job = Job(SHAPES[0], 8, 6)
     adapter = Adapter(list(job.network.linears), 2, four_bits=True)
-    locks = {"recipe": ["bf16"], "adapter": [adapter]}
+    locks = {"recipe": ["bf16"], "adapter": [adapter], "micro_batch": [3, 6]}
     machine = Machine.of_card(next(iter(CARDS)))
     found = search(job, 2**30, machine, locks=locks)
     assert found.best[0].plan.micro_batch == 6

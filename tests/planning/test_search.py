@@ -165,16 +165,17 @@ def test_locks_hold():
 
 def test_an_adapter_is_an_axis():
     """To train all weights takes longer, and more memory."""
-    job = Job(replace(shape(4), family="llama"), 16, 8)
-    thin = Adapter(("query",), rank=2)
+    job = Job(shape(), 16, 2)
+    thin = Adapter(("qkv",), rank=2)
     locks = {"adapter": [None, thin, replace(thin, four_bits=True)]}
+    locks["loss_chunks"] = None
     answer = search(job, GIB, MACHINE, locks=locks)
     least = answer.frontier[0]
     assert least.plan.adapter.four_bits
     assert least.peak == memory(job, least.plan)
     adapters = {choice.plan.adapter for choice in answer.frontier}
     assert adapters == {thin, replace(thin, four_bits=True)}  # both faster
-    assert "LoRA of rank 2 in query over 4 bits" in least.plan.text(job)
+    assert "LoRA of rank 2 in qkv over 4 bits" in least.plan.text(job)
 
 
 @pytest.mark.parametrize("axis", [7, "LoRA"])
@@ -237,8 +238,9 @@ def test_every_nth_block_is_never_less_than_the_first_ones(family):
 def test_kept_attention_wins_where_sequences_are_long():
     job = Job(Transformer(256, 64, 4, 4, context=4096), 4096, 2)
     budget = memory(job, Plan(1, 4, kept_attention=True))
-    either = {"kept_attention": [False, True]}
-    without = search(job, budget, MACHINE).best[0]
+    whole = {"loss_chunks": None}
+    either = whole | {"kept_attention": [False, True]}
+    without = search(job, budget, MACHINE, locks=whole).best[0]
     best = search(job, budget, MACHINE, locks=either).best[0]
     assert best.plan.kept_attention and not without.plan.kept_attention
     assert best.seconds < without.seconds

@@ -311,7 +311,7 @@ class _Clock:
 
     def lanes(self) -> Lanes:
         size, sizes = 0, {}
-        for moment, change in sorted(self.changes):  # what leaves first
+        for moment, change in sorted(self.changes):
             size += change
             sizes[moment] = size
         on_card = tuple(sizes.items())

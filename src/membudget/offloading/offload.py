@@ -55,9 +55,10 @@ class Offload:
         >>> loss.backward()
         >>> moved.out, moved.back
 
-    A tensor subclass that holds others (DTensor), and what is neither on a
-    CPU nor on CUDA, stays. A graph that is kept (``retain_graph``) fetches
-    anew in each pass. The hooks are those of
+    A tensor subclass that holds others (DTensor), and what is on another
+    device than a CPU or CUDA, stays; on ``meta`` bytes are counted, and none
+    move. A graph that is kept (``retain_graph``) fetches anew in each pass.
+    The hooks are those of
     :class:`torch.autograd.graph.saved_tensors_hooks`.
     """
 
@@ -124,10 +125,10 @@ class Offload:
 
 
 def _movable(tensor: torch.Tensor) -> bool:
-    """Whether it is one plain storage of a CPU or a GPU."""
+    """Whether it is one plain storage of a CPU, a GPU or ``meta``."""
     plain = not is_wrapper(type(tensor)) and tensor.layout is torch.strided
     return (
         plain
         and not isinstance(tensor, FakeTensor)
-        and tensor.device.type in ("cpu", "cuda")
+        and tensor.device.type in ("cpu", "cuda", "meta")
     )

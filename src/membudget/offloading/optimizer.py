@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import ParamsT
 
-from membudget.checks import function, iterable, plain_step
+from membudget.checks import function, instance, iterable, plain_step
 from membudget.measuring.storages import is_wrapper
 
 Result = TypeVar("Result")
@@ -56,8 +56,14 @@ def optimizer_on_host(
         >>> optimizer.zero_grad()
         >>> optimizer.out, optimizer.back
     """
-    iterable(parameters, "parameters", "parameters or of groups of them")
-    return HostOptimizer(parameters, function(make, "make"))
+    what = "parameters or of groups of them"
+    given = list(iterable(parameters, "parameters", what))
+    if not given:
+        raise ValueError("parameters is empty: use those of a model")
+    use = f"a list of {what}"
+    for one in given:
+        instance(one, torch.Tensor | dict | tuple, "one of parameters", use)
+    return HostOptimizer(given, function(make, "make"))
 
 
 class Pair(NamedTuple):

@@ -35,7 +35,17 @@ class HostMemory:
 
     def slot(self, size: int, device: torch.device) -> Slot:
         """A slot of ``size`` bytes for data of a device."""
+        if device.type == "meta":
+            return _Nothing()
         return _Array(size) if device.type == "cpu" else Pinned(size)
+
+
+class _Nothing:
+    """What a tensor without data needs elsewhere."""
+
+    def write(self, data: torch.Tensor) -> None: ...
+
+    def read(self, data: torch.Tensor) -> None: ...
 
 
 class _Array:

@@ -29,6 +29,7 @@ from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained
 from membudget.ledger.paper import Paper
 from membudget.ledger.walk import walk
+from membudget.measuring import CATEGORIES
 
 NUMBERED = re.compile(r"([a-z_.]+)\.(\d+)")
 """A block's name in a row's: ``"blocks.3"``, ``"model.layers.3"``."""
@@ -311,7 +312,7 @@ def _moments(
     if step.sharded:
         return placed(prediction)
     return [
-        row_of("", m, 0 if step.kept else m.split["gradients"])
+        row_of("", m, 0 if step.kept else _of(m, "gradients"))
         for m in prediction.moments
     ]
 
@@ -336,6 +337,11 @@ def written(
     )
 
 
+def _of(m: PaperMoment, category: str) -> int:
+    """Its bytes of a category, without a dict of all."""
+    return m.bytes[CATEGORIES.index(category)]
+
+
 def row_of(
     place: str, m: PaperMoment, made: int, name: str | None = None
 ) -> Row:
@@ -346,8 +352,8 @@ def row_of(
         int(block[2]) if block else 0,
         name or m.row,
         m.phase,
-        Bytes(m.split["activations"]),
-        Bytes(m.split["temporaries"]),
+        Bytes(_of(m, "activations")),
+        Bytes(_of(m, "temporaries")),
         Bytes(made),
     )
 
@@ -370,17 +376,17 @@ def placed(prediction: Prediction) -> list[Row]:
         ("leave", leave),
         ("last", last),
     ):
-        ends[m.row] = gradients = m.split["gradients"]
+        ends[m.row] = gradients = _of(m, "gradients")
         made = own + gradients - before
         found.append(row_of(place, m, made, "reduce-scatter"))
         before = gradients
-    done = leave.split["gradients"]
+    done = _of(leave, "gradients")
     for m in prediction.between:
         if m.phase == "forward" and m.row:
             found.append(row_of("enter", m, 0, "all-gather"))
     place = "embedding"
     for m in prediction.moments:
-        gradients = m.split["gradients"]
+        gradients = _of(m, "gradients")
         if m.row.startswith("blocks."):
             forward = place in ("embedding", "forward")
             place = "forward" if forward else "backward"

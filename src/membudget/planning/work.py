@@ -104,7 +104,8 @@ def work(job: TrainedJob, plan: Plan) -> Work:
     job = as_job(job)
     network, stage = job.network, STAGES[plan.stage]
     depth, again = network.depth, plan.checkpointed
-    key = replace(network, depth=1), job.tokens, plan.recipe, plan.adapter
+    bare = plan.adapter and replace(plan.adapter, four_bits=False)
+    key = replace(network, depth=1), job.tokens, plan.recipe, bare
     kept = plan.kept_attention and again > 0
     asked = job.hub and again > 0
     wanted = plan.loss_chunks
@@ -157,7 +158,7 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         there = host_step([trained], recipe, plan.optimizer)
         moved += Copy(1, there.out), Copy(1, there.back)
         return Work(flops, touched, operators, 0, tuple(moved), there.touched)
-    how = plan.recipe, plan.optimizer, plan.fused, plan.adapter
+    how = plan.recipe, plan.optimizer, plan.fused, bare
     ends = _updates(key[0], *how)
     _, stepped, called = added([(2 - depth, ends[0]), (depth - 1, ends[1])])
     return Work(

@@ -100,12 +100,11 @@ export function lanes({ forward, kept, again }, count, link) {
   return { compute, copies, waited, time: now, moments: added(changes) };
 }
 
-/* From when on how much is there. What leaves comes first. */
+/* From when on how much is there. */
 function added(changes) {
-  const order = ([a, b, c], [d, e, f]) => a - d || b + c - e - f;
   const moments = new Map();
   const now = { kept: 0, again: 0 };
-  for (const [moment, kept, again] of [...changes].sort(order)) {
+  for (const [moment, kept, again] of changes.sort(([a], [b]) => a - b)) {
     now.kept += kept;
     now.again += again;
     moments.set(moment, { moment, ...now });
@@ -370,7 +369,8 @@ function* drawMemory(id, plan, what, before) {
   const most = `at most ${formatBytes(run.peak)}`;
   yield* heading(plot, plot.top - 14, "on the card, in tapes", most);
   for (const { y, label } of plan.marks) {
-    yield line(plot.left, y, plot.right, y, y < plot.bottom ? "mb-grid" : "mb-axis");
+    const name = y < plot.bottom ? "mb-grid" : "mb-axis";
+    yield line(plot.left, y, plot.right, y, name);
     yield text(plot.left - 6, y + 4, label, END);
   }
   const { edges, floor, kept, all } = memory;
@@ -430,9 +430,14 @@ function results(id, n) {
   const seconds = (key, value) => [key, value, value ? timeText(value) : "–"];
   const row = (label, key, cell) => ({
     label,
-    cells: Object.entries(n).map(([what, of]) => cell(`${what}.${key}`, of[key])),
+    cells: Object.entries(n).map(([what, of]) =>
+      cell(`${what}.${key}`, of[key]),
+    ),
   });
-  const width = (key, value) => [key, value, grouped(Math.ceil(value - 1e-6))];
+  const width = (key, value) => {
+    const words = grouped(Math.ceil(value - 1e-6));
+    return [key, value, key.startsWith("nothing") ? "–" : words];
+  };
   const all = [
     row("forward pass of a block", "forward", seconds),
     row("copy of a block", "copy", seconds),

