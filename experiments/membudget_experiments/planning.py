@@ -67,7 +67,7 @@ def plan_times(
             loss_chunks=plan.loss_chunks,
             fused=plan.fused,
         )
-        flops, moved, operators, _ = work(job, plan)
+        flops, moved, operators = work(job, plan)[:3]
         rows.append(
             {
                 **dict(zip(names, run, strict=True)),

@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from math import inf
+from operator import mul
 from random import Random
 
 import pytest
-from planning_helpers import any_host, any_plan
+from planning_helpers import any_plan
 from test_hub import SHAPES
 from test_memory import check_against_the_ledger
 
 from membudget.cards import CARDS
-from membudget.ledger import GPT2, Transformer, host_step, predict
+from membudget.ledger import Transformer, host_step, predict
 from membudget.offloading import FULL, TAPE, least_width, sustained
 from membudget.planning import (
     Job,
@@ -22,8 +23,9 @@ from membudget.planning import (
     seconds,
     work,
 )
-from membudget.planning.copies import Copy
+from membudget.planning.copies import Copy, left_of
 from membudget.planning.machine import HOST
+from membudget.planning.plan import HOST as HOST_AXES
 from tests.soak import examples
 
 MACHINE = Machine(2e9, 3e9, 4e-6, inf, "made up", 1e8, 1e9)
@@ -41,21 +43,23 @@ def moved(job, plan):
 
 def test_all_that_leaves_is_copied_out_and_back():
     """To the byte, at any depth."""
-    rng, tried = Random(0), 0
-    while tried < examples(12):
+    rng = Random(0)
+    for _ in range(examples(24)):
         job, plan = any_plan(rng, "one rank")
-        plan = replace(any_host(rng, plan), optimizer_on_host=False)
-        if not plan.offloaded:
-            assert work(job, plan).copies == ()
-            continue
-        tried += 1
         deep = rng.choice([1, 2, 3, 6, 9])
         job = replace(job, network=replace(job.network, depth=deep))
-        plan = replace(plan, checkpointed=rng.randint(0, deep))
-        found = sum(times * size for times, size, _ in work(job, plan).copies)
-        assert found == 2 * moved(job, plan), (job, plan)
+        again = rng.randint(0, deep)
+        plan = replace(plan, checkpointed=again, offloaded=True)
+        full, rest = divmod(job.batch, plan.micro_batch)
+        found = 0
+        for times, size in ((full, plan.micro_batch), (1, rest)):
+            left = left_of(job, plan, size) if size else (0, 0, 0)
+            blocks = 1, deep - again, again
+            found += times * sum(map(mul, blocks, left))
+        assert found == moved(job, plan), (job, plan)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("again", [0, 2, 4])
 def test_of_models_of_transformers(shape, again):
@@ -140,11 +144,11 @@ def test_a_machine_that_knows_no_host():
 
 
 def test_the_search_looks_at_the_host_if_it_is_asked():
-    job, machine = Job(GPT2, 512, 8), Machine.of_card("T4")
-    budget = 16 * 2**30
-    plain = search(job, budget, machine)
+    job, machine = replace(JOB, batch=3), Machine.of_card("T4")
+    budget, locks = 2**30, {"loss_chunks": None}
+    plain = search(job, budget, machine, locks=locks)
     assert not any(c.plan.offloaded for c in plain.frontier)
-    locks = {"offloaded": [False, True], "optimizer_on_host": [False, True]}
+    locks |= {axis: [False, True] for axis in HOST_AXES}
     asked = search(job, budget, machine, locks=locks)
     assert asked.smallest.peak < plain.smallest.peak
     assert asked.smallest.plan.offloaded
@@ -160,7 +164,7 @@ def test_the_search_looks_at_the_host_if_it_is_asked():
 
 
 def test_no_plan_of_several_ranks_is_on_the_host():
-    job, machine = Job(JOB.network, 16, 8), Machine.of_card("T4")
+    job, machine = replace(JOB, batch=2), Machine.of_card("T4")
     locks = {"offloaded": [False, True]}
     found = search(job, 2**30, machine, ranks=2, locks=locks)
     assert not any(choice.plan.offloaded for choice in found.frontier)
