@@ -14,10 +14,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from membudget import models
-from membudget.measuring import PeakTracker, SavedBytes, witness
+from membudget.measuring import FlopCounter, PeakTracker, SavedBytes, witness
 from membudget.offloading import FileMemory, HostMemory, Offload
 from membudget.sharding import Ranks
 
@@ -188,6 +192,31 @@ def test_inside_a_checkpoint_it_refuses_and_says_where_to_stand():
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError, match="Offload was entered inside"):
         checkpoint(forward, x, use_reentrant=False)
+
+
+@pytest.mark.skipif(
+    not hasattr(CheckpointPolicy, "MUST_CPU_OFFLOAD"),
+    reason="from torch 2.13 on",
+)
+def test_the_policy_of_that_name_makes_its_results_again():
+    """Chapter 8 says so; a PyTorch that moves them fails here."""
+
+    def work(chosen):
+        def policy(context, operator, *args, **kwargs):
+            product = operator is torch.ops.aten.addmm.default
+            return chosen if product else CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        block, x = models.Block(8, 2), torch.rand(2, 4, 8, requires_grad=True)
+        with FlopCounter() as counter:
+            checkpoint(
+                block, x, use_reentrant=False, context_fn=contexts
+            ).sum().backward()
+        return counter.total
+
+    moved = work(CheckpointPolicy.MUST_CPU_OFFLOAD)
+    assert moved == work(CheckpointPolicy.MUST_RECOMPUTE)
+    assert moved > work(CheckpointPolicy.MUST_SAVE)
 
 
 def test_at_work_it_is_not_entered_again():
