@@ -72,7 +72,7 @@ def test_a_reading_waits_for_its_output(window, site):
     assert reading.text_content().startswith("Reading.")
     assert not reading.is_visible()
     page.locator(".tag_hide-output summary").first.click()
-    assert reading.is_visible()
+    reading.wait_for(state="visible")
 
 
 def test_a_search_shows_text(window, server):

@@ -132,7 +132,7 @@ class _Held:
 
 
 class _Walk:
-    def __init__(self, offloaded: bool) -> None:
+    def __init__(self, offloaded: bool = False) -> None:
         self.offloaded = offloaded
         self.live = dict.fromkeys(CATEGORIES, 0)
         self.total = 0  # of what is alive

@@ -63,11 +63,11 @@ class Machine:
             rates |= self.flops
         else:
             rates["flops"] = self.flops
-        for name in ("host_link", "host_bandwidth"):
-            if getattr(self, name) is not None:
-                rates[name] = getattr(self, name)
         for name, rate in rates.items():
             number(rate, name, above=0, infinite=True)
+        for name in ("host_link", "host_bandwidth"):
+            if getattr(self, name) is not None:
+                number(getattr(self, name), name, above=0)
         number(self.operator, "operator", 0)
         instance(self.source, str, "source", "a string")
 
