@@ -79,7 +79,7 @@ def test_it_stays_on_the_axis(show):
     x, y = place(page, 0)
     drag(page, place(page, 4096), (x - 30, y))
     assert control(page, "width").input_value() == "1"
-    drag(page, place(page, STEP), (758, y))  # beyond the axis
+    drag(page, place(page, STEP), (745, y))  # beyond the axis
     assert control(page, "width").input_value() == str(WIDEST // STEP)
 
 
