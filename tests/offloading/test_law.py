@@ -287,6 +287,22 @@ def test_copies_hide_where_the_law_says_so(machine, checkpointed):
     assert answers == {True, False}
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("tokens", [16, 2048])
+def test_a_tape_is_better_moved_than_made_again_from_half_of_a_on(
+    machine, tokens
+):
+    flops, link = sustained(machine)
+    even = least_width(TAPE / 2, flops, link, tokens)
+    for share, moved_is_quicker in ((0.9, False), (1.1, True)):
+        row = [
+            gpt_block(round(share * even), tokens, flops, 1, checkpointed)
+            for checkpointed in (False, True)
+        ]
+        moved, again = (lanes([block] * 200, link) for block in row)
+        assert (moved.time < again.time) == moved_is_quicker
+
+
 @pytest.mark.parametrize("count", [3, 5, 8])
 def test_what_sticks_out_a_little_waits_once_for_each_block(count):
     """All but two: (L − 2)·(copy − forward), while a copy takes at most half

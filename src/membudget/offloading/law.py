@@ -95,8 +95,9 @@ def least_width(
 
     The copy of a block's a·h·n bytes takes a·h·n/B, the next block's forward
     pass (24·h² + 4·T·h)·n/F. The first is not longer where 24·h + 4·T ≥
-    a·F/B. The same width decides between fetching a tape and computing it
-    again, which takes as long as that forward pass.
+    a·F/B. A tape is moved in less time than it is made again from
+    ``least_width(a / 2, …)`` on: there a copy takes two forward passes, of
+    which one sticks out in the forward pass and none in the backward pass.
 
     Args:
         kept: a, above 0; :data:`TAPE` or :data:`CHECKPOINT`.
