@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakSet, ref
+from weakref import WeakSet, finalize, ref
 
 import torch
 
@@ -88,7 +88,7 @@ class Link:
         for copy in self._next(handle.copy):
             copied += self._fetch(copy)
         if handle.copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(handle.copied)
+            self._after(handle.copied)
         return copied
 
     def _next(self, copy: Copy) -> list[Copy]:
@@ -101,6 +101,8 @@ class Link:
         """Each handle holds the data until it is unpacked; their bytes."""
         data = torch.empty(copy.size, dtype=torch.uint8, device=self._device)
         copied = self._copy(data, copy.slot.read)
+        if copied is not None:  # a graph that goes before it is used
+            finalize(data, self._after, copied).atexit = False
         for handle in copy.handles:
             if not handle.taken:
                 handle.data, handle.copied = data, copied
@@ -121,5 +123,8 @@ class Link:
     def _settle(self, most: int) -> None:
         """Let all but ``most`` of what leaves go, once its copy is over."""
         while len(self._leaving) > most:
-            copied = self._leaving.popleft()[1]
-            torch.cuda.current_stream(self._device).wait_event(copied)
+            self._after(self._leaving.popleft()[1])
+
+    def _after(self, copied: torch.cuda.Event) -> None:
+        """Let what the device is told from now on wait for a copy."""
+        torch.cuda.current_stream(self._device).wait_event(copied)
