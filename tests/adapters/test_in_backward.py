@@ -13,6 +13,7 @@ from membudget import models
 from membudget.accumulation import Accumulator
 from membudget.adapters import optimizer_in_backward
 from membudget.measuring import PeakTracker, dry_run, trace_step, witness
+from tests.alike import same
 
 
 class Tied(nn.Module):
@@ -84,18 +85,6 @@ def trained(model, make, loss, fused, steps=4):
     if handle:
         handle.remove()
     return model.state_dict(), optimizer.state_dict()
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            same(one[k], other[k]) for k in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 @pytest.mark.parametrize("network", NETWORKS)

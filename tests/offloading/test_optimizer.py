@@ -14,6 +14,7 @@ from membudget import models
 from membudget.measuring import PeakTracker, optimizer_tensors, witness
 from membudget.offloading import optimizer_on_host
 from membudget.precision import MasterWeights
+from tests.alike import same
 
 ADAMW = partial(optim.AdamW, lr=1e-2)
 OPTIMIZERS = {
@@ -53,18 +54,6 @@ def train(model, optimizer, steps, parts=1, first=0):
             (loss_of(model, 10 * step + part) / parts).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            same(one[k], other[k]) for k in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 # The same update ------------------------------------------------------------
