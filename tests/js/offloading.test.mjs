@@ -69,7 +69,7 @@ test("sentences are Python's, and say each case", () => {
     assert.ok(words.length < 250, words);
   }
   says(cases.map(({ state }) => sentence(state)), [
-    "The copies hide: forward and backward take 0 % longer and keep",
+    "The copies hide: forward and backward take no longer and keep",
     "The copies stick out", "Nothing moves", "they do at any width",
     "33 % longer, which is the second forward pass,",
     "of which 33 % are the second forward pass,", "they do from a width of",

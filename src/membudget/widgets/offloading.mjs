@@ -142,10 +142,11 @@ function timeText(seconds) {
   return `${Number((seconds * factor).toPrecision(3))} ${unit}`;
 }
 
-/* "38 %" */
+/* "38 %", "no" */
 function slower(time, plain) {
   const share = 100 * (time / plain - 1);
-  if (share > 1e-6 && share < 0.5) return "less than 1 %";
+  if (share < 1e-6) return "no";
+  if (share < 0.5) return "less than 1 %";
   return `${Math.floor(share + 0.5)} %`;
 }
 

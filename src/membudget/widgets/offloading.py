@@ -144,11 +144,12 @@ class Offloading(Widget):
                 f"{format_bytes(plain.peak)}, on the card."
             )
         slower = 100 * (run.time / plain.time - 1)
+        share = f"{slower:.0f} %" if slower > 1e-6 else "no"
         how = "stick out" if run.waited else "hide"
         return (
             f"Eight blocks of width {self.width} on {self.machine}, with "
             f"{self.what} in the host's memory. The copies {how}: forward "
-            f"and backward take {slower:.0f} % longer, and keep "
+            f"and backward take {share} longer, and keep "
             f"{format_bytes(run.peak)} on the card in place of "
             f"{format_bytes(plain.peak)}. They hide from a width of "
             f"{ceil(self.least(self.what) - 1e-6)} on."

@@ -53,8 +53,8 @@ def said(widget):
         return [f"the eight tapes take {whole} on the card", *hides]
     slower = 100 * (run.time / plain.time - 1)
     share = f"{floor(slower + 0.5)} %"
-    if 1e-6 < slower < 0.5:
-        share = "less than 1 %"
+    if slower < 0.5:
+        share = "less than 1 %" if slower > 1e-6 else "no"
     return [
         f"The copies {'stick out' if run.waited else 'hide'}",
         f"take {share} longer",

@@ -18,6 +18,7 @@ def test_it_says_whether_copies_hide():
     assert "The copies hide: forward and backward take 33 % longer" in (
         Offloading("checkpoints").sentence()
     )
+    assert "take no longer" in Offloading(width=16384).sentence()
     assert Offloading("nothing").sentence() == (
         "Eight blocks of width 4096 keep their tapes, 2.00 GiB, on the card."
     )
