@@ -119,6 +119,19 @@ def test_of_a_checkpointed_block_its_input_moves(name):
     assert moved.out == 3 * x.nbytes + sum(t.nbytes for t in beside)
 
 
+def test_what_a_checkpoint_gets_by_keyword_stays():
+    x = torch.ones(4, requires_grad=True).exp()
+
+    def run(x):
+        return x.sin()
+
+    with Offload() as by_position:
+        checkpoint(run, x, use_reentrant=False)
+    with Offload() as by_keyword:
+        checkpoint(run, x=x, use_reentrant=False)
+    assert (by_position.out, by_keyword.out) == (x.nbytes, 0)
+
+
 class EachTensor(saved_tensors_hooks):
     """The bytes that save_on_cpu copies: of each saved tensor, by itself."""
 

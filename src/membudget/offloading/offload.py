@@ -29,8 +29,9 @@ class Offload:
     ``save_on_cpu`` copies each saved tensor by itself, weights too.
 
     Around non-reentrant checkpoints only their inputs leave, since the hooks
-    see no more. On CUDA the copies run beside the computation, on a stream
-    of their own, and storages come back before they are needed.
+    see no more, and of these no keyword arguments. On CUDA the copies run
+    beside the computation, on a stream of their own, and storages come back
+    before they are needed.
 
     Args:
         *exclude: what is alive anyway and stays: tensors (the batch), or
