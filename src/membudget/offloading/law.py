@@ -38,11 +38,11 @@ MACHINES = {
         name: (CARDS[name].half_flops, CARDS[name].host_link)
         for name in ("T4", "RTX 4090", "RTX 5090", "A100 80 GB", "H100 80 GB")
     },
-    "GH200": (989.5e12, 450e9),
+    "GH200": (CARDS["H100 80 GB"].half_flops, 450e9),
 }
 """F and B of data sheets: FLOP/s on 16-bit numbers, and bytes/s one way to
-the host. The last one's link is NVLink-C2C, of which NVIDIA's data sheet
-(GH200 Grace Hopper Superchip, 2023) prints both directions, 900 GB/s."""
+the host. The last one is an H100's GPU beside NVLink-C2C, of which NVIDIA
+prints both directions, 900 GB/s (GH200 Grace Hopper Superchip, 2023)."""
 
 BUSY, FULL = 0.4, 0.8
 """Shares of F and of B that a step is taken to sustain. Round numbers; no
