@@ -12,7 +12,7 @@ FLOORS = [
     "measuring",
     "ledger",
     "accumulation adapters checkpointing offloading precision sharding",
-    "schedules",
+    "schedules parallelism",
     "planning",
     "plotting",
     "__init__ exercises widgets",

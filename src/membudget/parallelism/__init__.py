@@ -1,0 +1,3 @@
+"""Parallelism: a layer, a sequence or a network over several ranks."""
+
+__all__: list[str] = []
