@@ -25,6 +25,7 @@ from membudget import (
     measuring,
     models,
     offloading,
+    parallelism,
     planning,
     policy,
     precision,
@@ -50,6 +51,7 @@ ROOMS = (
     precision,
     schedules,
     sharding,
+    parallelism,
     planning,
     widgets,
 )
