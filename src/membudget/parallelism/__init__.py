@@ -1,3 +1,5 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
-__all__: list[str] = []
+from membudget.parallelism.pipeline import cut
+
+__all__ = ["cut"]
