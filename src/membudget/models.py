@@ -167,7 +167,7 @@ class Block(nn.Module):
         return _Half(first, self._attend), _Half(second, self._transform)
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = _tensor(x, "x", 3).shape
+        batch, tokens, _ = _tensor(x, "x", 3).shape
         q, k, v = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2)
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
@@ -176,7 +176,7 @@ class Block(nn.Module):
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             attended = attention(q, k, v, self._drop)
-        attended = attended.transpose(1, 2).reshape(batch, tokens, width)
+        attended = attended.transpose(1, 2).reshape(batch, tokens, -1)
         return x + self._drop(self.out(attended))
 
     def _transform(self, x: torch.Tensor) -> torch.Tensor:
@@ -336,7 +336,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, _ = x.shape
         normed = self.norm1(x)
         q, k, v = (
             part(normed).view(batch, tokens, heads, -1).transpose(1, 2)
@@ -348,7 +348,7 @@ class LlamaBlock(nn.Module):
         )
         q, k = rotate(q, turns), rotate(k, turns)
         attended = self._attention(q, k, v).transpose(1, 2)
-        attended = attended.reshape(batch, tokens, width)
+        attended = attended.reshape(batch, tokens, -1)
         x = x + self.out(attended)
         normed = self.norm2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))

@@ -754,6 +754,20 @@ def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
+def all_reduce(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """The sum of x over the ranks, whose gradient is handed on."""
+    y = _new(x)
+    paper.write("all-reduce", (x,), (y,), gives=((x, "g"),))
+    return y
+
+
+def entered(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """x itself, whose gradient is summed over the ranks."""
+    y = _view(x)
+    paper.write("enter", (x,), (y,), **_each(x=x))
+    return y
+
+
 def joined(paper: Paper, x: PaperTensor, still: PaperTensor) -> PaperTensor:
     """``torch.cat([x, still])``: a copy; the gradients are views. The wider
     dtype wins."""

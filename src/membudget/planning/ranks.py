@@ -1,0 +1,219 @@
+"""What a rank of a layout holds at its worst moment."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from membudget.checks import instance, whole
+from membudget.ledger import RECIPES, Transformer, states
+from membudget.ledger.parts import Passes, passes
+from membudget.ledger.recipes import update_workspace
+from membudget.parallelism.pipeline import spread
+from membudget.planning.layout import Layout, check_network
+from membudget.planning.plan import Job
+
+
+class Need(NamedTuple):
+    """Bytes of a rank at its worst moment, by what they are.
+
+    Attributes:
+        stage: of the pipeline.
+        moment: ``"forward"``, ``"backward"`` or ``"update"``.
+        parameters, gradients, optimizer: the states, as far as they are
+            there.
+        boundaries: buffers for what the stages send each other.
+        inputs: tokens and targets.
+        others: micro-batches in flight, but the one at work.
+        working: the one at work, or the optimizer.
+    """
+
+    stage: int
+    moment: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    boundaries: int
+    inputs: int
+    others: int
+    working: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return sum(self[2:])
+
+
+def need(job: Job, layout: Layout, stage: int = 0) -> Need:
+    """The bytes of a rank of this stage, at its worst moment.
+
+    Exact for tensor parallelism and for the pipeline, together, too: as the
+    step of PyTorch's own classes needs them on a simulated rank.
+
+    * A stage has a buffer for what it receives of *each* micro-batch, and
+      one for each gradient, from the first step on.
+    * A stage under 1F1B holds the gradient that it sent until it has made
+      the next one, and the last one its logits until it has made new ones.
+
+    Args:
+        job: what is trained, in micro-batches of the layout.
+        layout: how it is spread.
+        stage: number of one.
+
+    Raises:
+        ValueError: a layout that is not one of the job's.
+    """
+    many = instance(layout, Layout, "layout", "a Layout").micro_batches(job)
+    stage = whole(stage, "stage", 0, layout.pipeline - 1)
+    rank = _Rank(job, layout, stage, many)
+    return max(rank.moments(), key=lambda need: need.bytes)
+
+
+def worst(job: Job, layout: Layout) -> Need:
+    """The bytes of the rank that needs most.
+
+    It is one of the first two stages or the last one: between them a stage
+    has no more blocks and holds fewer micro-batches.
+    """
+    layout = instance(layout, Layout, "layout", "a Layout")
+    last = layout.pipeline - 1
+    return max(
+        (need(job, layout, r) for r in sorted({0, min(1, last), last})),
+        key=lambda need: need.bytes,
+    )
+
+
+@lru_cache(10**5)
+def _passes(
+    network: Transformer,
+    size: int,
+    tokens: int,
+    blocks: range,
+    ranks: int,
+    itemsize: int,
+    checkpointed: bool,
+    device: str,
+) -> Passes:
+    return passes(
+        network,
+        size,
+        tokens,
+        blocks=blocks,
+        ranks=ranks,
+        itemsize=itemsize,
+        checkpointed=checkpointed,
+        device=device,
+    )
+
+
+class _Rank:
+    """A rank of a stage: what there is, and one operation after the other."""
+
+    def __init__(
+        self, job: Job, layout: Layout, stage: int, many: int
+    ) -> None:
+        network = check_network(job)
+        self.job, self.layout, self.stage, self.many = job, layout, stage, many
+        self.last = stage == layout.pipeline - 1
+        self.recipe = RECIPES[layout.recipe]
+        self.passes = _passes(
+            network,
+            layout.micro_batch,
+            job.tokens // layout.context,
+            spread(network.depth, layout.pipeline)[stage],
+            layout.tensor,
+            self.recipe.parameters,
+            layout.checkpointed,
+            job.device,
+        )
+        tokens = layout.micro_batch * job.tokens // layout.context
+        self.sent = tokens * network.width * self.recipe.parameters
+        self.states = states(
+            self.passes.sizes, layout.recipe, layout.optimizer
+        )
+        self.inputs = 8 * tokens * many * ((stage == 0) + self.last)
+        self.boundaries = self.sent * many * ((stage > 0) + (not self.last))
+
+    def moments(self) -> Iterator[Need]:
+        """The operations of a step, each at its worst, and the update."""
+        flying, done = 0, 0
+        for kind in self.order():
+            late = self.states.gradients if done else 0
+            if kind == "F":
+                yield self.at("forward", late, flying, self.forward(done))
+                flying += 1
+            else:
+                flying -= 1
+                yield self.at("backward", late, flying, self.backward(done))
+                done += 1
+        gpu = self.job.device == "cuda"
+        work = max(
+            update_workspace(
+                self.passes.sizes,
+                self.layout.recipe,
+                self.layout.optimizer,
+                False,
+                gpu and self.layout.optimizer == "adam",
+            )
+        )
+        yield self.at("update", self.states.gradients, 0, work)
+
+    def at(self, moment: str, gradients: int, others: int, working: int):
+        """A moment with so many other micro-batches."""
+        held = self.passes.held + self.kept_logits
+        return Need(
+            self.stage,
+            moment,
+            self.states.parameters,
+            gradients,
+            self.states.optimizer,
+            self.boundaries,
+            self.inputs,
+            others * held,
+            working,
+        )
+
+    def order(self) -> Iterator[str]:
+        """Forward and backward passes, in the order of the schedule."""
+        many, layout = self.many, self.layout
+        ahead = many
+        if layout.pipeline == 1:
+            ahead = 1
+        elif layout.schedule == "1F1B":
+            ahead = min(layout.pipeline - self.stage, many)
+        for _ in range(ahead):
+            yield "F"
+        for _ in range(many - ahead):
+            yield from "BF"
+        for _ in range(ahead):
+            yield "B"
+
+    @property
+    def kept_logits(self) -> int:
+        """A stage returns them, and its caller keeps them."""
+        return self.passes.logits if self.layout.pipeline > 1 else 0
+
+    @property
+    def turns(self) -> bool:
+        """Whether forward and backward passes take turns."""
+        pipeline = self.layout.pipeline > 1
+        return pipeline and self.layout.schedule == "1F1B"
+
+    def forward(self, done: int) -> int:
+        """One micro-batch, after so many backward passes."""
+        needs = self.passes
+        sent = self.sent if done and self.turns and self.stage else 0
+        body = needs.body
+        if done and self.turns:
+            body += self.kept_logits  # of the one before
+        return max(body, needs.forward) + sent + self.losses(done)
+
+    def backward(self, done: int) -> int:
+        """One micro-batch, likewise."""
+        needs = self.passes
+        sent = self.sent if done and self.turns and self.stage else 0
+        most = needs.later if done else needs.first
+        return most + self.kept_logits + sent + self.losses(done)
+
+    def losses(self, done: int) -> int:
+        """Those of the micro-batches that are done."""
+        return self.passes.loss * done if self.layout.pipeline > 1 else 0

@@ -1,0 +1,163 @@
+"""One rank of a layout, simulated: PyTorch's own classes, without data."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining.stage import InferenceMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+from membudget.internals import FakeTensorMode
+from membudget.ledger import RECIPES
+from membudget.measuring import PeakTracker
+from membudget.parallelism.pipeline import cut
+from membudget.sharding._private import Waits, fake_group
+
+DTYPES = {4: torch.float32, 2: torch.bfloat16}
+BY_ROWS = ("out", "down")
+
+
+def tensor_parallel(blocks, mesh):
+    """Cut each block's heads and MLP."""
+    for block in blocks:
+        block.heads //= mesh.size()
+        if hasattr(block, "kv_heads"):
+            block.kv_heads //= mesh.size()
+        names = [
+            name for name, m in block.named_children() if "norm" not in name
+        ]
+        plan = {
+            name: RowwiseParallel() if name in BY_ROWS else ColwiseParallel()
+            for name in names
+        }
+        parallelize_module(block, mesh, plan)
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def simulated(job, layout, stage):
+    """The tracker of a rank's second step, the optimizer's included."""
+    shape = layout.pipeline, layout.tensor
+    ranks, rank = shape[0] * shape[1], stage * shape[1]
+    dtype = DTYPES[RECIPES[layout.recipe].parameters]
+    with fake_group(ranks, rank):
+        mesh = init_device_mesh(
+            "cpu", shape, mesh_dim_names=("pipeline", "tensor")
+        )
+        meshes = mesh["tensor"], mesh.get_group("pipeline")
+        with FakeTensorMode(), Waits():
+            return _simulated(job, layout, stage, dtype, *meshes)
+
+
+def _simulated(job, layout, stage, dtype, mesh, group):
+    with default_dtype(dtype):
+        model = job.network.build("cpu")
+    part = model
+    blocks = list(model.blocks)
+    if layout.pipeline > 1:
+        part = cut(model, layout.pipeline)[stage]
+        blocks = list(part.blocks.values())
+    if layout.tensor > 1:
+        tensor_parallel(blocks, mesh)
+    if layout.checkpointed:
+        for block in blocks:
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False
+            )
+    make = _pipeline if layout.pipeline > 1 else _plain
+    run, more = make(job, layout, stage, part, group, dtype)
+    optimizer = torch.optim.Adam(part.parameters(), foreach=False)
+
+    def step():
+        run()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with PeakTracker(part, optimizer, *more()) as tracker:
+        step()
+    return tracker
+
+
+def _plain(job, layout, stage, model, group, dtype):
+    ids = torch.zeros(job.batch, job.tokens, dtype=torch.long)
+    targets = torch.zeros(job.batch, job.tokens, dtype=torch.long)
+
+    def run():
+        size = layout.micro_batch
+        for x, y in zip(ids.split(size), targets.split(size), strict=True):
+            loss_of(model(x), y).backward()
+            torch.zeros(0)  # the tracker looks at each operator
+
+    return run, lambda: [ids, targets]
+
+
+def _pipeline(job, layout, stage, part, group, dtype):
+    size, many = layout.micro_batch, job.batch // layout.micro_batch
+    first, last = stage == 0, stage == layout.pipeline - 1
+    ids = torch.zeros(job.batch, job.tokens, dtype=torch.long)
+    between = torch.empty(
+        size, job.tokens, job.network.width, dtype=dtype, requires_grad=True
+    )
+    logits = torch.empty(
+        size, job.tokens, job.network.vocabulary, dtype=dtype
+    ).requires_grad_()
+    held = PipelineStage(
+        part,
+        stage,
+        layout.pipeline,
+        torch.device("cpu"),
+        input_args=(ids[:size] if first else between,),
+        output_args=(logits if last else between,),
+        output_grads=None if last else (between.detach(),),
+        input_grads=None if first else (between.detach(),),
+        group=group,
+    )
+    schedule = get_schedule_class(layout.schedule)(
+        held, n_microbatches=many, loss_fn=loss_of
+    )
+
+    def static(stages, *rest):  # no other rank answers
+        for one in stages:
+            one._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = static
+
+    def run():
+        more = {"target": ids, "losses": []} if last else {}
+        given = (ids,) if first else ()
+        schedule.step(*given, return_outputs=False, **more)
+
+    def more():
+        infos = held.args_recv_info, held.grad_recv_info
+        buffers = [
+            info.buffer
+            for kind in infos
+            for each in kind.values()
+            for info in each
+            if info.buffer is not None
+        ]
+        return buffers + [ids] * (first or last)
+
+    return run, more
