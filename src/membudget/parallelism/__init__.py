@@ -1,3 +1,19 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
-__all__: list[str] = []
+from membudget.parallelism.tables import (
+    SCHEDULES,
+    Operation,
+    Replay,
+    Table,
+    replay,
+    table,
+)
+
+__all__ = [
+    "SCHEDULES",
+    "Operation",
+    "Replay",
+    "Table",
+    "replay",
+    "table",
+]
