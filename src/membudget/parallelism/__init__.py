@@ -8,12 +8,22 @@ from membudget.parallelism.tables import (
     replay,
     table,
 )
+from membudget.parallelism.tensor import (
+    GATHERS,
+    tensor_parallel,
+    tensor_tape,
+    tensor_traffic,
+)
 
 __all__ = [
+    "GATHERS",
     "SCHEDULES",
     "Operation",
     "Replay",
     "Table",
     "replay",
     "table",
+    "tensor_parallel",
+    "tensor_tape",
+    "tensor_traffic",
 ]
