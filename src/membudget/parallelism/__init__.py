@@ -1,5 +1,29 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
-from membudget.parallelism.pipeline import cut
+from membudget.parallelism.tables import (
+    SCHEDULES,
+    Operation,
+    Replay,
+    Table,
+    replay,
+    table,
+)
+from membudget.parallelism.tensor import (
+    GATHERS,
+    tensor_parallel,
+    tensor_tape,
+    tensor_traffic,
+)
 
-__all__ = ["cut"]
+__all__ = [
+    "GATHERS",
+    "SCHEDULES",
+    "Operation",
+    "Replay",
+    "Table",
+    "replay",
+    "table",
+    "tensor_parallel",
+    "tensor_tape",
+    "tensor_traffic",
+]
