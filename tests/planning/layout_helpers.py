@@ -9,37 +9,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.pipelining.stage import InferenceMode
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.utils.checkpoint import checkpoint
 
 from membudget.internals import FakeTensorMode
 from membudget.ledger import RECIPES
 from membudget.measuring import PeakTracker
 from membudget.parallelism.pipeline import cut
+from membudget.parallelism.tensor import tensor_parallel
 from membudget.sharding._private import Waits, fake_group
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
-BY_ROWS = ("out", "down")
-
-
-def tensor_parallel(blocks, mesh):
-    """Cut each block's heads and MLP."""
-    for block in blocks:
-        block.heads //= mesh.size()
-        if hasattr(block, "kv_heads"):
-            block.kv_heads //= mesh.size()
-        names = [
-            name for name, m in block.named_children() if "norm" not in name
-        ]
-        plan = {
-            name: RowwiseParallel() if name in BY_ROWS else ColwiseParallel()
-            for name in names
-        }
-        parallelize_module(block, mesh, plan)
 
 
 def loss_of(logits, targets):
@@ -75,11 +54,11 @@ def _simulated(job, layout, stage, dtype, mesh, group):
         model = job.network.build("cpu")
     part = model
     blocks = list(model.blocks)
+    if layout.tensor > 1:
+        tensor_parallel(model, mesh, layout.sequence)
     if layout.pipeline > 1:
         part = cut(model, layout.pipeline)[stage]
         blocks = list(part.blocks.values())
-    if layout.tensor > 1:
-        tensor_parallel(blocks, mesh)
     if layout.checkpointed:
         for block in blocks:
             block.forward = partial(
@@ -117,8 +96,13 @@ def _pipeline(job, layout, stage, part, group, dtype):
     size, many = layout.micro_batch, job.batch // layout.micro_batch
     first, last = stage == 0, stage == layout.pipeline - 1
     ids = torch.zeros(job.batch, job.tokens, dtype=torch.long)
+    shared = layout.tensor if layout.sequence else 1
     between = torch.empty(
-        size, job.tokens, job.network.width, dtype=dtype, requires_grad=True
+        size,
+        job.tokens // shared,
+        job.network.width,
+        dtype=dtype,
+        requires_grad=True,
     )
     logits = torch.empty(
         size, job.tokens, job.network.vocabulary, dtype=dtype

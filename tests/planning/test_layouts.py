@@ -29,15 +29,19 @@ def plan(tensor, pipeline):
         family=family,
         **{"hidden": 2 * 8 * heads} if family == "llama" else {},
     )
+    tokens = RNG.choice((8, 16))
+    # a stage of a Llama takes its turns from the tokens that it is given
+    whole = family == "gpt" or pipeline == 1
     layout = Layout(
         tensor=tensor,
+        sequence=whole and 1 < tensor <= tokens and RNG.random() < 0.5,
         pipeline=pipeline,
         schedule=schedule,
         micro_batch=batch,
         checkpointed=RNG.choice((False, True)),
         recipe=RNG.choice(("fp32", "bf16")),
     )
-    job = Job(network, RNG.choice((8, 16)), batch * many, "cpu")
+    job = Job(network, tokens, batch * many, "cpu")
     stages = sorted({0, min(1, pipeline - 1), pipeline - 1})
     return job, layout, RNG.choice(stages)
 

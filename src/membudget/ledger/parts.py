@@ -22,6 +22,12 @@ class Part(Written):
 
     blocks: range = range(0)
     ranks: int = 1  # of tensor parallelism
+    sequence: bool = False  # whether they share the tokens between
+
+    @property
+    def copied(self) -> bool:
+        """Whether parts of a sequence do not lie one after the other."""
+        return self.batch > 1
 
     def write(self, checkpointed: set[int], chunks: int | None = None) -> None:
         shape, paper = self.shape, self.paper
@@ -44,13 +50,28 @@ class Part(Written):
             self.turns = op.constant(paper, size, 8)
         size = self.batch * self.tokens
         if self.blocks.start:  # it was received
-            size *= shape.width
+            size *= shape.width // (self.ranks if self.sequence else 1)
             return PaperTensor(size, self.itemsize, True, "input")
         ids = paper.input(size, 8)
         table = self.weight(shape.vocabulary * shape.width, "token.weight")
-        if gpt:
+        if gpt and not self.sequence:
             return self.gpt_start(table, ids)
-        return op.embedding(paper, table, ids, shape.width)
+        with paper.inside("token"):
+            x = op.embedding(paper, table, ids, shape.width)
+        if not self.sequence:
+            return x
+        x = op.taken(paper, x, self.ranks, self.copied)
+        return self.placed(x) if gpt else x
+
+    def placed(self, x: PaperTensor) -> PaperTensor:
+        """With this rank's part of the learned positions."""
+        paper, shape = self.paper, self.shape
+        places = op.constant(paper, self.tokens, 8)
+        table = self.weight(shape.context * shape.width, "position.weight")
+        with paper.inside("position"):
+            y = op.embedding(paper, table, places, shape.width)
+        y = op.taken(paper, y, self.ranks, copied=False)
+        return op.add(paper, x, y, broadcast=True)
 
     def last(self, x: PaperTensor) -> None:
         """The norm, the head and the loss."""
@@ -62,6 +83,17 @@ class Part(Written):
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
         op.cross_entropy(paper, logits, targets)
 
+    def norm(
+        self, x: PaperTensor, name: str, *watches: PaperTensor
+    ) -> PaperTensor:
+        y = super().norm(x, name, *watches)
+        if self.sequence:
+            how = {"copied": self.copied, "summed": name != "norm"}
+            return op.all_gather(self.paper, y, self.ranks, **how)
+        if self.ranks > 1 and name != "norm":
+            y = op.entered(self.paper, y)
+        return y
+
     def linear(
         self, x: PaperTensor, name: str, inputs: int, outputs: int
     ) -> PaperTensor:
@@ -69,7 +101,6 @@ class Part(Written):
             return super().linear(x, name, inputs, outputs)
         if name in ROWS:
             return self.by_rows(x, name, inputs // self.ranks, outputs)
-        x = op.entered(self.paper, x)
         return super().linear(x, name, inputs, outputs // self.ranks)
 
     def by_rows(
@@ -85,6 +116,8 @@ class Part(Written):
                 share = [op.constant(paper, outputs, bias.itemsize)]
             y = op.linear(paper, x, weight, outputs, bias, folds=True)
             paper.last.watches += tuple(share)
+            if self.sequence:
+                return op.reduce_scatter(paper, y, self.ranks, self.copied)
             return op.all_reduce(paper, y)
 
 
@@ -126,6 +159,7 @@ def written(
     *,
     blocks: range,
     ranks: int = 1,
+    sequence: bool = False,
     itemsize: int = 4,
     checkpointed: bool = False,
     device: str = "cpu",
@@ -138,6 +172,7 @@ def written(
         blocks: their numbers; with the first block stands the embedding,
             with the last one the norm, the head and the loss.
         ranks: of tensor parallelism, which divide heads and widths.
+        sequence: whether they share the tokens of what lies between.
         itemsize: bytes of a parameter.
         checkpointed: whether each block is.
         device: whose kernels run.
@@ -154,6 +189,7 @@ def written(
         None,
         blocks=blocks,
         ranks=ranks,
+        sequence=sequence,
     )
     part.write(set(blocks) if checkpointed else set())
     return paper

@@ -1,5 +1,6 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
+from membudget.parallelism.pipeline import cut
 from membudget.parallelism.tables import (
     SCHEDULES,
     Operation,
@@ -21,6 +22,7 @@ __all__ = [
     "Operation",
     "Replay",
     "Table",
+    "cut",
     "replay",
     "table",
     "tensor_parallel",

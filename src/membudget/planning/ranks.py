@@ -89,6 +89,7 @@ def _passes(
     tokens: int,
     blocks: range,
     ranks: int,
+    sequence: bool,
     itemsize: int,
     checkpointed: bool,
     device: str,
@@ -99,6 +100,7 @@ def _passes(
         tokens,
         blocks=blocks,
         ranks=ranks,
+        sequence=sequence,
         itemsize=itemsize,
         checkpointed=checkpointed,
         device=device,
@@ -121,12 +123,15 @@ class _Rank:
             job.tokens // layout.context,
             spread(network.depth, layout.pipeline)[stage],
             layout.tensor,
+            layout.sequence,
             self.recipe.parameters,
             layout.checkpointed,
             job.device,
         )
         tokens = layout.micro_batch * job.tokens // layout.context
         self.sent = tokens * network.width * self.recipe.parameters
+        if layout.sequence:
+            self.sent //= layout.tensor
         self.states = states(
             self.passes.sizes, layout.recipe, layout.optimizer
         )
