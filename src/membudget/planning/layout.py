@@ -126,6 +126,14 @@ class Layout:
             )
         return many
 
+    def fault(self, job: Job) -> str | None:
+        """Why it is none of the job's, or None."""
+        try:
+            self.micro_batches(job)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def _shared(self, network: Transformer) -> dict[str, int]:
         found = {
             "the heads": network.heads,

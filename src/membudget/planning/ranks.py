@@ -5,12 +5,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from membudget.checks import instance, whole
-from membudget.ledger import RECIPES, Transformer, states
+from membudget.ledger import RECIPES, States, Transformer, states
 from membudget.ledger.parts import Passes, passes
 from membudget.ledger.recipes import update_workspace
 from membudget.parallelism.pipeline import spread
 from membudget.planning.layout import Layout, check_network
 from membudget.planning.plan import Job
+from membudget.planning.sharded import sharded_peak
 
 
 class Need(NamedTuple):
@@ -49,6 +50,15 @@ def need(job: Job, layout: Layout, stage: int = 0) -> Need:
     Exact for tensor parallelism and for the pipeline, together, too: as the
     step of PyTorch's own classes needs them on a simulated rank.
 
+    Where data ranks share the states of one stage, FSDP2 gathers block by
+    block, as in :func:`membudget.planning.memory`, an upper bound. Of several
+    stages it is a law that no rank was compared with: the parameters of the stage are gathered once for the step, beside
+    the shards, and its gradients stay whole until they are reduced at its
+    end, as PyTorch's stages have it beside FSDP2. So is context parallelism:
+    all that has tokens is cut, and one neighbour's keys and values are on
+    their way, in the backward pass with their gradients (Liu et al. 2023,
+    arXiv 2310.01889).
+
     * A stage has a buffer for what it receives of *each* micro-batch, and
       one for each gradient, from the first step on.
     * A stage under 1F1B holds the gradient that it sent until it has made
@@ -65,6 +75,8 @@ def need(job: Job, layout: Layout, stage: int = 0) -> Need:
     many = instance(layout, Layout, "layout", "a Layout").micro_batches(job)
     stage = whole(stage, "stage", 0, layout.pipeline - 1)
     rank = _Rank(job, layout, stage, many)
+    if layout.shards > 1 and layout.pipeline == 1:
+        return _sharded(job, layout, rank)
     return max(rank.moments(), key=lambda need: need.bytes)
 
 
@@ -107,6 +119,37 @@ def _passes(
     )
 
 
+def _sharded(job: Job, layout: Layout, rank: "_Rank") -> Need:
+    """Of one stage, under FSDP2: the shards, and all that comes and goes."""
+    recipe, many = rank.recipe, rank.many
+    numbers = -(-sum(rank.passes.sizes) // layout.shards)
+    held = states((numbers,), layout.recipe, layout.optimizer)
+    stored = recipe.stepped * numbers
+    kept = held.optimizer - recipe.master * numbers
+    most = max(
+        sharded_peak(
+            check_network(job),
+            layout.micro_batch,
+            job.tokens // layout.context,
+            layout.tensor,
+            layout.sequence,
+            layout.shards,
+            layout.recipe,
+            layout.optimizer,
+            layout.checkpointed,
+            job.device,
+            summed,
+        )
+        for summed in {False, many > 1}
+    )
+    summed = stored if many > 1 else 0
+    most += 2 * rank.ring
+    working = most - stored - summed - kept
+    return Need(
+        0, "backward", stored, summed, kept, 0, rank.inputs, 0, working
+    )
+
+
 class _Rank:
     """A rank of a stage: what there is, and one operation after the other."""
 
@@ -135,14 +178,32 @@ class _Rank:
         self.states = states(
             self.passes.sizes, layout.recipe, layout.optimizer
         )
+        if layout.shards > 1:
+            self.states = self.split()
+        # keys and values of a neighbour, on their way
+        ring = 2 * tokens * network.shared * self.recipe.parameters
+        self.ring = ring // layout.tensor * (layout.context > 1)
         self.inputs = 8 * tokens * many * ((stage == 0) + self.last)
         self.boundaries = self.sent * many * ((stage > 0) + (not self.last))
+
+    def split(self) -> States:
+        """The states where data ranks share them: the parameters gathered
+        for the whole step beside their shards, and whole gradients."""
+        numbers, shards = sum(self.passes.sizes), self.layout.shards
+        own = -(-numbers // shards)
+        shared = states((own,), self.layout.recipe, self.layout.optimizer)
+        whole = self.recipe.parameters * numbers
+        stored = (self.recipe.stepped - self.recipe.master) * own
+        return States(
+            whole + stored, self.recipe.gradients * numbers, shared.optimizer
+        )
 
     def moments(self) -> Iterator[Need]:
         """The operations of a step, each at its worst, and the update."""
         flying, done = 0, 0
+        buckets = self.layout.data > 1 and not self.layout.sharded
         for kind in self.order():
-            late = self.states.gradients if done else 0
+            late = self.states.gradients if done or buckets else 0
             if kind == "F":
                 yield self.at("forward", late, flying, self.forward(done))
                 flying += 1
@@ -210,13 +271,15 @@ class _Rank:
         body = needs.body
         if done and self.turns:
             body += self.kept_logits  # of the one before
-        return max(body, needs.forward) + sent + self.losses(done)
+        most = max(body, needs.forward) + self.ring
+        return most + sent + self.losses(done)
 
     def backward(self, done: int) -> int:
         """One micro-batch, likewise."""
         needs = self.passes
         sent = self.sent if done and self.turns and self.stage else 0
         most = needs.later if done else needs.first
+        most += 2 * self.ring  # and their gradients
         return most + self.kept_logits + sent + self.losses(done)
 
     def losses(self, done: int) -> int:
