@@ -16,6 +16,7 @@ from membudget.ledger import RECIPES
 from membudget.measuring import PeakTracker
 from membudget.parallelism.pipeline import cut
 from membudget.parallelism.tensor import tensor_parallel
+from membudget.sharding import shard
 from membudget.sharding._private import Waits, fake_group
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
@@ -40,6 +41,7 @@ def simulated(job, layout, stage):
     shape = layout.pipeline, layout.tensor
     ranks, rank = shape[0] * shape[1], stage * shape[1]
     dtype = DTYPES[RECIPES[layout.recipe].parameters]
+    FakeTensorMode.cache_clear()  # it knows groups that are gone
     with fake_group(ranks, rank):
         mesh = init_device_mesh(
             "cpu", shape, mesh_dim_names=("pipeline", "tensor")
@@ -145,3 +147,39 @@ def _pipeline(job, layout, stage, part, group, dtype):
         return buffers + [ids] * (first or last)
 
     return run, more
+
+
+def sharded(job, layout):
+    """The most bytes of a rank's passes under FSDP2 and tensor parallelism.
+
+    Its tensors are real: FSDP2 refuses a mesh of two dimensions on fake ones.
+    """
+    shape = layout.data, layout.tensor
+    dtype = DTYPES[RECIPES[layout.recipe].parameters]
+    with fake_group(layout.cards, 0):
+        mesh = init_device_mesh(
+            "cpu", shape, mesh_dim_names=("data", "tensor")
+        )
+        with default_dtype(dtype):
+            model = job.network.build("cpu")
+        if layout.tensor > 1:
+            tensor_parallel(model, mesh["tensor"], layout.sequence)
+        shard(model, model.blocks, "zero-3", mesh=mesh["data"])
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        size = layout.micro_batch
+        ids = torch.zeros(size, job.tokens, dtype=torch.long)
+        targets = ids.clone()
+
+        def step():
+            loss_of(model(ids), targets).backward()
+            optimizer.step()
+
+        step()
+        optimizer.zero_grad()
+        with PeakTracker(model, optimizer, ids, targets) as tracker:
+            step()
+    return max(
+        live
+        for live, one in zip(tracker.timeline, tracker.operators, strict=True)
+        if one.phase != "optimizer"
+    )

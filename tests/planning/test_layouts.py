@@ -3,12 +3,14 @@
 import random
 
 import pytest
-from layout_helpers import simulated
+from layout_helpers import sharded, simulated
 
-from membudget.ledger import Transformer
-from membudget.planning import Job
+from membudget.cards import CARDS
+from membudget.ledger import PRESETS, CausalLM, Transformer
+from membudget.planning import Job, Machine, Plan, memory
 from membudget.planning.layout import Layout
-from membudget.planning.ranks import need
+from membudget.planning.layouts import layouts, seconds_of
+from membudget.planning.ranks import need, worst
 
 RNG = random.Random(7)
 
@@ -56,3 +58,139 @@ PLANS = [plan(*ranks) for ranks in SPREAD]
 @pytest.mark.parametrize("job, layout, stage", PLANS)
 def test_a_rank_needs_what_a_simulated_one_has(job, layout, stage):
     assert need(job, layout, stage).bytes == simulated(job, layout, stage).peak
+
+
+def shares():
+    """FSDP2 and tensor parallelism, at random."""
+    tensor, data = RNG.choice((1, 2, 4, 8)), RNG.choice((2, 4, 8))
+    family, size = RNG.choice(("gpt", "llama")), RNG.choice((1, 2))
+    network = Transformer(
+        RNG.choice((40, 64, 304)),
+        64,
+        RNG.choice((1, 2, 3, 5)),
+        8,
+        32,
+        family=family,
+        **{"hidden": 128} if family == "llama" else {},
+    )
+    layout = Layout(
+        tensor=tensor,
+        sequence=tensor > 1 and RNG.random() < 0.5,
+        data=data,
+        micro_batch=size,
+        recipe=RNG.choice(("fp32", "bf16")),
+    )
+    return Job(network, RNG.choice((8, 16)), size * data, "cpu"), layout
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("job, layout", [shares() for _ in range(24)])
+def test_fsdp_beside_tensor_parallelism_needs_at_most_this(job, layout):
+    """The bound counts the loss, which may be gone by then, once more."""
+    loss = {"fp32": 4, "bf16": 2}[layout.recipe]
+    assert 0 <= need(job, layout).bytes - sharded(job, layout) <= loss
+
+
+@pytest.mark.parametrize("checkpointed", [0, 3])
+def test_one_card_needs_what_the_plan_of_one_does(checkpointed):
+    job = Job(Transformer(depth=3), 32, 4, "cpu")
+    layout = Layout(
+        micro_batch=4, checkpointed=bool(checkpointed), recipe="fp32"
+    )
+    plan = Plan(4, checkpointed=checkpointed, fused=False)
+    assert need(job, layout).bytes == memory(job, plan)
+
+
+LLAMA = Transformer(128, 64, 8, 8, family="llama", kv_heads=4, hidden=128)
+JOB = Job(LLAMA, 16, 16, "cpu")
+
+
+def test_the_first_stage_holds_a_whole_network():
+    """8 blocks on 4 stages: 4 micro-batches of 2 blocks each."""
+    flying = Layout(pipeline=4)
+    found = [need(JOB, flying, stage) for stage in range(4)]
+    held = [one.others for one in found]
+    assert held[1] == 2 * held[2] == pytest.approx(2 / 3 * held[0], rel=0.1)
+    assert held[3] == 0
+
+
+def test_a_stage_has_buffers_for_all_micro_batches():
+    """16 of 16 tokens × 64 × 2 bytes, each way that a stage has."""
+    each = 16 * 16 * 64 * 2
+    found = [need(JOB, Layout(pipeline=4), r).boundaries for r in range(4)]
+    assert found == [each, 2 * each, 2 * each, each]
+
+
+def test_context_ranks_share_all_that_has_tokens():
+    """What is left are a neighbour's keys and values, 2 of them, with their
+    gradients: 4 tokens × 32 × 4 bytes, 4 times."""
+    alone = need(JOB, Layout(recipe="fp32", context=4, sharded=False))
+    few = Job(LLAMA, 4, 16, "cpu")
+    assert (
+        alone.bytes == need(few, Layout(recipe="fp32")).bytes + 4 * 4 * 32 * 4
+    )
+
+
+BAD = {
+    "3 tensor ranks do not divide the heads": Layout(tensor=3),
+    "8 tensor ranks do not divide the heads of keys": Layout(tensor=8),
+    "5 data ranks with micro-batches of 1": Layout(data=5),
+    "16 stages are more than the 8 blocks": Layout(pipeline=16),
+    "1F1B with 8 stages needs as many": Layout(pipeline=8, data=4),
+    "32 ranks that share a sequence's tokens": Layout(context=32),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_layout_that_is_none_of_the_jobs_is_refused(message):
+    with pytest.raises(ValueError, match=message):
+        need(JOB, BAD[message])
+    assert BAD[message].fault(JOB).startswith(message)
+
+
+def test_what_has_no_rules_is_refused():
+    with pytest.raises(ValueError, match="tensor is 1"):
+        Layout(sequence=True)
+    with pytest.raises(ValueError, match="no rules for autocast"):
+        Layout(recipe="autocast")
+    tied = Job(Transformer(tied=True), 32, 4)
+    with pytest.raises(ValueError, match="is tied"):
+        need(tied, Layout(pipeline=2))
+    unfused = Job(Transformer(fused=False), 32, 4)
+    with pytest.raises(ValueError, match="fused attention"):
+        need(unfused, Layout())
+    hub = Job(CausalLM(64, 32, 2, 4, 2, 8, 64), 8, 4)
+    with pytest.raises(ValueError, match="GPT and Llama"):
+        need(hub, Layout())
+    with pytest.raises(ValueError, match="use 4 or 8"):
+        layouts(JOB, "H100 80 GB", 6)
+
+
+def test_a_bubble_is_what_the_others_wait_for():
+    """(P - 1)/(M + P - 1) of the time: 3 of 19."""
+    machine = Machine(1e12, 1e11, 1e-6, 1e10, "a test")
+    time = seconds_of(JOB, Layout(pipeline=4), machine)
+    share = time.bubble / (time.total - time.data)
+    assert share == pytest.approx(3 / 19)
+
+
+def test_tensor_parallelism_is_slow_between_nodes():
+    machine = Machine(1e12, 1e11, 1e-6, 450e9, "a test")
+    within = seconds_of(JOB, Layout(tensor=4), machine, node=4)
+    across = seconds_of(JOB, Layout(tensor=4), machine, node=2)
+    assert across.tensor > within.tensor > 0
+
+
+def test_all_that_is_found_fits_and_the_fastest_is_first():
+    job = Job(PRESETS["Llama 3 8B"], 4096, 64)
+    found = layouts(job, "H100 80 GB", 64)
+    budget = CARDS["H100 80 GB"].usable
+    for one in found.best:
+        assert one.layout.cards == 64
+        assert worst(job, one.layout).bytes <= budget
+    times = [one.time.total for one in found.best]
+    assert times == sorted(times)
+    for one in found.over:
+        assert one.need.bytes > budget
+        assert one.time.total <= times[-1]
+        assert "stage 0 needs" in found.why(one)

@@ -146,7 +146,7 @@ class Passes(NamedTuple):
     sizes: tuple[int, ...]
 
 
-MANY = 8
+MANY = 6
 """Blocks from which on a part's bytes are on the line through two shorter
 ones: at each moment they are affine in the blocks, and the worst is at an
 end."""

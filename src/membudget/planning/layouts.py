@@ -154,7 +154,7 @@ def layouts(
     best: list[Spread] = []
     over: list[Spread] = []
     for time, layout in tried:
-        found = Spread(layout, worst(job, layout), time)
+        found = Spread(layout, worst(job, layout, budget), time)
         fits = found.need.bytes <= budget
         (best if fits else over).append(found)
         if len(best) == most:
@@ -235,20 +235,17 @@ def seconds_of(
     rounds = 3 + layout.checkpointed  # two of them with gradients
     ring = (context - 1) * pairs * rounds * blocks
     sent = 2 * unit / (tensor if layout.sequence else 1) * (stages > 1)
-    spent = [
-        many * bytes_ / links[name]
-        for name, bytes_ in (
-            ("tensor", reduced),
-            ("context", ring),
-            ("pipeline", sent),
-        )
-    ]
+    summing = many * reduced / links["tensor"]
+    passing = many * ring / links["context"]
+    sending = many * sent / links["pipeline"]
     computing *= many
     numbers = _numbers(network, stages) // tensor
     data = numbers * _moved(layout, many) / links["data"]
     beside = computing if stages == 1 and layout.sharded else 0
-    waits = (stages - 1) / many * (computing + sum(spent))
-    return Time(computing, *spent, max(0.0, data - beside), waits)
+    passes = computing + summing + passing + sending
+    waits = (stages - 1) / many * passes
+    more = max(0.0, data - beside)
+    return Time(computing, summing, passing, sending, more, waits)
 
 
 def _moved(layout: Layout, many: int) -> float:
@@ -276,7 +273,12 @@ def _counts(
     """Of a sequence: embedding, head and loss; a block; its recomputation."""
     one, two, again = (
         micro_batches(
-            replace(network, depth=depth), 1, tokens, checkpointed, None, recipe
+            replace(network, depth=depth),
+            1,
+            tokens,
+            checkpointed,
+            None,
+            recipe,
         )[0]
         for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 from membudget.checks import instance, whole
@@ -51,13 +52,13 @@ def need(job: Job, layout: Layout, stage: int = 0) -> Need:
     step of PyTorch's own classes needs them on a simulated rank.
 
     Where data ranks share the states of one stage, FSDP2 gathers block by
-    block, as in :func:`membudget.planning.memory`, an upper bound. Of several
-    stages it is a law that no rank was compared with: the parameters of the stage are gathered once for the step, beside
-    the shards, and its gradients stay whole until they are reduced at its
-    end, as PyTorch's stages have it beside FSDP2. So is context parallelism:
-    all that has tokens is cut, and one neighbour's keys and values are on
-    their way, in the backward pass with their gradients (Liu et al. 2023,
-    arXiv 2310.01889).
+    block: an upper bound, as in :func:`membudget.planning.memory`. Of several
+    stages it is a law that no rank was compared with: a stage's parameters
+    are gathered once for the step, beside the shards, and its gradients stay
+    whole until they are reduced at its end, as PyTorch's stages have it
+    beside FSDP2. So is context parallelism: all that has tokens is cut, and
+    one neighbour's keys and values are on their way, in the backward pass
+    with their gradients (Liu et al. 2023, arXiv 2310.01889).
 
     * A stage has a buffer for what it receives of *each* micro-batch, and
       one for each gradient, from the first step on.
@@ -80,18 +81,24 @@ def need(job: Job, layout: Layout, stage: int = 0) -> Need:
     return max(rank.moments(), key=lambda need: need.bytes)
 
 
-def worst(job: Job, layout: Layout) -> Need:
+def worst(job: Job, layout: Layout, budget: float = inf) -> Need:
     """The bytes of the rank that needs most.
 
     It is one of the first two stages or the last one: between them a stage
     has no more blocks and holds fewer micro-batches.
+
+    Args:
+        job, layout: as for :func:`need`.
+        budget: of bytes; the first of these stages that needs more is told.
     """
     layout = instance(layout, Layout, "layout", "a Layout")
     last = layout.pipeline - 1
-    return max(
-        (need(job, layout, r) for r in sorted({0, min(1, last), last})),
-        key=lambda need: need.bytes,
-    )
+    found = []
+    for stage in sorted({0, min(1, last), last}):
+        found.append(need(job, layout, stage))
+        if found[-1].bytes > budget:
+            break
+    return max(found, key=lambda need: need.bytes)
 
 
 @lru_cache(10**5)
@@ -122,8 +129,9 @@ def _passes(
 def _sharded(job: Job, layout: Layout, rank: "_Rank") -> Need:
     """Of one stage, under FSDP2: the shards, and all that comes and goes."""
     recipe, many = rank.recipe, rank.many
-    numbers = -(-sum(rank.passes.sizes) // layout.shards)
-    held = states((numbers,), layout.recipe, layout.optimizer)
+    own = tuple(-(-n // layout.shards) for n in rank.passes.sizes)
+    numbers = sum(own)
+    held = states(own, layout.recipe, layout.optimizer)
     stored = recipe.stepped * numbers
     kept = held.optimizer - recipe.master * numbers
     most = max(
