@@ -86,9 +86,9 @@ def shares():
 @pytest.mark.few(3)
 @pytest.mark.parametrize("job, layout", [shares() for _ in range(24)])
 def test_fsdp_beside_tensor_parallelism_needs_at_most_this(job, layout):
-    """The bound counts the loss, which may be gone by then, once more."""
-    loss = {"fp32": 4, "bf16": 2}[layout.recipe]
-    assert 0 <= need(job, layout).bytes - sharded(job, layout) <= loss
+    """Where a place has several moments, each part's worst is counted."""
+    found = sharded(job, layout)
+    assert found <= need(job, layout).bytes <= 1.01 * found
 
 
 @pytest.mark.parametrize("checkpointed", [0, 3])
