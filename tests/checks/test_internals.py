@@ -22,10 +22,11 @@ INTERNALS = "internals.py"
 OTHERS = {
     "accumulation/_private.py",
     "command/_private.py",
+    "parallelism/_private.py",
     "sharding/_private.py",
 }
-"""The modules that use what is private of PyTorch's process groups, and the
-one that is imported while a script imports torch."""
+"""The modules that use what is private of PyTorch's process groups and
+pipelines, and the one that is imported while a script imports torch."""
 
 NOT_PYTORCHS = {"_asdict", "_getframe", "_replace"}  # tuples, sys
 KNOWN = {a for _, names in internals.ATTRIBUTES for a in names.split()}

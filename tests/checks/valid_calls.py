@@ -238,6 +238,9 @@ OF_A_KIND = {
     planning.Plan: lambda: PLAN,
     planning.Machine: lambda: MACHINE,
     Sequence[offloading.Block]: lambda: [offloading.Block(1.0, 2)],
+    Sequence[Sequence[parallelism.Operation]]: lambda: parallelism.table(
+        "GPipe", 2, 2
+    ),
     planning.Answer: cache(lambda: planning.search(JOB, 10**6, MACHINE)),
 }
 
@@ -378,6 +381,10 @@ ROWS = {
     "offloading.lanes": lambda: dict(link=1e9),
     "offloading.least_width": lambda: dict(tokens=4),
     "offloading.sustained": lambda: dict(busy=0.5, full=0.5),
+    # parallelism
+    "parallelism.table": lambda: dict(
+        schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
+    ),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, operator=1e-6, source="a sheet"

@@ -1,5 +1,21 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
 from membudget.parallelism.pipeline import cut
+from membudget.parallelism.tables import (
+    SCHEDULES,
+    Operation,
+    Replay,
+    Table,
+    replay,
+    table,
+)
 
-__all__ = ["cut"]
+__all__ = [
+    "SCHEDULES",
+    "Operation",
+    "Replay",
+    "Table",
+    "cut",
+    "replay",
+    "table",
+]
