@@ -1,5 +1,15 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
+from membudget.parallelism.context import (
+    ORDERS,
+    WAYS,
+    context_buffers,
+    context_parallel,
+    context_traffic,
+    places,
+    ring_attention,
+    tiles,
+)
 from membudget.parallelism.tables import (
     SCHEDULES,
     Operation,
@@ -10,10 +20,18 @@ from membudget.parallelism.tables import (
 )
 
 __all__ = [
+    "ORDERS",
     "SCHEDULES",
+    "WAYS",
     "Operation",
     "Replay",
     "Table",
+    "context_buffers",
+    "context_parallel",
+    "context_traffic",
+    "places",
     "replay",
+    "ring_attention",
     "table",
+    "tiles",
 ]
