@@ -1,5 +1,7 @@
 """What is used of PyTorch's pipelines and kernels that is not public."""
 
+import re
+
 import torch
 
 from membudget import TORCH
@@ -33,12 +35,9 @@ def torch_table(
         parts: list = []
         for action in filter(None, row):
             parts += getattr(action, "sub_actions", None) or [action]
+        named = [re.fullmatch(r"(\d+)([FBIW])(\d+)", str(p)) for p in parts]
         found.append(
-            [
-                (str(a.computation_type), a.stage_index, a.microbatch_index)
-                for a in parts
-                if str(a.computation_type) in "FBIW"
-            ]
+            [(m[2], int(m[1]), int(m[3])) for m in named if m is not None]
         )
     return found
 
