@@ -30,6 +30,7 @@ SUBJECTS = (
     "elsewhere",
     "planning",
     "policy",
+    "context",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

@@ -42,7 +42,7 @@ def torch_table(
     return found
 
 
-def attend(
+def tile_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Fused attention, and the logarithms of its softmaxes' sums."""
@@ -51,7 +51,7 @@ def attend(
     return out, sums
 
 
-def attend_backward(
+def tile_backward(
     dout: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,

@@ -159,8 +159,8 @@ def _pass_on(
     )
 
     def wait() -> list[torch.Tensor]:
-        for part in work:
-            part.wait()
+        while work:  # they hold what was sent
+            work.pop().wait()
         return arriving
 
     return wait
@@ -197,7 +197,7 @@ class _Ring(torch.autograd.Function):
         ctx.order, ctx.group = order, group
         rank, ranks = _place(group)
         k, v = k.contiguous(), v.contiguous()
-        out, total = _private.attend(q, k, v, True)
+        out, total = _private.tile_attention(q, k, v, True)
         wide = out.to(total.dtype)
         held = [k, v]
         wait = _pass_on(held, group) if ranks > 1 else None
@@ -207,11 +207,15 @@ class _Ring(torch.autograd.Function):
             tile = _tile(rank, (rank - step) % ranks, order, q.shape[-2])
             if tile is None:
                 continue
-            rows, keys = tile.queries, tile.keys
-            part, sums = _private.attend(
-                q[:, :, rows], *(x[:, :, keys] for x in held), tile.causal
+            rows = tile.queries
+            part, sums = _private.tile_attention(
+                q[:, :, rows],
+                held[0][:, :, tile.keys],
+                held[1][:, :, tile.keys],
+                tile.causal,
             )
             _merge(wide[:, :, rows], total[:, :, rows], part, sums)
+            del part, sums
         out = wide.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, total)
         return out
@@ -223,9 +227,7 @@ class _Ring(torch.autograd.Function):
         held = [k, v]
         dq, *grads = (
             grad.to(total.dtype).contiguous()
-            for grad in _private.attend_backward(
-                dout, q, k, v, out, total, True
-            )
+            for grad in _private.tile_backward(dout, q, k, v, out, total, True)
         )
         for step in range(1, ranks):
             held = _pass_on(held, ctx.group)()
@@ -233,10 +235,11 @@ class _Ring(torch.autograd.Function):
             source = (rank - step) % ranks
             if tile := _tile(rank, source, ctx.order, q.shape[-2]):
                 rows, keys = tile.queries, tile.keys
-                parts = _private.attend_backward(
+                parts = _private.tile_backward(
                     dout[:, :, rows],
                     q[:, :, rows],
-                    *(x[:, :, keys] for x in held),
+                    held[0][:, :, keys],
+                    held[1][:, :, keys],
                     out[:, :, rows],
                     total[:, :, rows],
                     tile.causal,
@@ -357,7 +360,8 @@ def context_parallel(
         )
     for block in model.blocks:
         block._attention = partial(ring_attention, order=order, group=group)
-    model.hidden = partial(_hidden, model, order, group)
+    hidden = partial(_hidden, model, order, group)
+    model.hidden = hidden  # type: ignore[method-assign]
 
 
 def _hidden(
