@@ -400,6 +400,16 @@ ROWS = {
         rank=1,
         chunks=1,
     ),
+    "parallelism.context_buffers": lambda: dict(kv=0.5),
+    "parallelism.context_parallel": lambda: dict(model=models.Llama(8, 8, 1)),
+    "parallelism.context_traffic": lambda: dict(kv=0.5),
+    "parallelism.places": lambda: dict(tokens=8, rank=1),
+    "parallelism.ring_attention": lambda: dict(
+        q=torch.ones(1, 2, 4, 2),
+        k=torch.ones(1, 1, 4, 2),
+        v=torch.ones(1, 1, 4, 2),
+    ),
+    "parallelism.tiles": lambda: dict(tokens=8),
     "parallelism.table": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
     ),

@@ -1,4 +1,4 @@
-"""What is used of PyTorch's pipelines beyond the public interface."""
+"""What is used of PyTorch's pipelines and kernels that is not public."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -128,3 +128,29 @@ def pipeline_stage(
         input_args=inputs,
         output_args=output,
     )
+
+
+def tile_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fused attention, and the logarithms of its softmaxes' sums."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, sums = fused(q, k, v, 0.0, causal)
+    return out, sums
+
+
+def tile_backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    causal: bool,
+) -> list[torch.Tensor]:
+    """The gradients of q, k and v by these keys alone.
+
+    ``out`` and ``sums`` are those of all keys.
+    """
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return list(fused(dout, q, k, v, out, sums, 0.0, causal))
