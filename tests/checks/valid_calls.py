@@ -382,6 +382,13 @@ ROWS = {
     "offloading.least_width": lambda: dict(tokens=4),
     "offloading.sustained": lambda: dict(busy=0.5, full=0.5),
     # parallelism
+    "parallelism.bubble": lambda: dict(
+        schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
+    ),
+    "parallelism.cut": lambda: dict(model=models.GPT(), stages=2),
+    "parallelism.in_flight": lambda: dict(
+        schedule="LoopedBFS", ranks=2, micro_batches=2, rank=1, chunks=2
+    ),
     "parallelism.table": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
     ),

@@ -1,6 +1,6 @@
 """Parallelism: a layer, a sequence or a network over several ranks."""
 
-from membudget.parallelism.pipeline import cut
+from membudget.parallelism.pipeline import bubble, cut, in_flight
 from membudget.parallelism.tables import (
     SCHEDULES,
     Operation,
@@ -15,7 +15,9 @@ __all__ = [
     "Operation",
     "Replay",
     "Table",
+    "bubble",
     "cut",
+    "in_flight",
     "replay",
     "table",
 ]

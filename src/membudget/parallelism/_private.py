@@ -1,5 +1,7 @@
 """What is used of PyTorch's pipelines beyond the public interface."""
 
+from enum import Enum
+
 import torch
 
 from membudget import TORCH
@@ -35,9 +37,14 @@ def torch_table(
             parts += getattr(action, "sub_actions", None) or [action]
         found.append(
             [
-                (str(a.computation_type), a.stage_index, a.microbatch_index)
+                (kind, a.stage_index, a.microbatch_index)
                 for a in parts
-                if str(a.computation_type) in "FBIW"
+                if (kind := _letter(a.computation_type)) in "FBIW"
             ]
         )
     return found
+
+
+def _letter(kind: Enum) -> str:
+    """Of an action's kind: its value, or its name in PyTorch 2.11."""
+    return kind.value if isinstance(kind.value, str) else str(kind)
