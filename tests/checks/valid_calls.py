@@ -392,6 +392,8 @@ ROWS = {
     "parallelism.table": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
     ),
+    "parallelism.tensor_tape": lambda: dict(gathers="again", ranks=1),
+    "parallelism.tensor_traffic": lambda: dict(gathers="each"),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, operator=1e-6, source="a sheet"

@@ -9,8 +9,15 @@ from membudget.parallelism.tables import (
     replay,
     table,
 )
+from membudget.parallelism.tensor import (
+    GATHERS,
+    tensor_parallel,
+    tensor_tape,
+    tensor_traffic,
+)
 
 __all__ = [
+    "GATHERS",
     "SCHEDULES",
     "Operation",
     "Replay",
@@ -20,4 +27,7 @@ __all__ = [
     "in_flight",
     "replay",
     "table",
+    "tensor_parallel",
+    "tensor_tape",
+    "tensor_traffic",
 ]
