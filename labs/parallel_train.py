@@ -148,7 +148,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def misfit(args: argparse.Namespace) -> str:
     """Why the layout does not fit the ranks or the batch; else nothing."""
     layout, ranks, tp = args.layout, args.ranks, args.tp
-    sequences, _ = SIZES[args.size][1]
+    sequences, tokens = SIZES[args.size][1]
     if layout == "one":
         others = ", ".join(LAYOUTS[1:])
         if ranks > 1:
@@ -166,6 +166,11 @@ def misfit(args: argparse.Namespace) -> str:
         return (
             f"the batch of {sequences} sequences cannot be split evenly "
             f"among {replicas} ranks: their number must divide it"
+        )
+    if layout == "sp" and tokens % ranks:
+        return (
+            f"sequences of {tokens} tokens cannot be split evenly among "
+            f"{ranks} ranks: their number must divide it"
         )
     if layout == "pp" and sequences % args.micro_batches:
         return (
