@@ -25,14 +25,15 @@ with another one, on as many ranks as you like. To survive a crash:
 Rank 0 prints a JSON line for each step, with ``step`` and ``loss``. At the
 end every rank prints one, with its ``rank``, ``parameter_bytes``,
 ``gradient_bytes`` and ``optimizer_bytes``, the ``peak_bytes`` of the last
-step (on a GPU what the allocator says, on a CPU what the tracker counts), and
-a ``digest`` of the weights that this rank has.
+step, and a ``digest`` of the weights that this rank has. On a GPU the peak is
+the allocator's. On a CPU a tracker counts, without the buffers for what a
+pipeline's ranks receive.
 """
 
 import argparse
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -49,10 +50,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from membudget.data import text
+from membudget.ledger import States
 from membudget.measuring import PeakTracker
 from membudget.models import Llama
-from membudget.parallelism import cut, tensor_parallel
-from membudget.sharding import held_states, shard
+from membudget.parallelism import cut, simulate_pipeline, tensor_parallel
+from membudget.sharding import held_states, shard, simulate_rank
 from membudget.sharding.script import (
     ScriptError,
     ScriptParser,
@@ -271,7 +273,8 @@ def own_batch(
     pair = torch.stack(drawn(data, step, *SIZES[args.size][1]))
     parts = data_ranks(args)
     number = args.rank * parts // args.ranks  # tensor's ranks are neighbours
-    x, y = pair.chunk(parts, dim=1)[number].to(args.device)
+    own = pair.chunk(parts, dim=1)[number].clone()  # without the others'
+    x, y = own.to(args.device)
     return x, y
 
 
@@ -325,7 +328,7 @@ def train(args: argparse.Namespace) -> None:
     """All steps, and what each rank holds at the end."""
     wrapped = build(args)
     model = getattr(wrapped, "module", wrapped)  # not under DDP's names
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    optimizer = adamw(model.parameters())
     first = resumed(args, model, optimizer)
     run, data, peak = passes(wrapped, args), text(), {}
     for step in range(first, args.steps):
@@ -363,6 +366,77 @@ def watched(
         with PeakTracker(*existing) as tracker:
             yield
         peak["peak_bytes"] = tracker.peak
+
+
+def predicted(
+    ranks: int,
+    layout: str,
+    rank: int = 0,
+    *,
+    size: str = "tiny",
+    schedule: str = "1F1B",
+    micro_batches: int = 4,
+    tp: int = 2,
+) -> tuple[States, int]:
+    """What ``rank`` will hold and its peak, in bytes; nothing is allocated.
+
+    It simulates this rank's step alone. The buffers for what a pipeline's
+    ranks receive, which stay, are not in the peak.
+    """
+    args = argparse.Namespace(
+        ranks=ranks, layout=layout, size=size, tp=tp, rank=rank
+    )
+    shape, (sequences, tokens) = SIZES[size]
+    sequences //= data_ranks(args)
+    if layout == "pp":
+        sequences //= micro_batches
+    x = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
+    if layout == "pp":
+        return predicted_stage(args, x, schedule, micro_batches)
+    split = layout in ("fsdp2", "tp", "sp", "fsdp+tp")
+    step = simulate_rank(
+        lambda: Llama(**shape),
+        lambda model, mesh: lay_out(model, mesh, layout),
+        lambda model, x, y: loss_of(model(x), y),
+        *(x, x),
+        ranks=ranks if split else 1,
+        rank=rank if split else 0,
+        optimizer=adamw,
+        mesh=mesh_shape(args) if split else (1,),
+        # DDP's gradients are there before the step
+        micro_batches=2 if layout == "ddp" else 1,
+    )
+    return step.states, step.peak
+
+
+def predicted_stage(
+    args: argparse.Namespace,
+    x: torch.Tensor,
+    schedule: str,
+    micro_batches: int,
+) -> tuple[States, int]:
+    """Of a pipeline's rank; the tokens are those of a micro-batch."""
+    step = simulate_pipeline(
+        lambda: Llama(**SIZES[args.size][0]),
+        loss_of,
+        *(x, x),
+        schedule=schedule,
+        ranks=args.ranks,
+        micro_batches=micro_batches,
+        rank=args.rank,
+        zeroed=False,
+    )
+    part = cut(whole_model(args), args.ranks)[args.rank]
+    own = [4 * p.numel() for p in part.parameters()]
+    adam = 2 * sum(own) + 4 * len(own)  # and a number of steps for each
+    tokens = 2 * micro_batches * x.nbytes  # and targets
+    peak = step.peak - step.split["buffers"] + adam + tokens
+    return States(sum(own), sum(own), adam), peak
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Tensor by tensor: some are DTensors and others are not."""
+    return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
 
 
 def report(

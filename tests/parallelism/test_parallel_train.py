@@ -115,7 +115,25 @@ def test_all_layouts_learn_what_one_process_does(pools, single):
             assert line["peak_bytes"] < whole["peak_bytes"]
             fewer = line["parameter_bytes"] < whole["parameter_bytes"]
             assert fewer == (layout != "ddp")
+        check_predictions(run, ranks, layout, *options)
         assert run.other == []
+
+
+def check_predictions(run, ranks, layout, *options):
+    """States to the byte; peaks, too, but for what waits for a message."""
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    plan = {
+        "schedule": given.get("--schedule", "1F1B"),
+        "micro_batches": int(given.get("--micro-batches", 4)),
+    }
+    for rank in {0, ranks - 1} if layout == "pp" else {0}:
+        line = run.ranks[rank]
+        states, peak = parallel_train.predicted(ranks, layout, rank, **plan)
+        assert [states.parameters, states.gradients, states.optimizer] == [
+            line[f"{kind}_bytes"]
+            for kind in ("parameter", "gradient", "optimizer")
+        ]
+        assert peak <= line["peak_bytes"] <= 1.05 * peak, layout
 
 
 @pytest.mark.few(2)
