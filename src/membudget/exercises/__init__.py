@@ -30,6 +30,7 @@ SUBJECTS = (
     "elsewhere",
     "planning",
     "policy",
+    "pipelines",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""
