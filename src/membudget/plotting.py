@@ -312,7 +312,7 @@ def plot_pipeline(axes: "Axes", order: "Table", run: "Replay") -> None:
             )
             if end - start >= run.time / 40:
                 at = (start + end) / 2, rank
-                axes.text(*at, o.micro_batch, ha="center", va="center")
+                axes.text(*at, str(o.micro_batch), ha="center", va="center")
     axes.set_yticks(
         range(len(order)), [f"rank {r}" for r in range(len(order))]
     )
