@@ -284,30 +284,29 @@ def _in_notebook() -> bool:
 def plot_pipeline(axes: "Axes", order: "Table", run: "Replay") -> None:
     """Draw a pipeline's step: a row for each rank, a box for each operation.
 
-    A box has the number of its micro-batch, if it has room. Forward passes
-    are blue; a stage beside a rank's first is paler.
+    A box has the number of its micro-batch, if it has room. The stages beside
+    a rank's first are paler, and backward passes' parts for weights hatched.
 
     Args:
         axes: an ``Axes`` of matplotlib.
         order: of the operations, by rank.
         run: what :func:`membudget.parallelism.replay` made of it.
     """
-    colours = {"F": "C0", "B": "C1", "I": "C1", "W": "C2"}
     names = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
     for rank, row in enumerate(order):
         first = min(o.stage for o in row)
         for o, start, end in zip(
             row, run.starts[rank], run.ends[rank], strict=True
         ):
-            later = o.stage != first
             axes.barh(
                 rank,
                 end - start,
                 left=start,
                 height=0.8,
-                color=colours[o.kind],
-                alpha=0.45 if later else 0.85,
+                color="C0" if o.kind == "F" else "C2",
+                alpha=0.6 if o.stage == first else 0.3,
                 edgecolor="white",
+                hatch="////" if o.kind == "W" else None,
                 label=names.pop(o.kind, None),
             )
             if end - start >= run.time / 40:

@@ -188,7 +188,7 @@ def _step(
         torch.zeros(0)  # the tracker looks at each operator
         tracker.mark("step")
         engine.step(*given, return_outputs=False, **wanted)
-    values = [] if alone else [float(value) for value in losses]
+    values = [] if alone else [value.item() for value in losses]
     return _found(tracker, rank, numbers, values)
 
 
