@@ -1,8 +1,8 @@
 """What is used of PyTorch's pipelines beyond the public interface."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from unittest.mock import patch
 
 import torch
@@ -41,19 +41,11 @@ def torch_table(
         parts: list = []
         for action in filter(None, row):
             parts += getattr(action, "sub_actions", None) or [action]
+        named = [re.fullmatch(r"(\d+)([FBIW])(\d+)", str(p)) for p in parts]
         found.append(
-            [
-                (kind, a.stage_index, a.microbatch_index)
-                for a in parts
-                if (kind := _letter(a.computation_type)) in "FBIW"
-            ]
+            [(m[2], int(m[1]), int(m[3])) for m in named if m is not None]
         )
     return found
-
-
-def _letter(kind: Enum) -> str:
-    """Of an action's kind: its value, or its name in PyTorch 2.11."""
-    return kind.value if isinstance(kind.value, str) else str(kind)
 
 
 class _Alone(PipelineStage):
