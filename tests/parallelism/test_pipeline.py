@@ -94,7 +94,7 @@ def test_the_cases_have_every_schedule_and_few_micro_batches():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 def test_the_law_of_tapes_is_what_the_table_holds(case):
     schedule, ranks, m, chunks = case
     rows = table(*case)
@@ -107,7 +107,7 @@ def test_the_law_of_tapes_is_what_the_table_holds(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.few(14)
+@pytest.mark.few(8)
 def test_the_law_of_the_bubble_is_that_of_the_replay_or_refuses(case):
     measured = replay(table(*case)).bubble
     try:

@@ -45,7 +45,7 @@ def pools():
         pool.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("ranks", "kind", "schedule", "checkpointed"), RUNS, ids=str
 )
@@ -100,7 +100,7 @@ def test_a_repeated_step_has_the_same_peak(pools):
     assert first == second
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("schedule", "each"),
     {"1F1B": 1, "DualPipeV": 4, "ZBVZeroBubble": 4}.items(),

@@ -32,6 +32,7 @@ SUBJECTS = (
     "planning",
     "policy",
     "context",
+    "pipelines",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

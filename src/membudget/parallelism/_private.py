@@ -1,8 +1,8 @@
 """What is used of PyTorch's pipelines and kernels that is not public."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from unittest.mock import patch
 
 import torch
@@ -47,13 +47,11 @@ def torch_table(
                 for a in parts
                 if (kind := _letter(a.computation_type)) in "FBIW"
             ]
+
+
+            [(m[2], int(m[1]), int(m[3])) for m in named if m is not None]
         )
     return found
-
-
-def _letter(kind: Enum) -> str:
-    """Of an action's kind: its value, or its name in PyTorch 2.11."""
-    return kind.value if isinstance(kind.value, str) else str(kind)
 
 
 class _Alone(PipelineStage):

@@ -117,8 +117,8 @@ def in_flight(
     * Interleaved1F1B (the same; its memory in Korthikanti et al. 2023,
       arXiv 2205.05198): min(M, ((V − 1) R + 2 (P − r) − 1) / V);
     * InterleavedZeroBubble: min(M, ((V − 1) R + P) / V);
-    * ZBVZeroBubble (Qi et al. 2024, arXiv 2405.15362): P, and less of fewer
-      than 2 P micro-batches: min(P, M, (M + 1 + r) / 2);
+    * ZBVZeroBubble (Qi et al. 2024, arXiv 2401.10241, section 6): P, and less
+      of fewer than 2 P micro-batches: min(P, M, (M + 1 + r) / 2);
     * DualPipeV (the halved DualPipe of DeepSeek-AI 2024, arXiv 2412.19437):
       P + 1/2.
 

@@ -60,14 +60,13 @@ def run_pipeline(
     schedule: str,
     micro_batches: int,
     chunks: int | None = None,
-    zeroed: bool = True,
 ) -> PipelineStep:
     """A pipeline's step on this rank, one of many; each of them calls it.
 
     It belongs into a worker of :class:`membudget.sharding.Ranks`, or of
     ``torchrun``. The default process group is the pipeline, and PyTorch runs
     the schedule. The first step makes buffers, gradients and connections;
-    the second is tracked.
+    the second is tracked. It finds gradients there, as zeros.
 
     Args:
         build: makes the whole model, the same on each rank.
@@ -76,8 +75,6 @@ def run_pipeline(
         tokens, targets: of the whole step, on each rank; the first dimension
             is cut into micro-batches.
         schedule, micro_batches, chunks: as for :func:`table`.
-        zeroed: whether the gradients are there before the step, as zeros;
-            otherwise its backward passes make them.
 
     Raises:
         ValueError: a schedule, a model or a batch that cannot be cut so.
@@ -97,7 +94,7 @@ def run_pipeline(
             f"multiple of the {micro_batches} micro-batches"
         )
     plan = schedule, micro_batches, chunks
-    return _step(build, loss, tokens, targets, plan, zeroed, alone=False)
+    return _step(build, loss, tokens, targets, plan, zeroed=True, alone=False)
 
 
 def simulate_pipeline(
@@ -126,7 +123,8 @@ def simulate_pipeline(
         tokens, targets: of one micro-batch; ``meta`` will do.
         ranks, rank: of the pipeline.
         schedule, micro_batches, chunks: as for :func:`table`.
-        zeroed: as for :func:`run_pipeline`.
+        zeroed: whether the gradients are there before the step, as zeros;
+            otherwise its backward passes make them.
 
     Raises:
         ValueError: a schedule or a model that cannot be cut so.
@@ -188,7 +186,7 @@ def _step(
         torch.zeros(0)  # the tracker looks at each operator
         tracker.mark("step")
         engine.step(*given, return_outputs=False, **wanted)
-    values = [] if alone else [float(value) for value in losses]
+    values = [] if alone else [value.item() for value in losses]
     return _found(tracker, rank, numbers, values)
 
 
