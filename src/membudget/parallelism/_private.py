@@ -1,4 +1,4 @@
-"""What is used of PyTorch's pipelines and kernels that is not public."""
+"""What is used of PyTorch's pipelines beyond the public interface."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -41,14 +41,8 @@ def torch_table(
         parts: list = []
         for action in filter(None, row):
             parts += getattr(action, "sub_actions", None) or [action]
+        named = [re.fullmatch(r"(\d+)([FBIW])(\d+)", str(p)) for p in parts]
         found.append(
-            [
-                (kind, a.stage_index, a.microbatch_index)
-                for a in parts
-                if (kind := _letter(a.computation_type)) in "FBIW"
-            ]
-
-
             [(m[2], int(m[1]), int(m[3])) for m in named if m is not None]
         )
     return found
