@@ -31,6 +31,7 @@ SUBJECTS = (
     "tensor_parallel",
     "planning",
     "policy",
+    "context",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""
