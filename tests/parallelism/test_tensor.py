@@ -6,6 +6,11 @@ from functools import partial
 import pytest
 import torch
 from tensor_workers import apart, bytes_of, cut, loss_of
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from membudget.ledger import Transformer
 from membudget.measuring import FlopCounter, witness
@@ -28,6 +33,8 @@ WIDE = {
     ),
 }
 """With as many heads as ranks."""
+
+STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 WAYS = [
     (shape, sequence, gathers)
@@ -138,6 +145,46 @@ def test_the_allocator_says_the_same(gathers):
         tokens = torch.zeros(2, 32, dtype=torch.int64)
         seen = witness(lambda: loss_of(model, tokens).backward())
         assert seen == bytes_of(*way)[0]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("ranks", (4, 1, 2, 8))
+def test_another_librarys_llama_keeps_what_the_law_says(ranks):
+    """Of transformers, cut by the styles that its own plan names."""
+    transformers = pytest.importorskip("transformers")
+
+    def build(depth):
+        return transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=61,
+                hidden_size=256,
+                intermediate_size=704,
+                num_hidden_layers=depth,
+                num_attention_heads=8,
+                num_key_value_heads=8,
+            )
+        )
+
+    def cut_layers(model, mesh):
+        plan = {
+            name.removeprefix("layers.*."): STYLES[style]()
+            for name, style in model.config.base_model_tp_plan.items()
+        }
+        for layer in model.model.layers:
+            parallelize_module(layer, mesh, plan)
+
+    kept = []
+    for depth in (1, 2):
+        step = simulate_rank(
+            partial(build, depth),
+            cut_layers,
+            lambda model, ids: model(input_ids=ids, labels=ids).loss,
+            torch.zeros(1, 64, dtype=torch.int64),
+            ranks=ranks,
+        )
+        kept.append(step.after_forward - step.tracker.start)
+    shape = replace(WIDE["llama"], heads=8, kv_heads=8)
+    assert kept[1] - kept[0] == tensor_tape(shape, 1, 64, ranks)
 
 
 def units(ranks, **how):
