@@ -84,14 +84,14 @@ def fewest_ranks(most, sequence):
     whole = 2 if sequence else 4
     if most <= whole:
         return 0
-    return max(1, ceil((16 - whole) / (most - whole)))
+    return ceil((16 - whole) / (most - whole))
 
 
 check_fewest_ranks = Exercise(
     fewest_ranks,
     cases=[
         given(most=6, sequence=False),
-        given(most=7.5, sequence=False),
+        given(most=5.1, sequence=False),
         given(most=4, sequence=False),
         given(most=3, sequence=False),
         given(most=20, sequence=False),
@@ -118,9 +118,6 @@ check_fewest_ranks = Exercise(
         ceil((16 - whole) / (most - whole)) => int((16 - whole) / (most - \
 whole))
             ranks are whole: round up, as fewer keep too much.
-        max(1, ceil((16 - whole) / (most - whole))) => ceil((16 - whole) / \
-(most - whole))
-            there is one rank at least.
     """,
     shown="What stays whole decides, and not the number of ranks.",
 )
