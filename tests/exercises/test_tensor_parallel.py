@@ -1,5 +1,6 @@
-"""The solution of chapter 10's first exercise, against PyTorch's own."""
+"""The solutions of chapter 10's exercises, against PyTorch's own ranks."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,7 +11,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from membudget.exercises.tensor_parallel import mlp_of_rank
+from membudget.exercises.tensor_parallel import fewest_ranks, mlp_of_rank
+from membudget.ledger import Transformer
+from membudget.parallelism import tensor_tape
 from membudget.sharding import Ranks
 
 from .judging import accepts, rejects
@@ -59,3 +62,20 @@ def test_a_sum_before_the_nonlinearity_is_another_function():
     halves = zip(x.chunk(2, 1), up.chunk(2, 0), strict=True)
     parts = sum(F.gelu(a @ b) for a, b in halves)
     assert not torch.allclose(parts, F.gelu(x @ up), atol=1e-2)
+
+
+@pytest.mark.parametrize("sequence", (False, True))
+@pytest.mark.parametrize("most", (2.5, 3.1, 5, 6.1, 9.5, 17))
+def test_the_fewest_ranks_are_those_of_the_law(most, sequence):
+    """A block so wide that the rest, beside the units, is nothing."""
+    shape = Transformer(256, 2**18, 1, 2**10, 64)
+    ranks = fewest_ranks(most, sequence)
+    unit = 64 * shape.width * 4
+    fits = [
+        n
+        for n in (1, 2, 4, 8, 16, 32, 64)
+        if tensor_tape(shape, 1, 64, n, sequence) <= most * unit
+    ]
+    assert bool(fits) == (0 < ranks <= 64)
+    assert all(n >= ranks for n in fits)
+    assert not fits or fits[0] < 2 * ranks

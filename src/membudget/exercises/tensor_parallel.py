@@ -1,15 +1,18 @@
-"""The first exercise of chapter 10: a rank's part of an MLP."""
+"""Exercises of chapter 10: a rank's part of an MLP, and how many ranks."""
 
 from collections.abc import Callable
+from math import ceil
 
 import torch
 import torch.nn.functional as F
 
 from membudget.exercises.compare import Seen
-from membudget.exercises.core import Case, Exercise
+from membudget.exercises.core import Case, Exercise, given
 from membudget.exercises.guard import Problem
-from membudget.exercises.observe import doubles, is_empty
+from membudget.exercises.observe import answer, doubles, is_empty
 from membudget.measuring import FlopCounter
+
+# A rank's part of an MLP
 
 
 def mlp_of_rank(x, up, down, bias, rank, ranks):
@@ -72,4 +75,49 @@ down.chunk(ranks, dim=0)[0]
     """,
     shown="One sum over the ranks makes the layer whole, and it is an "
     "all-reduce.",
+)
+
+# From how many ranks on a block's tape fits
+
+
+def fewest_ranks(most, sequence):
+    whole = 2 if sequence else 4
+    if most <= whole:
+        return 0
+    return ceil((16 - whole) / (most - whole))
+
+
+check_fewest_ranks = Exercise(
+    fewest_ranks,
+    cases=[
+        given(most=6, sequence=False),
+        given(most=5.1, sequence=False),
+        given(most=4, sequence=False),
+        given(most=3, sequence=False),
+        given(most=20, sequence=False),
+        given(most=6, sequence=True),
+        given(most=3.75, sequence=True),
+        given(most=2, sequence=True),
+    ],
+    observe=answer,
+    mistakes="""
+        whole = 2 if sequence else 4 => whole = 0
+        or (16 - whole) / (most - whole) => 16 / most
+            ranks divide only a part. What stays whole, 4 units or 2, is on
+            each: take it off the 16, and off what a rank may keep.
+        (16 - whole) / (most - whole) => 16 / (most - whole)
+            what stays whole is not divided: take it off the 16, too.
+        whole = 2 if sequence else 4 => whole = 4
+            with sequence parallelism the inputs of the norms are cut, too:
+            2 units stay whole.
+        whole = 2 if sequence else 4 => whole = 4 if sequence else 2
+            sequence parallelism leaves fewer units whole, 2 and not 4.
+        if most <= whole: => if most < whole:
+        or if most <= whole: => if False:
+            as many units as stay whole are never enough: return 0.
+        ceil((16 - whole) / (most - whole)) => int((16 - whole) / (most - \
+whole))
+            ranks are whole: round up, as fewer keep too much.
+    """,
+    shown="What stays whole decides, and not the number of ranks.",
 )
