@@ -31,6 +31,7 @@ SUBJECTS = (
     "planning",
     "policy",
     "context",
+    "experts",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

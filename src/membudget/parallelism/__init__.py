@@ -10,6 +10,15 @@ from membudget.parallelism.context import (
     ring_attention,
     tiles,
 )
+from membudget.parallelism.experts import (
+    Mixture,
+    balance_loss,
+    capacity,
+    dropped,
+    expert_parallel,
+    received,
+    row_bytes,
+)
 from membudget.parallelism.tables import (
     SCHEDULES,
     Operation,
@@ -23,15 +32,22 @@ __all__ = [
     "ORDERS",
     "SCHEDULES",
     "WAYS",
+    "Mixture",
     "Operation",
     "Replay",
     "Table",
+    "balance_loss",
+    "capacity",
     "context_buffers",
     "context_parallel",
     "context_traffic",
+    "dropped",
+    "expert_parallel",
     "places",
+    "received",
     "replay",
     "ring_attention",
+    "row_bytes",
     "table",
     "tiles",
 ]
