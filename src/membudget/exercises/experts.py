@@ -21,7 +21,17 @@ check_worst_bytes = Exercise(
     worst_bytes,
     cases=[
         given(
-            routing=[(0, 7), (1, 0), (6, 2), (0, 1), (0, 3), (5, 1)],
+            routing=[
+                (7, 3),
+                (2, 3),
+                (7, 3),
+                (1, 2),
+                (4, 5),
+                (2, 7),
+                (0, 7),
+                (2, 5),
+                (0, 7),
+            ],
             experts=8,
             ranks=4,
             row=100,
@@ -69,7 +79,7 @@ def with_capacity(counts, tokens, active, factor):
 check_with_capacity = Exercise(
     with_capacity,
     cases=[
-        given(counts=[9, 1, 3, 7], tokens=10, active=2, factor=1.25),
+        given(counts=[9, 0, 1, 10], tokens=10, active=2, factor=1.25),
         given(counts=[5, 5, 5, 5], tokens=20, active=1, factor=1.0),
         given(counts=[16, 0, 0], tokens=16, active=1, factor=1.5),
         given(counts=[3, 3, 4], tokens=5, active=2, factor=1.0),
