@@ -345,7 +345,8 @@ class LlamaBlock(nn.Module):
         )
         q, k = rotate(q, turns), rotate(k, turns)
         attended = self._attention(q, k, v).transpose(1, 2)
-        x = x + self.out(attended.flatten(2))
+        attended = attended.flatten(2)
+        x = x + self.out(attended)
         normed = self.norm2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 

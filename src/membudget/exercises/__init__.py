@@ -28,6 +28,7 @@ SUBJECTS = (
     "offloading",
     "losses",
     "elsewhere",
+    "tensor_parallel",
     "planning",
     "policy",
     "context",

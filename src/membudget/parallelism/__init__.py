@@ -19,6 +19,16 @@ from membudget.parallelism.experts import (
     received,
     row_bytes,
 )
+from membudget.parallelism.pipeline import (
+    bubble,
+    cut,
+    in_flight,
+)
+from membudget.parallelism.running import (
+    PipelineStep,
+    run_pipeline,
+    simulate_pipeline,
+)
 from membudget.parallelism.tables import (
     SCHEDULES,
     Operation,
@@ -27,27 +37,43 @@ from membudget.parallelism.tables import (
     replay,
     table,
 )
+from membudget.parallelism.tensor import (
+    GATHERS,
+    tensor_parallel,
+    tensor_tape,
+    tensor_traffic,
+)
 
 __all__ = [
+    "GATHERS",
     "ORDERS",
     "SCHEDULES",
     "WAYS",
     "Mixture",
     "Operation",
+    "PipelineStep",
     "Replay",
     "Table",
     "balance_loss",
+    "bubble",
     "capacity",
     "context_buffers",
     "context_parallel",
     "context_traffic",
+    "cut",
     "dropped",
     "expert_parallel",
+    "in_flight",
     "places",
     "received",
     "replay",
     "ring_attention",
     "row_bytes",
+    "run_pipeline",
+    "simulate_pipeline",
     "table",
+    "tensor_parallel",
+    "tensor_tape",
+    "tensor_traffic",
     "tiles",
 ]

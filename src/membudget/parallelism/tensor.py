@@ -6,10 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
-    DTensor,
     Replicate,
     Shard,
-    distribute_tensor,
 )
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,10 +18,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from membudget.checks import flag, instance, one_of
+from membudget.checks import flag, instance, one_of, whole
+from membudget.ledger import Transformer, block_activations
 from membudget.models import GPT, Block, Llama, LlamaBlock
+from membudget.sharding import Traffic
 
 GATHERS = ("once", "each")
+
+KV_HEADS = "heads of keys and values"
 
 
 class _Chain(ParallelStyle):
@@ -121,14 +123,16 @@ def check_ranks(block: nn.Module, ranks: int) -> None:
     Raises:
         ValueError: ranks do not divide the heads or the MLP's width.
     """
-    sizes = {"heads": block.heads, "the MLP's width": block.up.out_features}
-    if isinstance(block, LlamaBlock):
-        sizes["heads of keys and values"] = block.kv_heads
-    for name, size in sizes.items():
-        if size % ranks:
-            raise ValueError(
-                f"{ranks} ranks do not divide {size} {name}: use a divisor"
-            )
+    _divides(ranks, block.heads, "heads")
+    _divides(ranks, getattr(block, "kv_heads", block.heads), KV_HEADS)
+    _divides(ranks, block.up.out_features, "the MLP's width")
+
+
+def _divides(ranks: int, size: int, name: str) -> None:
+    if size % ranks:
+        raise ValueError(
+            f"{ranks} ranks do not divide {size}, {name}: use a divisor"
+        )
 
 
 def _plan(
@@ -162,3 +166,101 @@ def _whole(
         desired_output_layouts=Replicate(),
         use_local_output=local,
     )
+
+
+def tensor_tape(
+    shape: Transformer,
+    batch: int,
+    tokens: int,
+    ranks: int,
+    sequence: bool = False,
+    gathers: str = "once",
+    itemsize: int = 4,
+) -> int:
+    """Bytes that a rank keeps of one block for the backward pass.
+
+    Of a GPT block's 16 units (:func:`membudget.ledger.block_activations`)
+    the inputs of its two norms and what the norms give to the layers are
+    whole, 4 units, and 12 are cut: 4 + 12/P. With sequence parallelism what
+    norms read is cut, too: 2 + 14/P if the layers' input is gathered once and
+    kept, and 16/P if it is gathered again in the backward pass, as Megatron
+    does (Korthikanti et al. 2022, arXiv 2205.05198, table 2). A copy for each
+    layer that reads it makes 4 + 14/P of a block with separate q, k and v.
+
+    Args:
+        shape: of a GPT or Llama with fused attention.
+        batch, tokens: sequences, and tokens of each.
+        ranks: P; they divide heads, the MLP's width and, with sequence,
+            tokens.
+        sequence: whether norms have a part of the sequence on each rank.
+        gathers: "once", "each" or "again"; without sequence all are one.
+        itemsize: bytes of a number.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: ranks that do not divide what is cut.
+    """
+    instance(shape, Transformer, "shape", "a Transformer of ledger")
+    ranks = whole(ranks, "ranks")
+    sequence = flag(sequence, "sequence")
+    one_of(gathers, (*GATHERS, "again"), "gathers")
+    total = block_activations(shape, batch, tokens, itemsize)
+    _divides(ranks, shape.heads, "heads")
+    _divides(ranks, shape.kv_heads or shape.heads, KV_HEADS)
+    _divides(ranks, shape.hidden or 4 * shape.width, "the MLP's width")
+    one = batch * tokens * shape.width * itemsize
+    gpt = shape.family == "gpt"
+    statistics = batch * tokens * (4 * itemsize if gpt else 8)
+    norms = statistics + (2 * one if gpt else 16 * one // itemsize)
+    given, cut = 2 * one, total - norms - 2 * one
+    if not sequence:
+        return norms + given + cut // ranks
+    _divides(ranks, tokens, "tokens")
+    if gathers == "again":
+        return (norms + given + cut) // ranks
+    copies = _copies(shape, gathers) if ranks > 1 else 2
+    return norms // ranks + copies * one + cut // ranks
+
+
+def _copies(shape: Transformer, gathers: str) -> int:
+    """Whole inputs that a block's layers get, of its two norms."""
+    return 2 if gathers == "once" or shape.family == "gpt" else 5
+
+
+def tensor_traffic(
+    shape: Transformer,
+    batch: int,
+    tokens: int,
+    sequence: bool = False,
+    gathers: str = "once",
+    itemsize: int = 4,
+) -> dict[str, Traffic]:
+    """The collectives of a block's forward and backward pass, on each rank.
+
+    Each of one unit: two all-reduces a pass (Shoeybi et al. 2019, arXiv
+    1909.08053, section 3). With sequence parallelism an all-gather and a
+    reduce-scatter stand for each. With ``gathers="each"`` the layers that
+    read a norm's output each have their own. The gradients of the norms'
+    weights, a few numbers, are not counted.
+
+    Args:
+        shape: of a GPT or Llama.
+        batch, tokens, sequence, itemsize: as for :func:`tensor_tape`.
+        gathers: "once" or "each".
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a number that cannot be.
+    """
+    instance(shape, Transformer, "shape", "a Transformer of ledger")
+    one_of(gathers, GATHERS, "gathers")
+    one = whole(batch, "batch") * whole(tokens, "tokens")
+    one *= shape.width * whole(itemsize, "itemsize")
+    copies = _copies(shape, gathers)
+    calls = 2 + copies  # the sums forward, and those of the gradients
+    if not flag(sequence, "sequence"):
+        return {"all-reduce": Traffic(calls, calls * one)}
+    return {
+        "all-gather": Traffic(calls, calls * one),
+        "reduce-scatter": Traffic(calls, calls * one),
+    }
