@@ -403,7 +403,19 @@ ROWS = {
     "parallelism.context_buffers": lambda: dict(kv=0.5),
     "parallelism.context_parallel": lambda: dict(model=models.Llama(8, 8, 1)),
     "parallelism.context_traffic": lambda: dict(kv=0.5),
+    "parallelism.Mixture": lambda: dict(experts=4, factor=1.0),
+    "parallelism.Mixture.forward": lambda: dict(x=torch.ones(2, 2)),
+    "parallelism.Mixture.route": lambda: dict(x=torch.ones(2, 2)),
+    "parallelism.expert_parallel": lambda: dict(
+        mixture=parallelism.Mixture(2, 2, 2)
+    ),
+    "parallelism.balance_loss": lambda: dict(
+        scores=torch.ones(2, 3), chosen=torch.zeros(2, 1, dtype=torch.int64)
+    ),
+    "parallelism.capacity": lambda: dict(active=1, factor=1.0),
+    "parallelism.dropped": lambda: dict(counts=[[1, 2], [3, 4]]),
     "parallelism.places": lambda: dict(tokens=8, rank=1),
+    "parallelism.received": lambda: dict(counts=[[1, 2], [3, 4]], most=2),
     "parallelism.ring_attention": lambda: dict(
         q=torch.ones(1, 2, 4, 2),
         k=torch.ones(1, 1, 4, 2),

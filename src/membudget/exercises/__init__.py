@@ -33,6 +33,7 @@ SUBJECTS = (
     "policy",
     "context",
     "pipelines",
+    "experts",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

@@ -83,9 +83,8 @@ two_sum)
 
 def zigzag(tokens, ranks, rank):
     size = tokens // (2 * ranks)
-    last = 2 * ranks - 1 - rank
-    return [*range(rank * size, (rank + 1) * size),
-            *range(last * size, (last + 1) * size)]  # fmt: skip
+    first, last = rank * size, (2 * ranks - 1 - rank) * size
+    return [*range(first, first + size), *range(last, last + size)]
 
 
 check_zigzag = Exercise(
@@ -108,9 +107,9 @@ check_zigzag = Exercise(
             the most work.
         tokens // (2 * ranks) => tokens // ranks
             with one piece for each rank: zigzag has two.
-        [*range(rank * size, (rank + 1) * size), => [
+        *range(first, first + size), => 
             the early piece is missing.
-        *range(last * size, (last + 1) * size)] => ]
+        , *range(last, last + size) =>
             the late piece is missing.
     """,
     shown="Each rank computes as many scores as any other.",

@@ -135,7 +135,7 @@ def _tile(rank: int, source: int, order: str, size: int) -> _Tile | None:
     return _Tile(ALL, ALL, False) if source < rank else None
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """This process's rank, of how many; without a group it is alone."""
     if not dist.is_initialized():
         return 0, 1
@@ -146,7 +146,7 @@ def _pass_on(
     blocks: list[torch.Tensor], group: dist.ProcessGroup | None
 ) -> Callable[[], list[torch.Tensor]]:
     """Send blocks to the next rank; call the result for the last one's."""
-    rank, ranks = _place(group)
+    rank, ranks = place_in(group)
     arriving = [torch.empty_like(block) for block in blocks]
     ends = {"group": group}
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
@@ -195,7 +195,7 @@ class _Ring(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> torch.Tensor:
         ctx.order, ctx.group = order, group
-        rank, ranks = _place(group)
+        rank, ranks = place_in(group)
         k, v = k.contiguous(), v.contiguous()
         out, total = _private.tile_attention(q, k, v, True)
         wide = out.to(total.dtype)
@@ -223,7 +223,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         q, k, v, out, total = ctx.saved_tensors
-        rank, ranks = _place(ctx.group)
+        rank, ranks = place_in(ctx.group)
         held = [k, v]
         dq, *grads = (
             grad.to(total.dtype).contiguous()
@@ -288,12 +288,13 @@ def ring_attention(
             f"a rank has {q.shape[-2]} tokens: in zigzag they are two pieces "
             "of one size, so use an even number"
         )
-    return _Ring.apply(q, k, v, order, _checked_group(group))
+    return _Ring.apply(q, k, v, order, checked_group(group))
 
 
-def _checked_group(
+def checked_group(
     group: dist.ProcessGroup | None,
 ) -> dist.ProcessGroup | None:
+    """The group, if it is one or None."""
     if group is None:
         return None
     use = "a process group (as mesh.get_group()), or None for all ranks"
@@ -352,7 +353,7 @@ def context_parallel(
     use = "a membudget.models.Llama, whose positions are rotary"
     instance(model, Llama, "the model", use)
     one_of(order, ORDERS, "order")
-    _checked_group(group)
+    checked_group(group)
     if not all(block.fused for block in model.blocks):
         raise ValueError(
             "the model's attention is not fused: a matrix of all scores "
@@ -371,7 +372,7 @@ def _hidden(
     tokens: torch.Tensor,
 ) -> torch.Tensor:
     """What the head reads, of this rank's tokens."""
-    rank, ranks = _place(group)
+    rank, ranks = place_in(group)
     mine = places(ranks * tokens.shape[1], ranks, rank, order)
     turns = turns_at(mine.to(tokens.device), model.size)
     x = model.token(tokens)
