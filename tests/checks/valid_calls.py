@@ -389,6 +389,17 @@ ROWS = {
     "parallelism.in_flight": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, rank=1, chunks=2
     ),
+    "parallelism.simulate_pipeline": lambda: dict(
+        build=lambda: models.GPT(4, 2, 4, 2, 1),
+        loss=lambda logits, y: logits.square().mean(),
+        tokens=torch.zeros(1, 2, dtype=torch.int64),
+        targets=torch.zeros(1, 2, dtype=torch.int64),
+        schedule="GPipe",
+        ranks=2,
+        micro_batches=2,
+        rank=1,
+        chunks=1,
+    ),
     "parallelism.table": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
     ),
