@@ -90,11 +90,11 @@ SIZES = {  # the model, and a step's batch: sequences, and tokens of each
     ),
     "large": (
         {
-            "width": 2048,
-            "depth": 20,
-            "heads": 16,
-            "kv_heads": 8,
-            "hidden": 5632,
+            "width": 3584,
+            "depth": 8,
+            "heads": 28,
+            "kv_heads": 4,
+            "hidden": 9728,
         },
         (4, 512),
     ),
