@@ -115,7 +115,8 @@ def in_flight(
       (Lamy-Poirier 2023, arXiv 2211.05953): M;
     * 1F1B (Narayanan et al. 2020, arXiv 2006.09503): min(P − r, M);
     * Interleaved1F1B (Narayanan et al. 2021, arXiv 2104.04473; its memory
-      in Korthikanti et al. 2023, arXiv 2205.05198): min(M, ((V − 1) R + 2 (P − r) − 1) / V);
+      in Korthikanti et al. 2023, arXiv 2205.05198):
+      min(M, ((V − 1) R + 2 (P − r) − 1) / V);
     * InterleavedZeroBubble: min(M, ((V − 1) R + P) / V);
     * ZBVZeroBubble (Qi et al. 2024, arXiv 2401.10241, section 6): P, and less
       of fewer than 2 P micro-batches: min(P, M, (M + 1 + r) / 2);
