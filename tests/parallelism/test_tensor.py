@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from membudget.ledger import Transformer
+from membudget.ledger import PRESETS, Transformer
 from membudget.measuring import FlopCounter, witness
 from membudget.models import GPT, Llama, chain
 from membudget.parallelism import (
@@ -189,7 +189,7 @@ def test_another_librarys_llama_keeps_what_the_law_says(ranks):
 
 def units(ranks, **how):
     """A GPT block's tape in bf16, in units, wide enough for the rest."""
-    shape = Transformer(256, 8192, 1, 64, 128)
+    shape = Transformer(256, 8192, 1, 64, 4096)
     tape = tensor_tape(shape, 1, 4096, ranks, itemsize=2, **how)
     return tape / (4096 * 8192 * 2)
 
@@ -201,6 +201,27 @@ def test_a_gpt_blocks_units(ranks):
     assert once == pytest.approx(2 + 14 / ranks, abs=0.02)
     again = units(ranks, sequence=True, gathers="again")
     assert again == pytest.approx(16 / ranks, abs=0.02)
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 8))
+def test_a_llama_blocks_units_on_a_gpu(ranks):
+    """By hand: of Llama 3 70B the norms' inputs and outputs, 4; q and what
+    attention gives, 2, and k and v, 2/8; four tensors of 3.5 in the MLP."""
+    whole, cut = 4, 2 + 2 / 8 + 4 * 3.5
+    shape = PRESETS["Llama 3 70B"]
+
+    def found(**how):
+        tape = tensor_tape(
+            shape, 1, 8192, ranks, itemsize=2, kernels="cuda", **how
+        )
+        return tape / (8192 * 8192 * 2)
+
+    assert found() == pytest.approx(whole + cut / ranks, abs=0.03)
+    if ranks > 1:
+        once = found(sequence=True)
+        assert once == pytest.approx(2 + (2 + cut) / ranks, abs=0.03)
+        each = found(sequence=True, gathers="each")
+        assert each == pytest.approx(5 + (2 + cut) / ranks, abs=0.03)
 
 
 def test_a_gather_for_each_layer_keeps_more_than_no_sequence_parallelism():

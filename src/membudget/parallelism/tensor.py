@@ -1,5 +1,6 @@
 """Tensor and sequence parallelism: each layer over several ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,11 +18,13 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from membudget.checks import flag, instance, one_of, whole
-from membudget.ledger import Transformer, block_activations
+from membudget.ledger import Transformer, predict
 from membudget.models import GPT, Block, Llama, LlamaBlock
 from membudget.sharding import Traffic
 
 GATHERS = ("once", "each", "again")
+
+RECIPES = {2: "bf16", 4: "fp32"}
 
 KV_HEADS = "heads of keys and values"
 
@@ -207,6 +210,7 @@ def tensor_tape(
     sequence: bool = False,
     gathers: str = "once",
     itemsize: int = 4,
+    kernels: str = "cpu",
 ) -> int:
     """Bytes that a rank keeps of one block for the backward pass.
 
@@ -225,24 +229,32 @@ def tensor_tape(
             tokens.
         sequence: whether norms have a part of the sequence on each rank.
         gathers: "once", "each" or "again"; without sequence all are one.
-        itemsize: bytes of a number.
+        itemsize: bytes of a number, 2 or 4.
+        kernels: as for :func:`membudget.ledger.predict`; a Llama's norms keep
+            more on a CPU.
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: ranks that do not divide what is cut.
+        ValueError: ranks that do not divide what is cut, or another itemsize.
     """
     instance(shape, Transformer, "shape", "a Transformer of ledger")
     ranks = whole(ranks, "ranks")
+    if whole(itemsize, "itemsize") not in RECIPES:
+        raise ValueError(f"itemsize is {itemsize}: use 2 or 4 bytes")
+    one_of(kernels, ("cpu", "cuda"), "kernels")
     sequence = flag(sequence, "sequence")
     one_of(gathers, GATHERS, "gathers")
-    total = block_activations(shape, batch, tokens, itemsize)
+    total = _kept(shape, batch, tokens, RECIPES[itemsize], kernels)
     _divides(ranks, shape.heads, "heads")
     _divides(ranks, shape.kv_heads or shape.heads, KV_HEADS)
     _divides(ranks, shape.hidden or 4 * shape.width, "the MLP's width")
     one = batch * tokens * shape.width * itemsize
-    gpt = shape.family == "gpt"
-    statistics = batch * tokens * (4 * itemsize if gpt else 8)
-    norms = statistics + (2 * one if gpt else 16 * one // itemsize)
+    gpt, gpu = shape.family == "gpt", kernels == "cuda"
+    numbers = 4 if gpt else 2  # of a token, those of two norms
+    statistics = (
+        batch * tokens * numbers * (itemsize if gpt and not gpu else 4)
+    )
+    norms = statistics + (2 * one if gpt or gpu else 16 * one // itemsize)
     given, cut = 2 * one, total - norms - 2 * one
     if not sequence:
         return norms + given + cut // ranks
@@ -251,6 +263,25 @@ def tensor_tape(
         return (norms + given + cut) // ranks
     copies = _copies(shape, gathers) if ranks > 1 else 2
     return norms // ranks + copies * one + cut // ranks
+
+
+def _kept(
+    shape: Transformer, batch: int, tokens: int, recipe: str, kernels: str
+) -> int:
+    """Bytes of a whole block's tape: what the second block adds."""
+    one, two = (
+        predict(
+            replace(shape, depth=depth),
+            batch,
+            tokens,
+            recipe=recipe,
+            kernels=kernels,
+            optimizer=None,
+            keep_gradients=True,
+        ).saved
+        for depth in (1, 2)
+    )
+    return two - one
 
 
 def _copies(shape: Transformer, gathers: str) -> int:
