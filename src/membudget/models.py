@@ -373,10 +373,13 @@ def rotary(
     Pair i of position t turns by t · 500 000^(−2i/size) (Su et al. 2021,
     arXiv 2104.09864, with the base of Llama 3).
     """
-    pairs = torch.arange(0, size, 2, device=device) / size
-    angles = torch.outer(
-        torch.arange(tokens, device=device), 500_000.0**-pairs
-    )
+    return turns_at(torch.arange(tokens, device=device), size)
+
+
+def turns_at(places: torch.Tensor, size: int) -> torch.Tensor:
+    """The turns of these positions, as :func:`rotary` has those of all."""
+    pairs = torch.arange(0, size, 2, device=places.device) / size
+    angles = torch.outer(places, 500_000.0**-pairs)
     return torch.polar(torch.ones_like(angles), angles)
 
 

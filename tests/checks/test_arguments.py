@@ -34,6 +34,7 @@ SECONDS = 2
 PACKAGE = str(Path(membudget.__file__).parent)
 
 NEEDS_PROCESSES = {
+    "parallelism.run_pipeline",
     "parallelism.tensor_parallel",
     "sharding.shard",
     "sharding.torchrun",

@@ -138,6 +138,14 @@ def B(stage, m):
             [[B(0, 0), F(0, 0)], [F(1, 0), B(1, 0)]],
             "rank 0 waits at B0 of stage 0 for F0 of stage 0; rank 1 waits",
         ),
+        (
+            [
+                [F(0, 0), B(0, 0), F(0, 1), B(0, 1)],
+                [F(1, 0), F(1, 1), B(1, 0), B(1, 1)],
+            ],
+            "rank 0 waits at B0 of stage 0 for B0 of stage 1; rank 1 waits at "
+            "F1 of stage 1 for F1 of stage 0. Move",
+        ),
         ([[F(0, 0)], [F(1, 0), B(1, 0)]], "stage 0 runs micro-batch 0 as F"),
         ([[F(0, 0), B(0, 0)], []], "a rank without operations"),
         (

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from membudget.checks import instance, number, one_of, whole
@@ -21,6 +22,10 @@ one stage, then those with several, at the least 2."""
 
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 """Exactly 2 chunks, of which rank 0 has the first stage and the last."""
+
+Key = tuple[str, int, int]
+"""What is there once an operation is over: "F", "I" or "W", the stage and
+the micro-batch."""
 
 MOST_RANKS, MOST_MICRO_BATCHES = 1024, 10**4
 
@@ -63,6 +68,21 @@ def table(
         ValueError: numbers that the schedule cannot have.
         RuntimeError: this PyTorch has no tables.
     """
+    ranks, micro_batches, chunks = checked(
+        schedule, ranks, micro_batches, chunks
+    )
+    if schedule == "1F1B":
+        return tuple(
+            _one_by_one(ranks, micro_batches, r) for r in range(ranks)
+        )
+    rows = torch_table(schedule, ranks, micro_batches, chunks)
+    return tuple(tuple(Operation(*entry) for entry in row) for row in rows)
+
+
+def checked(
+    schedule: str, ranks: int, micro_batches: int, chunks: int | None
+) -> tuple[int, int, int]:
+    """Ranks, micro-batches and chunks, if the schedule can have them."""
     least = SCHEDULES[one_of(schedule, SCHEDULES, "schedule")]
     ranks = whole(ranks, "ranks", 2, MOST_RANKS)
     micro_batches = whole(
@@ -70,12 +90,7 @@ def table(
     )
     chunks = least if chunks is None else whole(chunks, "chunks", 1)
     _check(schedule, ranks, micro_batches, chunks, least)
-    if schedule == "1F1B":
-        return tuple(
-            _one_by_one(ranks, micro_batches, r) for r in range(ranks)
-        )
-    rows = torch_table(schedule, ranks, micro_batches, chunks)
-    return tuple(tuple(Operation(*entry) for entry in row) for row in rows)
+    return ranks, micro_batches, chunks
 
 
 def _check(
@@ -182,53 +197,103 @@ def replay(
             ("weights", weights),
         )
     ]
-    rows = _checked(order)
-    chunks = [len({o.stage for o in row}) for row in rows]
-    lasts = dict(zip("FIWB", (*times, times[1] + times[2]), strict=True))
-    done: dict[tuple[str, int, int], float] = {}
-    starts: list[list[float]] = [[] for _ in rows]
-    ends: list[list[float]] = [[] for _ in rows]
-    final = max(o.stage for row in rows for o in row)
-    left = sum(map(len, rows))
-    while left:
-        before = left
-        for rank, row in enumerate(rows):
-            while len(ends[rank]) < len(row):
-                operation = row[len(ends[rank])]
-                ready = [done.get(key) for key in _needs(operation, final)]
-                if None in ready:
-                    break
-                free = ends[rank][-1] if ends[rank] else 0.0
-                start = max([free, *(t for t in ready if t is not None)])
-                end = start + lasts[operation.kind] / chunks[rank]
-                starts[rank].append(start)
-                ends[rank].append(end)
-                done[_key(operation)] = end
-                left -= 1
-        if left == before:
-            raise ValueError(_stuck(rows, ends, done, final))
-    time = max(row[-1] for row in ends)
-    busy = sum(
-        end - start
-        for row in zip(starts, ends, strict=True)
-        for start, end in zip(*row, strict=True)
-    )
-    return Replay(
-        tuple(map(tuple, starts)),
-        tuple(map(tuple, ends)),
-        tuple(_held(row, n) for row, n in zip(rows, chunks, strict=True)),
-        time,
-        1 - busy / (time * len(rows)),
-    )
+    clock = _Clock(_checked(order), dict(zip("FIW", times, strict=True)))
+    while clock.left:
+        if not clock.advance():
+            raise ValueError(clock.stuck())
+    return clock.replay()
 
 
-def _key(operation: Operation) -> tuple[str, int, int]:
+class _Clock:
+    """Runs each rank's operations as soon as what they need is there."""
+
+    def __init__(
+        self, rows: list[list[Operation]], times: dict[str, float]
+    ) -> None:
+        self.rows = rows
+        self.lasts = times | {"B": times["I"] + times["W"]}
+        self.chunks = [len({o.stage for o in row}) for row in rows]
+        self.final = max(o.stage for row in rows for o in row)
+        self.starts: list[list[float]] = [[] for _ in rows]
+        self.ends: list[list[float]] = [[] for _ in rows]
+        self.done: dict[Key, float] = {}
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.rows)) - sum(map(len, self.ends))
+
+    def next(self, rank: int) -> Operation | None:
+        """What the rank has to run, if it is not through."""
+        done = len(self.ends[rank])
+        return self.rows[rank][done] if done < len(self.rows[rank]) else None
+
+    def missing(self, operation: Operation) -> list[Key]:
+        needs = _needs(operation, self.final)
+        return [key for key in needs if key not in self.done]
+
+    def advance(self) -> int:
+        """Let each rank run as far as it can; how many operations ran."""
+        before = self.left
+        for rank in range(len(self.rows)):
+            while (o := self.next(rank)) and not self.missing(o):
+                self.run(rank, o)
+        return before - self.left
+
+    def run(self, rank: int, operation: Operation) -> None:
+        ready = [self.done[key] for key in _needs(operation, self.final)]
+        start = max([0.0, *self.ends[rank][-1:], *ready])
+        end = start + self.lasts[operation.kind] / self.chunks[rank]
+        self.starts[rank].append(start)
+        self.ends[rank].append(end)
+        self.done[_key(operation)] = end
+
+    def stuck(self) -> str:
+        """Who waits for what."""
+        waits = [
+            f"rank {rank} waits at {_name(o)} for {self.named(o)}"
+            for rank in range(len(self.rows))
+            if (o := self.next(rank))
+        ]
+        return (
+            f"this order cannot run: {'; '.join(waits)}. Move an operation "
+            "before what it waits for"
+        )
+
+    def named(self, operation: Operation) -> str:
+        """What it waits for, as the order has it."""
+        needed = Operation(*self.missing(operation)[0])
+        there = any(needed in row for row in self.rows)
+        return _name(needed if there else needed._replace(kind="B"))
+
+    def replay(self) -> Replay:
+        time = max(row[-1] for row in self.ends)
+        busy = sum(
+            self.lasts[o.kind] / chunks
+            for row, chunks in zip(self.rows, self.chunks, strict=True)
+            for o in row
+        )
+        pairs = zip(self.rows, self.chunks, strict=True)
+        return Replay(
+            tuple(map(tuple, self.starts)),
+            tuple(map(tuple, self.ends)),
+            tuple(_held(row, chunks) for row, chunks in pairs),
+            time,
+            1 - busy / (time * len(self.rows)),
+        )
+
+
+def _name(operation: Operation) -> str:
+    kind, stage, m = operation
+    return f"{kind}{m} of stage {stage}"
+
+
+def _key(operation: Operation) -> Key:
     """What waits for a whole backward pass waits for its inputs alone."""
     kind = "I" if operation.kind == "B" else operation.kind
     return kind, operation.stage, operation.micro_batch
 
 
-def _needs(operation: Operation, final: int) -> list[tuple[str, int, int]]:
+def _needs(operation: Operation, final: int) -> list[Key]:
     kind, stage, m = operation
     if kind == "F":
         return [("F", stage - 1, m)] if stage else []
@@ -260,14 +325,29 @@ def _checked(order: Sequence[Sequence[Operation]]) -> list[list[Operation]]:
     ]
     if not rows or not all(rows):
         raise ValueError("order has a rank without operations: give each some")
-    seen: dict[tuple[int, int], list[str]] = {}
+    _check_pairs(_pairs(rows))
+    return rows
+
+
+Pairs = dict[tuple[int, int], list[str]]
+"""Of a stage and a micro-batch what runs where: "F of 0"."""
+
+
+def _pairs(rows: list[list[Operation]]) -> Pairs:
+    seen: Pairs = {}
     for rank, row in enumerate(rows):
-        for operation in row:
-            one_of(operation.kind, "FBIW", "kind")
-            whole(operation.stage, "stage", 0)
-            whole(operation.micro_batch, "micro_batch", 0)
-            key = operation.stage, operation.micro_batch
-            seen.setdefault(key, []).append(f"{operation.kind} of {rank}")
+        for o in row:
+            one_of(o.kind, "FBIW", "kind")
+            key = (
+                whole(o.stage, "stage", 0),
+                whole(o.micro_batch, "micro_batch", 0),
+            )
+            seen.setdefault(key, []).append(f"{o.kind} of {rank}")
+    return seen
+
+
+def _check_pairs(seen: Pairs) -> None:
+    """Each stage runs each micro-batch once, on one rank."""
     for (stage, m), found in seen.items():
         kinds = sorted(text[0] for text in found)
         where = {text[1:] for text in found}
@@ -276,37 +356,10 @@ def _checked(order: Sequence[Sequence[Operation]]) -> list[list[Operation]]:
                 f"stage {stage} runs micro-batch {m} as {', '.join(found)}: "
                 "one rank has to run its F and its B, or F, I and W, once each"
             )
-    stages = {stage for stage, _ in seen}
-    batches = {m for _, m in seen}
-    for stage in range(max(stages) + 1):
-        for m in batches:
-            if (stage, m) not in seen:
-                raise ValueError(
-                    f"stage {stage} never runs micro-batch {m}: each stage "
-                    "runs each micro-batch"
-                )
-    return rows
-
-
-def _stuck(
-    rows: list[list[Operation]],
-    ends: list[list[float]],
-    done: dict[tuple[str, int, int], float],
-    final: int,
-) -> str:
-    """Who waits for what."""
-    waits = []
-    for rank, row in enumerate(rows):
-        if len(ends[rank]) < len(row):
-            operation = row[len(ends[rank])]
-            kind, stage, m = next(
-                key for key in _needs(operation, final) if key not in done
+    stages, batches = map(set, zip(*seen, strict=True))
+    for stage, m in product(range(max(stages) + 1), sorted(batches)):
+        if (stage, m) not in seen:
+            raise ValueError(
+                f"stage {stage} never runs micro-batch {m}: each stage "
+                "runs each micro-batch"
             )
-            waits.append(
-                f"rank {rank} waits at {operation.kind}{operation.micro_batch}"
-                f" of stage {operation.stage} for {kind}{m} of stage {stage}"
-            )
-    return (
-        f"this order cannot run: {'; '.join(waits)}. Move an operation before "
-        "what it waits for"
-    )

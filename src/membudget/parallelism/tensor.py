@@ -1,14 +1,12 @@
 """Tensor and sequence parallelism: each layer over several ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import (
-    Replicate,
-    Shard,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -17,13 +15,16 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 from membudget.checks import flag, instance, one_of, whole
-from membudget.ledger import Transformer, block_activations
+from membudget.ledger import Transformer, predict
 from membudget.models import GPT, Block, Llama, LlamaBlock
 from membudget.sharding import Traffic
 
-GATHERS = ("once", "each")
+GATHERS = ("once", "each", "again")
+
+RECIPES = {2: "bf16", 4: "fp32"}
 
 KV_HEADS = "heads of keys and values"
 
@@ -59,6 +60,25 @@ class _ByHeads(ColwiseParallel):
         return super()._apply(module, device_mesh)
 
 
+class _Again(ParallelStyle):
+    """A linear layer's input is made whole inside the layer.
+
+    So a checkpoint can forget it: the backward pass gathers it again. It
+    multiplies nothing again, as it stops once it has what was saved.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        forward = module.forward
+
+        def gathered(x: DTensor) -> torch.Tensor:
+            return forward(x.redistribute(placements=[Replicate()]))
+
+        module.forward = partial(
+            checkpoint, gathered, use_reentrant=False, preserve_rng_state=False
+        )
+        return module
+
+
 def tensor_parallel(
     model: GPT | Llama,
     mesh: DeviceMesh,
@@ -83,12 +103,14 @@ def tensor_parallel(
         sequence: whether norms and the sums around them have a part of the
             sequence on each rank (Korthikanti et al. 2022, arXiv 2205.05198).
         gathers: "once" makes one whole input for all layers that read it;
-            "each" is PyTorch's default, a copy and a collective for each.
+            "each" is PyTorch's default, a copy and a collective for each;
+            "again" keeps no copy, and the backward pass gathers once more.
+            Without sequence nothing is gathered, and "again" is "once".
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: a mesh of more dimensions, or ranks that do not divide
-            heads or the MLP's width.
+        ValueError: a mesh of more dimensions, ranks that do not divide heads
+            or the MLP's width, or a model with dropout.
     """
     instance(model, GPT | Llama, "model", "a GPT or a Llama of models")
     instance(mesh, DeviceMesh, "mesh", "a DeviceMesh")
@@ -100,6 +122,12 @@ def tensor_parallel(
             'mesh["tensor"]'
         )
     blocks = list(model.blocks)
+    if getattr(blocks[0], "dropout", 0):
+        raise ValueError(
+            f"the model's dropout is {blocks[0].dropout}, and ranks would "
+            "draw zeros of their own, or the same ones for different heads: "
+            "use dropout=0"
+        )
     check_ranks(blocks[0], mesh.size())
     for block in blocks:
         parallelize_module(block, mesh, _plan(block, sequence, gathers))
@@ -140,10 +168,17 @@ def _plan(
 ) -> dict[str, ParallelStyle]:
     """The style of each of a block's layers."""
     given = Shard(1) if sequence else Replicate()
+    if gathers == "again" and not sequence:
+        gathers = "once"
     once = gathers == "once"
-    column = partial(
-        ColwiseParallel, input_layouts=Replicate() if once else given
-    )
+
+    def column(kind: type[ColwiseParallel] = ColwiseParallel) -> ParallelStyle:
+        style = kind(input_layouts=Replicate() if once else given)
+        if gathers != "again":
+            return style
+        style.desired_input_layouts = style.input_layouts
+        return _Chain(style, _Again())
+
     plan: dict[str, ParallelStyle] = {
         name: RowwiseParallel(output_layouts=given) for name in ("out", "down")
     }
@@ -151,8 +186,7 @@ def _plan(
         styles: list[ParallelStyle] = [SequenceParallel()] if sequence else []
         plan[norm] = _Chain(*styles, *([_whole(given)] if once else []))
     if isinstance(block, Block):
-        qkv = _ByHeads(input_layouts=Replicate() if once else given)
-        return plan | {"qkv": qkv, "up": column()}
+        return plan | {"qkv": column(_ByHeads), "up": column()}
     names = ("query", "key", "value", "gate", "up")
     return plan | {name: column() for name in names}
 
@@ -176,6 +210,7 @@ def tensor_tape(
     sequence: bool = False,
     gathers: str = "once",
     itemsize: int = 4,
+    kernels: str = "cpu",
 ) -> int:
     """Bytes that a rank keeps of one block for the backward pass.
 
@@ -194,24 +229,32 @@ def tensor_tape(
             tokens.
         sequence: whether norms have a part of the sequence on each rank.
         gathers: "once", "each" or "again"; without sequence all are one.
-        itemsize: bytes of a number.
+        itemsize: bytes of a number, 2 or 4.
+        kernels: as for :func:`membudget.ledger.predict`; a Llama's norms keep
+            more on a CPU.
 
     Raises:
         TypeError: an argument of a wrong kind.
-        ValueError: ranks that do not divide what is cut.
+        ValueError: ranks that do not divide what is cut, or another itemsize.
     """
     instance(shape, Transformer, "shape", "a Transformer of ledger")
     ranks = whole(ranks, "ranks")
+    if whole(itemsize, "itemsize") not in RECIPES:
+        raise ValueError(f"itemsize is {itemsize}: use 2 or 4 bytes")
+    one_of(kernels, ("cpu", "cuda"), "kernels")
     sequence = flag(sequence, "sequence")
-    one_of(gathers, (*GATHERS, "again"), "gathers")
-    total = block_activations(shape, batch, tokens, itemsize)
+    one_of(gathers, GATHERS, "gathers")
+    total = _kept(shape, batch, tokens, RECIPES[itemsize], kernels)
     _divides(ranks, shape.heads, "heads")
     _divides(ranks, shape.kv_heads or shape.heads, KV_HEADS)
     _divides(ranks, shape.hidden or 4 * shape.width, "the MLP's width")
     one = batch * tokens * shape.width * itemsize
-    gpt = shape.family == "gpt"
-    statistics = batch * tokens * (4 * itemsize if gpt else 8)
-    norms = statistics + (2 * one if gpt else 16 * one // itemsize)
+    gpt, gpu = shape.family == "gpt", kernels == "cuda"
+    numbers = 4 if gpt else 2  # of a token, those of two norms
+    statistics = (
+        batch * tokens * numbers * (itemsize if gpt and not gpu else 4)
+    )
+    norms = statistics + (2 * one if gpt or gpu else 16 * one // itemsize)
     given, cut = 2 * one, total - norms - 2 * one
     if not sequence:
         return norms + given + cut // ranks
@@ -220,6 +263,25 @@ def tensor_tape(
         return (norms + given + cut) // ranks
     copies = _copies(shape, gathers) if ranks > 1 else 2
     return norms // ranks + copies * one + cut // ranks
+
+
+def _kept(
+    shape: Transformer, batch: int, tokens: int, recipe: str, kernels: str
+) -> int:
+    """Bytes of a whole block's tape: what the second block adds."""
+    one, two = (
+        predict(
+            replace(shape, depth=depth),
+            batch,
+            tokens,
+            recipe=recipe,
+            kernels=kernels,
+            optimizer=None,
+            keep_gradients=True,
+        ).saved
+        for depth in (1, 2)
+    )
+    return two - one
 
 
 def _copies(shape: Transformer, gathers: str) -> int:
@@ -240,13 +302,14 @@ def tensor_traffic(
     Each of one unit: two all-reduces a pass (Shoeybi et al. 2019, arXiv
     1909.08053, section 3). With sequence parallelism an all-gather and a
     reduce-scatter stand for each. With ``gathers="each"`` the layers that
-    read a norm's output each have their own. The gradients of the norms'
-    weights, a few numbers, are not counted.
+    read a norm's output each have their own, and with "again" a second
+    all-gather in the backward pass. The gradients of the norms' weights, a
+    few numbers, are not counted.
 
     Args:
         shape: of a GPT or Llama.
         batch, tokens, sequence, itemsize: as for :func:`tensor_tape`.
-        gathers: "once" or "each".
+        gathers: "once", "each" or "again".
 
     Raises:
         TypeError: an argument of a wrong kind.
@@ -259,8 +322,10 @@ def tensor_traffic(
     copies = _copies(shape, gathers)
     calls = 2 + copies  # the sums forward, and those of the gradients
     if not flag(sequence, "sequence"):
+        calls = 4 if gathers == "again" else calls
         return {"all-reduce": Traffic(calls, calls * one)}
+    gathered = calls + (copies if gathers == "again" else 0)
     return {
-        "all-gather": Traffic(calls, calls * one),
+        "all-gather": Traffic(gathered, gathered * one),
         "reduce-scatter": Traffic(calls, calls * one),
     }
