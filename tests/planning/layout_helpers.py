@@ -1,7 +1,5 @@
 """One rank of a layout, simulated: PyTorch's own classes, without data."""
 
-import functools
-import gc
 from contextlib import contextmanager
 from functools import partial
 
@@ -38,22 +36,11 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-def forget_groups():
-    """Empty PyTorch's caches, which know process groups that are gone."""
-    FakeTensorMode.cache_clear()
-    for found in gc.get_objects():
-        if isinstance(found, functools._lru_cache_wrapper):
-            name = getattr(found, "__module__", None) or ""
-            if name.startswith("torch.distributed"):
-                found.cache_clear()
-
-
 def simulated(job, layout, stage):
     """The tracker of a rank's second step, the optimizer's included."""
     shape = layout.pipeline, layout.tensor
     ranks, rank = shape[0] * shape[1], stage * shape[1]
     dtype = DTYPES[RECIPES[layout.recipe].parameters]
-    forget_groups()
     with fake_group(ranks, rank):
         mesh = init_device_mesh(
             "cpu", shape, mesh_dim_names=("pipeline", "tensor")
@@ -168,7 +155,6 @@ def sharded(job, layout):
     """
     shape = layout.data, layout.tensor
     dtype = DTYPES[RECIPES[layout.recipe].parameters]
-    forget_groups()
     with fake_group(layout.cards, 0):
         mesh = init_device_mesh(
             "cpu", shape, mesh_dim_names=("data", "tensor")
