@@ -185,6 +185,28 @@ def test_the_allocator_says_the_same(gathers):
         assert seen == bytes_of(*way)[0]
 
 
+def test_gradients_of_one_gathered_tensor_are_added_out_of_place():
+    """They are DTensors, whose sum is another tensor, as the allocator says.
+    It watches a second step, before which there are gradients."""
+    shape = replace(LLAMA, vocabulary=8, hidden=64, kv_heads=8)
+    with fake_group(8, 0):
+        model, _ = cut(shape, True, "once")
+        tokens = torch.zeros(1, 16, dtype=torch.int64)
+
+        def step():
+            model.zero_grad()
+            loss_of(model, tokens).backward()
+
+        seen = witness(step)
+        parts = [p.grad for p in model.parameters()]
+        made = sum(getattr(p, "_local_tensor", p).nbytes for p in parts)
+        del parts
+        model.zero_grad()
+        with PeakTracker(model, tokens) as tracker:
+            step()
+    assert tracker.peak - tracker.start == seen + made
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", (4, 1, 2, 8))
 def test_another_librarys_llama_keeps_what_the_law_says(ranks):
