@@ -23,6 +23,7 @@ class Part(Written):
     blocks: range = range(0)
     ranks: int = 1  # of tensor parallelism
     sequence: bool = False  # whether they share the tokens between
+    ring: bool = False  # whether other ranks have further tokens
 
     @property
     def copied(self) -> bool:
@@ -82,6 +83,29 @@ class Part(Written):
         with paper.inside("head"):
             logits = op.linear(paper, x, head, shape.vocabulary, folds=True)
         op.cross_entropy(paper, logits, targets)
+
+    def attend(
+        self, q: PaperTensor, k: PaperTensor, v: PaperTensor
+    ) -> PaperTensor:
+        """What a ring adds is at most this.
+
+        A block of a neighbour's keys and values is here while the next
+        arrives, and what a tile gives is added to what the tiles before it
+        gave, in fp32; so are the gradients, which go round, too.
+        """
+        if not self.ring:
+            return super().attend(q, k, v)
+        pairs, both = 2 * k.elements, q.elements + 2 * k.elements
+        wide = 4 - q.itemsize  # more, of a number in fp32
+        most = 2 * pairs * q.itemsize + q.bytes + 2 * wide * q.bytes
+        here = self.paper.write("ring", (), (PaperTensor(most, 1, False),))
+        y = super().attend(q, k, v)
+        row = self.paper.last
+        row.watches += here.makes
+        tile = max(4 * pairs, both * q.itemsize)
+        most = pairs * q.itemsize + tile + both * wide
+        row.steps += (("ring", most), ("ring", 0))
+        return y
 
     def norm(
         self, x: PaperTensor, name: str, *watches: PaperTensor
@@ -160,6 +184,7 @@ def written(
     blocks: range,
     ranks: int = 1,
     sequence: bool = False,
+    ring: bool = False,
     itemsize: int = 4,
     checkpointed: bool = False,
     device: str = "cpu",
@@ -173,6 +198,8 @@ def written(
             with the last one the norm, the head and the loss.
         ranks: of tensor parallelism, which divide heads and widths.
         sequence: whether they share the tokens of what lies between.
+        ring: whether these tokens are some of a sequence's, and others are
+            on other ranks.
         itemsize: bytes of a parameter.
         checkpointed: whether each block is.
         device: whose kernels run.
@@ -190,6 +217,7 @@ def written(
         blocks=blocks,
         ranks=ranks,
         sequence=sequence,
+        ring=ring,
     )
     part.write(set(blocks) if checkpointed else set())
     return paper

@@ -13,7 +13,8 @@ from membudget.planning.counter import Counts, added, less
 from membudget.planning.layout import Layout, check_network
 from membudget.planning.machine import EFFICIENCY, Machine
 from membudget.planning.plan import Job
-from membudget.planning.ranks import Need, worst
+from membudget.parallelism import tensor_tape
+from membudget.planning.ranks import Need, stage_states, worst
 from membudget.planning.work import micro_batches
 
 NODE = 8
@@ -78,38 +79,6 @@ class Spread:
         )
 
 
-@dataclass(frozen=True)
-class Spreads:
-    """What :func:`layouts` found.
-
-    Attributes:
-        best: those that fit, the fastest first.
-        over: those that would be faster than the last of them and do not
-            fit; by what is the most on its worst rank, see :meth:`why`.
-        budget: bytes of a card for a step.
-    """
-
-    best: list[Spread]
-    over: list[Spread]
-    budget: int
-
-    def why(self, spread: Spread) -> str:
-        """Why a layout does not fit: the binding rank, and its largest
-        part."""
-        need = spread.need
-        parts = dict(zip(need._fields[2:], need[2:], strict=True))
-        name = max(parts, key=parts.__getitem__)
-        words = {
-            "others": "the other micro-batches in flight",
-            "working": "the micro-batch at work",
-        }
-        return (
-            f"{spread.layout.text()}: stage {need.stage} needs "
-            f"{format_bytes(need.bytes)} of {format_bytes(self.budget)}, "
-            f"{format_bytes(parts[name])} of them {words.get(name, name)}"
-        )
-
-
 def layouts(
     job: Job,
     card: str,
@@ -117,8 +86,8 @@ def layouts(
     node: int = NODE,
     recipe: str = "master",
     most: int = 5,
-) -> Spreads:
-    """The fastest layouts of a job on many cards that fit.
+) -> list[Spread]:
+    """The fastest layouts of a job on many cards that fit, if any do.
 
     Tried are all powers of two of tensor (with sequence parallelism),
     pipeline (1F1B) and context ranks, the rest data ranks that share the
@@ -149,17 +118,51 @@ def layouts(
     tried = [
         (seconds_of(job, layout, machine, node), layout)
         for layout in _all(job, network, cards, recipe)
+        if least(job, layout) <= budget
     ]
     tried.sort(key=lambda pair: pair[0].total)
-    best: list[Spread] = []
-    over: list[Spread] = []
+    found: list[Spread] = []
     for time, layout in tried:
-        found = Spread(layout, worst(job, layout, budget), time)
-        fits = found.need.bytes <= budget
-        (best if fits else over).append(found)
-        if len(best) == most:
+        held = worst(job, layout, budget)
+        if held.bytes <= budget:
+            found.append(Spread(layout, held, time))
+        if len(found) == most:
             break
-    return Spreads(best, over, budget)
+    return found
+
+
+def least(job: Job, layout: Layout) -> int:
+    """Bytes that the first stage has at least: its states and tapes.
+
+    Args:
+        job, layout: as for :func:`membudget.planning.need`.
+    """
+    network, tensor = check_network(job), layout.tensor
+    blocks = -(-network.depth // layout.pipeline)
+    numbers = blocks * network.block_parameters // tensor
+    local = layout.micro_batch * job.tokens // layout.context
+    itemsize = RECIPES[layout.recipe].parameters
+    shared = tensor if layout.sequence else 1
+    tape = local * network.width * itemsize // shared
+    if not layout.checkpointed:
+        kept = _tape(network, job.tokens, tensor, layout.sequence, itemsize)
+        tape = kept * local // job.tokens
+    flying = layout.pipeline if layout.schedule == "1F1B" else 1
+    held = stage_states((numbers,), layout)
+    return held.total + flying * blocks * tape
+
+
+@lru_cache(100)
+def _tape(
+    network: Transformer,
+    tokens: int,
+    ranks: int,
+    sequence: bool,
+    itemsize: int,
+) -> int:
+    """Of a block and one sequence, less what does not grow with tokens."""
+    of = replace(network, depth=1), 1, tokens, ranks, sequence
+    return tensor_tape(*of, itemsize=itemsize, kernels="cuda")
 
 
 def _all(

@@ -109,6 +109,7 @@ def _passes(
     blocks: range,
     ranks: int,
     sequence: bool,
+    ring: bool,
     itemsize: int,
     checkpointed: bool,
     device: str,
@@ -120,6 +121,7 @@ def _passes(
         blocks=blocks,
         ranks=ranks,
         sequence=sequence,
+        ring=ring,
         itemsize=itemsize,
         checkpointed=checkpointed,
         device=device,
@@ -134,27 +136,46 @@ def _sharded(job: Job, layout: Layout, rank: "_Rank") -> Need:
     held = states(own, layout.recipe, layout.optimizer)
     stored = recipe.stepped * numbers
     kept = held.optimizer - recipe.master * numbers
-    most = max(
-        sharded_peak(
-            check_network(job),
-            layout.micro_batch,
-            job.tokens // layout.context,
-            layout.tensor,
-            layout.sequence,
-            layout.shards,
-            layout.recipe,
-            layout.optimizer,
-            layout.checkpointed,
-            job.device,
-            summed,
-        )
-        for summed in {False, many > 1}
+    most = sharded_peak(
+        check_network(job),
+        layout.micro_batch,
+        job.tokens // layout.context,
+        layout.tensor,
+        layout.sequence,
+        layout.context > 1,
+        layout.shards,
+        layout.recipe,
+        layout.optimizer,
+        layout.checkpointed,
+        job.device,
+        many > 1,
     )
     summed = stored if many > 1 else 0
-    most += 2 * rank.ring
     working = most - stored - summed - kept
     return Need(
         0, "backward", stored, summed, kept, 0, rank.inputs, 0, working
+    )
+
+
+def stage_states(sizes: tuple[int, ...], layout: Layout) -> States:
+    """The states of a rank whose stage has parameters of these sizes.
+
+    Where data ranks share them, a pipeline's are gathered for the whole step
+    beside their shards, and the gradients are whole until its end.
+    """
+    shards, recipe = layout.shards, RECIPES[layout.recipe]
+    if shards == 1:
+        return states(sizes, layout.recipe, layout.optimizer)
+    numbers = sum(sizes)
+    own = -(-numbers // shards)
+    shared = states((own,), layout.recipe, layout.optimizer)
+    if layout.pipeline == 1:
+        return shared
+    stored = (recipe.stepped - recipe.master) * own
+    return States(
+        recipe.parameters * numbers + stored,
+        recipe.gradients * numbers,
+        shared.optimizer,
     )
 
 
@@ -175,6 +196,7 @@ class _Rank:
             spread(network.depth, layout.pipeline)[stage],
             layout.tensor,
             layout.sequence,
+            layout.context > 1,
             self.recipe.parameters,
             layout.checkpointed,
             job.device,
@@ -183,28 +205,9 @@ class _Rank:
         self.sent = tokens * network.width * self.recipe.parameters
         if layout.sequence:
             self.sent //= layout.tensor
-        self.states = states(
-            self.passes.sizes, layout.recipe, layout.optimizer
-        )
-        if layout.shards > 1:
-            self.states = self.split()
-        # keys and values of a neighbour, on their way
-        ring = 2 * tokens * network.shared * self.recipe.parameters
-        self.ring = ring // layout.tensor * (layout.context > 1)
+        self.states = stage_states(self.passes.sizes, layout)
         self.inputs = 8 * tokens * many * ((stage == 0) + self.last)
         self.boundaries = self.sent * many * ((stage > 0) + (not self.last))
-
-    def split(self) -> States:
-        """The states where data ranks share them: the parameters gathered
-        for the whole step beside their shards, and whole gradients."""
-        numbers, shards = sum(self.passes.sizes), self.layout.shards
-        own = -(-numbers // shards)
-        shared = states((own,), self.layout.recipe, self.layout.optimizer)
-        whole = self.recipe.parameters * numbers
-        stored = (self.recipe.stepped - self.recipe.master) * own
-        return States(
-            whole + stored, self.recipe.gradients * numbers, shared.optimizer
-        )
 
     def moments(self) -> Iterator[Need]:
         """The operations of a step, each at its worst, and the update."""
@@ -279,7 +282,7 @@ class _Rank:
         body = needs.body
         if done and self.turns:
             body += self.kept_logits  # of the one before
-        most = max(body, needs.forward) + self.ring
+        most = max(body, needs.forward)
         return most + sent + self.losses(done)
 
     def backward(self, done: int) -> int:
@@ -287,7 +290,6 @@ class _Rank:
         needs = self.passes
         sent = self.sent if done and self.turns and self.stage else 0
         most = needs.later if done else needs.first
-        most += 2 * self.ring  # and their gradients
         return most + self.kept_logits + sent + self.losses(done)
 
     def losses(self, done: int) -> int:

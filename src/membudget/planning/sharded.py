@@ -55,6 +55,7 @@ def sharded_peak(
     tokens: int,
     ranks: int,
     sequence: bool,
+    ring: bool,
     shards: int,
     recipe: str,
     optimizer: str,
@@ -70,12 +71,13 @@ def sharded_peak(
         network: all of it.
         size, tokens: of a micro-batch.
         ranks, sequence: of tensor parallelism.
+        ring: whether further tokens are on other ranks.
         shards: ranks that share the states.
         recipe, optimizer, checkpointed: of a layout.
         device: whose kernels run.
         summed: whether shards of earlier gradients are there.
     """
-    how = size, tokens, ranks, sequence, shards, recipe, optimizer
+    how = size, tokens, ranks, sequence, ring, shards, recipe, optimizer
     few = min(network.depth, MANY)
     depths = [few, few + 1] if network.depth > few else [few]
     found = [
@@ -95,6 +97,7 @@ def _groups(
     tokens: int,
     ranks: int,
     sequence: bool,
+    ring: bool,
     shards: int,
     recipe: str,
     optimizer: str,
@@ -123,6 +126,7 @@ def _groups(
         blocks=range(network.depth),
         ranks=ranks,
         sequence=sequence,
+        ring=ring,
         itemsize=kind.parameters,
         checkpointed=checkpointed,
         device=device,
