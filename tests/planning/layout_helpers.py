@@ -1,6 +1,7 @@
 """One rank of a layout, simulated: PyTorch's own classes, without data."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,10 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from membudget.internals import FakeTensorMode
 from membudget.ledger import RECIPES
 from membudget.measuring import PeakTracker
-from membudget.parallelism.pipeline import cut
-from membudget.parallelism.tensor import tensor_parallel
-from membudget.sharding import shard
-from membudget.sharding._private import Waits, fake_group
+from membudget.parallelism import context_parallel, cut, tensor_parallel
+from membudget.sharding import shard, simulate_rank
+from membudget.sharding._private import Waits, fake_group, real_meshes
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 
@@ -38,25 +38,25 @@ def default_dtype(dtype):
 
 def simulated(job, layout, stage):
     """The tracker of a rank's second step, the optimizer's included."""
-    shape = layout.pipeline, layout.tensor
-    ranks, rank = shape[0] * shape[1], stage * shape[1]
+    shape = layout.pipeline, layout.data, layout.tensor
+    ranks, rank = layout.cards, stage * layout.data * layout.tensor
     dtype = DTYPES[RECIPES[layout.recipe].parameters]
     with fake_group(ranks, rank):
         mesh = init_device_mesh(
-            "cpu", shape, mesh_dim_names=("pipeline", "tensor")
+            "cpu", shape, mesh_dim_names=("pipeline", "data", "tensor")
         )
-        meshes = mesh["tensor"], mesh.get_group("pipeline")
-        with FakeTensorMode(), Waits():
-            return _simulated(job, layout, stage, dtype, *meshes)
+        with FakeTensorMode(), real_meshes(), Waits():
+            return _simulated(job, layout, stage, dtype, mesh)
 
 
-def _simulated(job, layout, stage, dtype, mesh, group):
+def _simulated(job, layout, stage, dtype, mesh):
+    job = replace(job, batch=job.batch // layout.data)
     with default_dtype(dtype):
         model = job.network.build("cpu")
     part = model
     blocks = list(model.blocks)
     if layout.tensor > 1:
-        tensor_parallel(model, mesh, layout.sequence)
+        tensor_parallel(model, mesh["tensor"], layout.sequence)
     if layout.pipeline > 1:
         part = cut(model, layout.pipeline)[stage]
         blocks = list(part.blocks.values())
@@ -65,6 +65,9 @@ def _simulated(job, layout, stage, dtype, mesh, group):
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False
             )
+    if layout.data > 1:
+        shard(part, blocks, "zero-2", mesh=mesh["data"])
+    group = mesh.get_group("pipeline")
     make = _pipeline if layout.pipeline > 1 else _plain
     run, more = make(job, layout, stage, part, group, dtype)
     optimizer = torch.optim.Adam(part.parameters(), foreach=False)
@@ -177,8 +180,28 @@ def sharded(job, layout):
         optimizer.zero_grad()
         with PeakTracker(model, optimizer, ids, targets) as tracker:
             step()
-    return max(
-        live
-        for live, one in zip(tracker.timeline, tracker.operators, strict=True)
-        if one.phase != "optimizer"
-    )
+    return tracker.peak
+
+
+def in_a_ring(job, layout):
+    """The most bytes of the last of a ring's ranks, in a step."""
+
+    def cut_tokens(model, mesh):
+        context_parallel(model, group=mesh.get_group())
+        for block in model.blocks if layout.checkpointed else ():
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False
+            )
+
+    size, tokens = layout.micro_batch, job.tokens // layout.context
+    batch = torch.empty(size, tokens, dtype=torch.long)
+    with default_dtype(DTYPES[RECIPES[layout.recipe].parameters]):
+        return simulate_rank(
+            partial(job.network.build, "cpu"),
+            cut_tokens,
+            lambda model, x, y: loss_of(model(x), y),
+            *(batch, batch.clone()),
+            ranks=layout.context,
+            rank=layout.context - 1,
+            micro_batches=job.batch // size,
+        ).peak

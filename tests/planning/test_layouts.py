@@ -3,19 +3,19 @@
 import random
 
 import pytest
-from layout_helpers import sharded, simulated
+from layout_helpers import in_a_ring, sharded, simulated
 
 from membudget.cards import CARDS
-from membudget.ledger import PRESETS, CausalLM, Transformer
+from membudget.ledger import PRESETS, RECIPES, CausalLM, Transformer
 from membudget.planning import Job, Machine, Plan, memory
 from membudget.planning.layout import Layout
-from membudget.planning.layouts import layouts, seconds_of
+from membudget.planning.layouts import layouts, least, seconds_of
 from membudget.planning.ranks import need, worst
 
 RNG = random.Random(7)
 
 
-def plan(tensor, pipeline):
+def plan(tensor, pipeline, data=1):
     """A job, a layout and a stage, at random."""
     family = RNG.choice(("gpt", "llama"))
     batch, many = RNG.choice((1, 2)), RNG.choice((2, 3, 5))
@@ -23,7 +23,7 @@ def plan(tensor, pipeline):
     many += pipeline if schedule == "1F1B" else 0
     heads = 8 * max(1, tensor // 8)
     network = Transformer(
-        RNG.choice((40, 64, 300)),
+        64 if data > 1 else RNG.choice((40, 64, 300)),
         8 * heads,
         pipeline + RNG.choice((0, 1, 2)),
         heads,
@@ -38,12 +38,13 @@ def plan(tensor, pipeline):
         tensor=tensor,
         sequence=whole and 1 < tensor <= tokens and RNG.random() < 0.5,
         pipeline=pipeline,
+        data=data,
         schedule=schedule,
         micro_batch=batch,
         checkpointed=RNG.choice((False, True)),
         recipe=RNG.choice(("fp32", "bf16")),
     )
-    job = Job(network, tokens, batch * many, "cpu")
+    job = Job(network, tokens, batch * many * data, "cpu")
     stages = sorted({0, min(1, pipeline - 1), pipeline - 1})
     return job, layout, RNG.choice(stages)
 
@@ -51,13 +52,45 @@ def plan(tensor, pipeline):
 SPREAD = [(2, 1), (4, 1), (8, 1), (64, 1)] * 6
 SPREAD += [(1, 2), (1, 4), (1, 8), (1, 64)] * 6
 SPREAD += [(2, 2), (4, 2), (2, 4), (8, 8), (64, 2)] * 4
+SPREAD += [(1, 2, 4), (1, 4, 8), (2, 4, 8), (8, 16, 8)] * 2
 PLANS = [plan(*ranks) for ranks in SPREAD]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("job, layout, stage", PLANS)
 def test_a_rank_needs_what_a_simulated_one_has(job, layout, stage):
     assert need(job, layout, stage).bytes == simulated(job, layout, stage).peak
+
+
+def rings():
+    """A ring, at random."""
+    heads, checkpointed = RNG.choice((4, 8)), RNG.random() < 0.5
+    network = Transformer(
+        RNG.choice((8, 40, 300)),
+        64,
+        RNG.choice((1, 2, 3)),
+        heads,
+        family="llama",
+        hidden=RNG.choice((64, 128, 256)),
+        kv_heads=heads // RNG.choice((1, 2)),
+    )
+    size = RNG.choice((1, 4, 8))
+    layout = Layout(
+        context=RNG.choice((2, 4, 16)),
+        sharded=False,
+        micro_batch=size,
+        checkpointed=checkpointed,
+        recipe=RNG.choice(("fp32", "bf16")),
+    )
+    return Job(network, RNG.choice((64, 128)), size, "cpu"), layout
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("job, layout", [rings() for _ in range(24)])
+def test_a_rank_of_a_ring_needs_what_a_simulated_one_has(job, layout):
+    """To 1 % where a checkpointed block's ring is the worst moment."""
+    found, law = in_a_ring(job, layout), need(job, layout).bytes
+    assert law == pytest.approx(found, rel=0.01 * layout.checkpointed)
 
 
 def shares():
@@ -83,12 +116,12 @@ def shares():
     return Job(network, RNG.choice((8, 16)), size * data, "cpu"), layout
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("job, layout", [shares() for _ in range(24)])
 def test_fsdp_beside_tensor_parallelism_needs_at_most_this(job, layout):
-    """Where a place has several moments, each part's worst is counted."""
-    found = sharded(job, layout)
-    assert found <= need(job, layout).bytes <= 1.01 * found
+    """Or the one number less by which the loss divides."""
+    more = need(job, layout).bytes - sharded(job, layout)
+    assert more in (0, RECIPES[layout.recipe].parameters)
 
 
 @pytest.mark.parametrize("checkpointed", [0, 3])
@@ -119,16 +152,6 @@ def test_a_stage_has_buffers_for_all_micro_batches():
     each = 16 * 16 * 64 * 2
     found = [need(JOB, Layout(pipeline=4), r).boundaries for r in range(4)]
     assert found == [each, 2 * each, 2 * each, each]
-
-
-def test_context_ranks_share_all_that_has_tokens():
-    """What is left are a neighbour's keys and values, 2 of them, with their
-    gradients: 4 tokens × 32 × 4 bytes, 4 times."""
-    alone = need(JOB, Layout(recipe="fp32", context=4, sharded=False))
-    few = Job(LLAMA, 4, 16, "cpu")
-    assert (
-        alone.bytes == need(few, Layout(recipe="fp32")).bytes + 4 * 4 * 32 * 4
-    )
 
 
 BAD = {
@@ -185,12 +208,16 @@ def test_all_that_is_found_fits_and_the_fastest_is_first():
     job = Job(PRESETS["Llama 3 8B"], 4096, 64)
     found = layouts(job, "H100 80 GB", 64)
     budget = CARDS["H100 80 GB"].usable
-    for one in found.best:
+    for one in found:
         assert one.layout.cards == 64
         assert worst(job, one.layout).bytes <= budget
-    times = [one.time.total for one in found.best]
+    times = [one.time.total for one in found]
     assert times == sorted(times)
-    for one in found.over:
-        assert one.need.bytes > budget
-        assert one.time.total <= times[-1]
-        assert "stage 0 needs" in found.why(one)
+    assert layouts(Job(PRESETS["Llama 3 70B"], 4096, 64), "T4", 8) == []
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("job, layout, stage", PLANS)
+def test_no_layout_is_left_out_that_would_fit(job, layout, stage):
+    """What is weighed first is less than what the first stage needs."""
+    assert least(job, layout) <= need(job, layout).bytes

@@ -91,7 +91,8 @@ class Part(Written):
 
         A block of a neighbour's keys and values is here while the next
         arrives, and what a tile gives is added to what the tiles before it
-        gave, in fp32; so are the gradients, which go round, too.
+        gave, in fp32. In the backward pass gradients go round, too, and are
+        rounded at home.
         """
         if not self.ring:
             return super().attend(q, k, v)
@@ -102,8 +103,8 @@ class Part(Written):
         y = super().attend(q, k, v)
         row = self.paper.last
         row.watches += here.makes
-        tile = max(4 * pairs, both * q.itemsize)
-        most = pairs * q.itemsize + tile + both * wide
+        most = (pairs + both) * q.itemsize
+        most += max(4 * pairs + wide * both, 4 * both * (wide > 0))
         row.steps += (("ring", most), ("ring", 0))
         return y
 

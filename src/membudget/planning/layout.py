@@ -101,6 +101,11 @@ class Layout:
                     f"{self.tensor} tensor ranks do not divide {name} "
                     f"({size}): use a number of ranks that does"
                 )
+        if self.context > 1 and network.family == "gpt":
+            raise ValueError(
+                "a ring has rules for a Llama, whose positions are rotary: "
+                "use context=1 for a GPT"
+            )
         tokens = self.context * (self.tensor if self.sequence else 1)
         if job.tokens % tokens:
             raise ValueError(
@@ -135,12 +140,11 @@ class Layout:
         return None
 
     def _shared(self, network: Transformer) -> dict[str, int]:
-        found = {
+        return {
             "the heads": network.heads,
             "the heads of keys": network.kv_heads,
             "the MLP's width": network.hidden,
         }
-        return found
 
     def text(self) -> str:
         """In words, the axes that are more than one."""

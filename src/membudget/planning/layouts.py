@@ -9,11 +9,11 @@ from membudget.cards import CARDS
 from membudget.checks import one_of, whole
 from membudget.ledger import RECIPES, Transformer
 from membudget.measuring import format_bytes
+from membudget.parallelism import tensor_tape
 from membudget.planning.counter import Counts, added, less
 from membudget.planning.layout import Layout, check_network
 from membudget.planning.machine import EFFICIENCY, Machine
 from membudget.planning.plan import Job
-from membudget.parallelism import tensor_tape
 from membudget.planning.ranks import Need, stage_states, worst
 from membudget.planning.work import micro_batches
 

@@ -48,17 +48,17 @@ class Need(NamedTuple):
 def need(job: Job, layout: Layout, stage: int = 0) -> Need:
     """The bytes of a rank of this stage, at its worst moment.
 
-    Exact for tensor parallelism and for the pipeline, together, too: as the
-    step of PyTorch's own classes needs them on a simulated rank.
+    Exact, as PyTorch's own classes need them on a simulated rank: tensor
+    parallelism, with or without a pipeline; a pipeline whose data ranks share
+    gradients and optimizer states (``shard(stage, blocks, "zero-2")``, of
+    weights whose rows the ranks divide); context parallelism alone, but for
+    1 % where a ring's last step is the worst moment. The other products are
+    of the same rules, and no rank was compared with them.
 
-    Where data ranks share the states of one stage, FSDP2 gathers block by
-    block: an upper bound, as in :func:`membudget.planning.memory`. Of several
-    stages it is a law that no rank was compared with: a stage's parameters
-    are gathered once for the step, beside the shards, and its gradients stay
-    whole until they are reduced at its end, as PyTorch's stages have it
-    beside FSDP2. So is context parallelism: all that has tokens is cut, and
-    one neighbour's keys and values are on their way, in the backward pass
-    with their gradients (Liu et al. 2023, arXiv 2310.01889).
+    Where data ranks share all states of one stage, FSDP2 gathers block by
+    block, and this is an upper bound, as in
+    :func:`membudget.planning.memory`. Where it is not exact, it is above by
+    the number with which the loss counts its targets, 2 or 4 bytes.
 
     * A stage has a buffer for what it receives of *each* micro-batch, and
       one for each gradient, from the first step on.
@@ -152,9 +152,10 @@ def _sharded(job: Job, layout: Layout, rank: "_Rank") -> Need:
     )
     summed = stored if many > 1 else 0
     working = most - stored - summed - kept
-    return Need(
+    passes = Need(
         0, "backward", stored, summed, kept, 0, rank.inputs, 0, working
     )
+    return max(passes, rank.update(), key=lambda need: need.bytes)
 
 
 def stage_states(sizes: tuple[int, ...], layout: Layout) -> States:
@@ -166,12 +167,12 @@ def stage_states(sizes: tuple[int, ...], layout: Layout) -> States:
     shards, recipe = layout.shards, RECIPES[layout.recipe]
     if shards == 1:
         return states(sizes, layout.recipe, layout.optimizer)
-    numbers = sum(sizes)
-    own = -(-numbers // shards)
-    shared = states((own,), layout.recipe, layout.optimizer)
+    own = tuple(-(-size // shards) for size in sizes)
+    shared = states(own, layout.recipe, layout.optimizer)
     if layout.pipeline == 1:
         return shared
-    stored = (recipe.stepped - recipe.master) * own
+    numbers = sum(sizes)
+    stored = (recipe.stepped - recipe.master) * sum(own)
     return States(
         recipe.parameters * numbers + stored,
         recipe.gradients * numbers,
@@ -222,17 +223,24 @@ class _Rank:
                 flying -= 1
                 yield self.at("backward", late, flying, self.backward(done))
                 done += 1
-        gpu = self.job.device == "cuda"
-        work = max(
-            update_workspace(
-                self.passes.sizes,
-                self.layout.recipe,
-                self.layout.optimizer,
-                False,
-                gpu and self.layout.optimizer == "adam",
-            )
+        yield self.update()
+
+    def update(self) -> Need:
+        """The optimizer's step, on the shards where there are some."""
+        shards, layout = self.layout.shards, self.layout
+        sizes = tuple(-(-size // shards) for size in self.passes.sizes)
+        held = states(sizes, layout.recipe, layout.optimizer)
+        fused = self.job.device == "cuda" and layout.optimizer == "adam"
+        how = layout.recipe, layout.optimizer, False, fused
+        return Need(
+            self.stage,
+            "update",
+            *(held.parameters, held.gradients, held.optimizer),
+            self.boundaries,
+            self.inputs,
+            0,
+            max(update_workspace(sizes, *how)),
         )
-        yield self.at("update", self.states.gradients, 0, work)
 
     def at(self, moment: str, gradients: int, others: int, working: int):
         """A moment with so many other micro-batches."""
