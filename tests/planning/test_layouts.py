@@ -9,7 +9,7 @@ from membudget.cards import CARDS
 from membudget.ledger import PRESETS, RECIPES, CausalLM, Transformer
 from membudget.planning import Job, Machine, Plan, memory
 from membudget.planning.layout import Layout
-from membudget.planning.layouts import layouts, least, seconds_of
+from membudget.planning.layouts import layout_seconds, layouts, least
 from membudget.planning.ranks import need, worst
 
 RNG = random.Random(7)
@@ -56,7 +56,7 @@ SPREAD += [(1, 2, 4), (1, 4, 8), (2, 4, 8), (8, 16, 8)] * 2
 PLANS = [plan(*ranks) for ranks in SPREAD]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("job, layout, stage", PLANS)
 def test_a_rank_needs_what_a_simulated_one_has(job, layout, stage):
     assert need(job, layout, stage).bytes == simulated(job, layout, stage).peak
@@ -192,15 +192,15 @@ def test_what_has_no_rules_is_refused():
 def test_a_bubble_is_what_the_others_wait_for():
     """(P - 1)/(M + P - 1) of the time: 3 of 19."""
     machine = Machine(1e12, 1e11, 1e-6, 1e10, "a test")
-    time = seconds_of(JOB, Layout(pipeline=4), machine)
+    time = layout_seconds(JOB, Layout(pipeline=4), machine)
     share = time.bubble / (time.total - time.data)
     assert share == pytest.approx(3 / 19)
 
 
 def test_tensor_parallelism_is_slow_between_nodes():
     machine = Machine(1e12, 1e11, 1e-6, 450e9, "a test")
-    within = seconds_of(JOB, Layout(tensor=4), machine, node=4)
-    across = seconds_of(JOB, Layout(tensor=4), machine, node=2)
+    within = layout_seconds(JOB, Layout(tensor=4), machine, node=4)
+    across = layout_seconds(JOB, Layout(tensor=4), machine, node=2)
     assert across.tensor > within.tensor > 0
 
 

@@ -9,7 +9,12 @@ from membudget.cards import CARDS
 from membudget.checks import one_of, whole
 from membudget.ledger import RECIPES, Transformer
 from membudget.measuring import format_bytes
-from membudget.parallelism import tensor_tape
+from membudget.parallelism import (
+    bubble,
+    context_traffic,
+    tensor_tape,
+    tensor_traffic,
+)
 from membudget.planning.counter import Counts, added, less
 from membudget.planning.layout import Layout, check_network
 from membudget.planning.machine import EFFICIENCY, Machine
@@ -83,7 +88,6 @@ def layouts(
     job: Job,
     card: str,
     cards: int,
-    node: int = NODE,
     recipe: str = "master",
     most: int = 5,
 ) -> list[Spread]:
@@ -97,8 +101,7 @@ def layouts(
     Args:
         job: what is trained.
         card: one of :data:`membudget.cards.CARDS`.
-        cards: how many, a power of two.
-        node: cards that the fast link connects.
+        cards: how many, a power of two; a fast link connects 8.
         recipe: one of :data:`membudget.ledger.RECIPES`.
         most: how many that fit.
 
@@ -107,8 +110,7 @@ def layouts(
     """
     network = check_network(job)
     budget = CARDS[one_of(card, CARDS, "card")].usable
-    cards, node = whole(cards, "cards"), whole(node, "node")
-    most = whole(most, "most")
+    cards, most = whole(cards, "cards"), whole(most, "most")
     if cards & (cards - 1):
         raise ValueError(
             f"{cards} cards are no power of two, and the axes are: use "
@@ -116,7 +118,7 @@ def layouts(
         )
     machine = Machine.of_card(card)
     tried = [
-        (seconds_of(job, layout, machine, node), layout)
+        (layout_seconds(job, layout, machine), layout)
         for layout in _all(job, network, cards, recipe)
         if least(job, layout) <= budget
     ]
@@ -192,7 +194,7 @@ def _powers(most: int) -> list[int]:
     return [1 << n for n in range(most.bit_length())]
 
 
-def seconds_of(
+def layout_seconds(
     job: Job, layout: Layout, machine: Machine, node: int = NODE
 ) -> Time:
     """How long an optimizer step takes, by :data:`ASSUMED`.
@@ -204,51 +206,74 @@ def seconds_of(
         node: cards of one.
     """
     many = layout.micro_batches(job)
-    network = check_network(job)
-    recipe = RECIPES[layout.recipe]
-    tensor, context = layout.tensor, layout.context
-    stages, size = layout.pipeline, layout.micro_batch
-    within = tensor * context
-    links = {
-        name: machine.link if reach <= node else EFFICIENCY * NETWORK
-        for name, reach in {
-            "tensor": tensor,
-            "context": within,
-            "pipeline": within * stages,
-            "data": layout.cards,
-        }.items()
-    }
-    ends, block, again = _counts(network, job.tokens, layout.recipe)
-    blocks = -(-network.depth // stages)
-    again_too = blocks * layout.checkpointed
-    flops, moved, called = added(
-        [(1, ends), (blocks, block), (again_too, again)]
+    links = _links(layout, machine, node)
+    computing = many * _computing(job, layout, machine)
+    sums, ring, between = (
+        many * sent / links[name] for name, sent in _sent(job, layout).items()
     )
-    share = size / within
-    computing = (
-        share * flops / machine.rate(layout.recipe)
-        + share * moved / machine.bandwidth
-        + called * machine.operator
-    )
-    local = size * job.tokens // context
-    unit = local * network.width * recipe.parameters
-    sums = 4 + 2 * layout.checkpointed
-    reduced = 2 * (tensor - 1) / tensor * unit * sums * blocks
-    pairs = 2 * local * network.shared // tensor * recipe.parameters
-    rounds = 3 + layout.checkpointed  # two of them with gradients
-    ring = (context - 1) * pairs * rounds * blocks
-    sent = 2 * unit / (tensor if layout.sequence else 1) * (stages > 1)
-    summing = many * reduced / links["tensor"]
-    passing = many * ring / links["context"]
-    sending = many * sent / links["pipeline"]
-    computing *= many
-    numbers = _numbers(network, stages) // tensor
+    numbers = _numbers(check_network(job), layout.pipeline) // layout.tensor
     data = numbers * _moved(layout, many) / links["data"]
-    beside = computing if stages == 1 and layout.sharded else 0
-    passes = computing + summing + passing + sending
-    waits = (stages - 1) / many * passes
-    more = max(0.0, data - beside)
-    return Time(computing, summing, passing, sending, more, waits)
+    if layout.pipeline == 1 and layout.sharded:
+        data = max(0.0, data - computing)
+    passes, waits = computing + sums + ring + between, 0.0
+    if layout.pipeline > 1:
+        idle = bubble(layout.schedule, layout.pipeline, many)
+        waits = passes * idle / (1 - idle)
+    return Time(computing, sums, ring, between, data, waits)
+
+
+def _links(layout: Layout, machine: Machine, node: int) -> dict[str, float]:
+    """Bytes/s of each axis, by how far apart its ranks are."""
+    reach, found = 1, {}
+    for name in ("tensor", "context", "pipeline", "data"):
+        reach *= getattr(layout, name)
+        fast = reach <= node
+        found[name] = machine.link if fast else EFFICIENCY * NETWORK
+    return found
+
+
+def _blocks(network: Transformer, layout: Layout) -> int:
+    """Of the stage with the most."""
+    return -(-network.depth // layout.pipeline)
+
+
+def _computing(job: Job, layout: Layout, machine: Machine) -> float:
+    """Seconds of a micro-batch on its slowest stage, as if it had the ends,
+    too."""
+    network = check_network(job)
+    ends, block, again = _counts(network, job.tokens, layout.recipe)
+    blocks = _blocks(network, layout)
+    flops, moved, called = added(
+        [(1, ends), (blocks, block), (blocks * layout.checkpointed, again)]
+    )
+    share = layout.micro_batch / (layout.tensor * layout.context)
+    rate = machine.rate(layout.recipe)
+    work = share * (flops / rate + moved / machine.bandwidth)
+    return work + called * machine.operator
+
+
+def _sent(job: Job, layout: Layout) -> dict[str, float]:
+    """Bytes that a rank sends of a micro-batch, by the axis.
+
+    With checkpoints it sends those of the forward pass twice.
+    """
+    network, ranks = check_network(job), layout.tensor
+    itemsize = RECIPES[layout.recipe].parameters
+    size, again = layout.micro_batch, layout.checkpointed
+    local = job.tokens // layout.context
+    blocks = _blocks(network, layout)
+    traffic = tensor_traffic(network, size, local, itemsize=itemsize)
+    sums = traffic["all-reduce"].bytes * (1.5 if again else 1)
+    unit = size * job.tokens * network.width * itemsize
+    others, kv = layout.context - 1, network.shared / network.width
+    ring = context_traffic(layout.context, kv)
+    ring += again * 2 * kv * others / layout.context
+    parts = layout.context * (ranks if layout.sequence else 1)
+    return {
+        "tensor": blocks * 2 * (ranks - 1) / ranks * sums,
+        "context": blocks * ring * unit / ranks,
+        "pipeline": 2 * unit / parts * (layout.pipeline > 1),
+    }
 
 
 def _moved(layout: Layout, many: int) -> float:
