@@ -51,17 +51,21 @@ function operation(letter, m, rank, { ranks, vshaped }) {
   return { kind, stage, m, key: letter + DIGITS[m] };
 }
 
-/* Rows of letters, whose micro-batches count up, or `down` backward. */
+/* Rows of letters, whose micro-batches count up, or `down` backward. A whole
+   backward pass and one in two parts count together; the k-th part for the
+   weights follows the k-th for the inputs. */
 function counted(rows, shape, down) {
   return rows.map((row, rank) => {
-    const found = {};
-    const all = [...row].map((letter) => {
-      const m = (found[letter] = (found[letter] ?? -1) + 1);
-      return [letter, m];
+    const [found, parts] = [{}, { w: [], W: [] }];
+    const count = (letter) => (found[letter] = (found[letter] ?? -1) + 1);
+    return [...row].map((letter) => {
+      const of = { i: "b", I: "B" }[letter] ?? letter;
+      let m = parts[letter] ? parts[letter].shift() : count(of);
+      if (down && /b/i.test(letter)) m = shape.micro - 1 - m;
+      if (letter === "I") parts.W.push(m);
+      if (letter === "i") parts.w.push(m);
+      return operation(letter, m, rank, shape);
     });
-    const of = ([letter, m]) =>
-      down && /b/i.test(letter) ? found[letter] - m : m;
-    return all.map((one) => operation(one[0], of(one), rank, shape));
   });
 }
 
