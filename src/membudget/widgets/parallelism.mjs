@@ -328,7 +328,7 @@ const shownAs = (name) =>
 // ---- geometry ------------------------------------------------------------
 
 const FORM = {
-  wide: { left: 50, gauge: 104, top: 24, tall: 212, plane: 122 },
+  wide: { left: 50, gauge: 104, top: 24, tall: 188, plane: 96 },
   narrow: { left: 24, gauge: 66, top: 24, tall: 264, plane: 104 },
 };
 
@@ -401,7 +401,7 @@ function planeOf(n, plot) {
       ...m,
       ...{ x: x(1 - work / m.time), y: y(m.tapes) },
     })),
-    ticks: [0, 1, 2, 3, 4, 5]
+    ticks: [1, 2, 3, 4, 5]
       .map((i) => i * step)
       .filter((bubble) => bubble < most)
       .map((bubble) => ({ x: x(bubble), label: percent(bubble, 1) })),
@@ -444,11 +444,11 @@ export function layout(state, width, moment = null) {
   for (let time = 0; time <= whole; time += step) {
     ticks.push({ x: x(time), label: String(time) });
   }
-  const under = bottom + 34;
+  const under = bottom + 30;
   const side = narrow
     ? { left: 4, right: width - 4, y: under }
     : { left: Math.round(0.6 * width) + 16, right: width - 4, y: under + 6 };
-  const planeTop = narrow ? under + 80 : under + 20;
+  const planeTop = narrow ? under + 90 : under + 20;
   const plot = {
     ...{ left: 40, right: narrow ? width - 8 : Math.round(0.6 * width) - 10 },
     ...{ top: planeTop, bottom: planeTop + plane },
@@ -619,14 +619,13 @@ function* drawSide(plan, had) {
 }
 
 function* drawPlane(plan, before, had) {
-  const { n, plane, narrow } = plan;
+  const { plane } = plan;
   const { plot, axis, spots, now, goals, ticks } = plane;
   yield* axes(plot, axis);
   for (const { x, label } of ticks) {
     yield text(x, plot.bottom + 16, label, MIDDLE);
   }
   yield text(plot.right, plot.top - 8, "bubble →", END);
-  if (!narrow) yield text(plot.left + 8, plot.top - 8, "of the fullest rank");
   const goal = goals[Math.min(had, goals.length - 1)];
   if (goal) {
     const box = { x: plot.left, width: goal.x - plot.left, y: goal.y };
