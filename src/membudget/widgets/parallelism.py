@@ -73,8 +73,8 @@ def _medals(*limits: tuple[float, float]) -> tuple[Medal, ...]:
 LEVELS = {
     "level 1": Level("GPipe", 2, 4, False, _medals((3, 18), (3, 15), (2, 15))),
     "level 2": Level("GPipe", 4, 8, False, _medals((6, 36), (5, 33), (4, 33))),
-    "level 3": Level("1F1B", 2, 4, True, _medals((3, 14), (2, 14), (2, 13))),
-    "level 4": Level("1F1B", 4, 8, True, _medals((4, 31), (4, 29), (4, 27))),
+    "level 3": Level("1F1B", 2, 4, True, _medals((4, 13), (3, 13), (2, 13))),
+    "level 4": Level("1F1B", 4, 8, True, _medals((4, 29), (4, 28), (4, 27))),
     "level 5": Level(
         "ZBVZeroBubble", 2, 4, True, _medals((1.5, 15), (1.5, 14), (1.5, 13.5))
     ),

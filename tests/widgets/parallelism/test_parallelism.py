@@ -1,5 +1,7 @@
 """The widget of pipelines: its levels, its orders and its picture."""
 
+from itertools import pairwise
+
 import pytest
 from kind_parallelism import BEST
 from traitlets import TraitError
@@ -19,7 +21,7 @@ def test_a_level_begins_without_a_medal_and_has_gold(level):
 @pytest.mark.parametrize("level", LEVELS)
 def test_medals_ask_for_more_and_for_nothing_less(level):
     limits = [(m.tapes, m.time) for m in LEVELS[level].medals]
-    for one, other in zip(limits, limits[1:], strict=False):
+    for one, other in pairwise(limits):
         assert other != one
         assert other[0] <= one[0] and other[1] <= one[1]
 
@@ -27,7 +29,7 @@ def test_medals_ask_for_more_and_for_nothing_less(level):
 def test_an_order_that_cannot_be_says_why():
     order = BEST["level 1"]
     with pytest.raises(TraitError, match="rank 0 waits at B0 of stage 0"):
-        Parallelism("level 1", order=f"B0F0{order[4:6]}F1{order[8:]}")
+        Parallelism("level 1", order=f"B0{order[:4]}{order[6:]}")
     with pytest.raises(TraitError, match="has not the operations"):
         Parallelism("level 1", order="F0")
     widget = Parallelism("level 1", order=order)
@@ -53,11 +55,11 @@ def middle(page, n):
 def test_an_operation_is_dragged_and_what_cannot_run_is_refused(show):
     page = show(Parallelism("level 1"), reduced_motion="reduce")
     unfold(page)
-    (x, y), (to, _) = middle(page, 4), middle(page, 3)
-    drag(page, (x, y), (to - 8, y))  # B0 before F3
-    moved = "F0F1F2B0F3B1B2B3.F0F1F2F3B0B1B2B3"
+    (x, y), (to, _) = middle(page, 12), middle(page, 11)
+    drag(page, (x, y), (to - 8, y))  # B0 before F3 on rank 1
+    moved = "F0F1F2F3B0B1B2B3.F0F1F2B0F3B1B2B3"
     assert control(page, "order").input_value() == moved
-    x, y = middle(page, 3)
+    x, y = middle(page, 4)
     drag(page, (x, y), (middle(page, 0)[0] - 8, y))  # B0 before F0
     words = page.locator(".mb-live.mb-wrong").inner_text()
     assert "That order cannot run: rank 0 waits at B0" in words
@@ -70,9 +72,9 @@ def test_all_by_keyboard(show):
     page = show(Parallelism("level 1"), reduced_motion="reduce")
     unfold(page)
     page.locator(".mb-picture").focus()
-    for key in ["ArrowRight"] * 5 + ["Shift+ArrowLeft"]:
+    for key in ["ArrowDown"] * 2 + ["ArrowRight"] * 4 + ["Shift+ArrowLeft"]:
         page.keyboard.press(key)
-    assert control(page, "order").input_value().startswith("F0F1F2B0F3")
+    assert control(page, "order").input_value().endswith(".F0F1F2B0F3B1B2B3")
 
 
 def test_the_cursor_is_dragged(show):
