@@ -29,15 +29,7 @@ a run that resumes finds it again within some steps.
 
 import argparse
 import hashlib
-import json
-import os
-import signal
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -58,15 +50,18 @@ from torch.utils.checkpoint import checkpoint
 
 from membudget.data import text
 from membudget.models import GPT
-from membudget.sharding import (
-    CheckpointError,
-    held_states,
-    joined,
-    load_checkpoint,
-    save_checkpoint,
+from membudget.sharding import held_states
+from membudget.sharding.script import (
+    ScriptParser,
+    default_or_note,
+    die_if_told,
+    drawn,
+    note,
+    resumed,
+    run_script,
+    save_if_due,
+    say,
 )
-
-RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # torchrun's --max-restarts
 
 SIZES = {  # the model, and the sequences of a batch over all ranks
     "tiny": ({"context": 64, "width": 64, "depth": 4, "heads": 4}, 24),
@@ -78,47 +73,19 @@ SIZES = {  # the model, and the sequences of a batch over all ranks
 SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Parser(argparse.ArgumentParser):
-    """Ends the program at a mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        """Said by the first rank of a node, as a rule."""
-        leave_to_first()
-        super().error(message)
-
-
-def leave_to_first() -> None:
-    """Wait: ``torchrun`` ends this rank as soon as the node's first ends.
-
-    If it does not, the mistake is of this rank alone, which must say it.
-    """
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(60)
-
-
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """From the command line, and what ``torchrun`` says of this rank.
 
     Adds ``sharded``, ``rank``, ``ranks`` and ``device``. Wrong options end
     the program.
     """
-    parser = Parser(
-        prog="fsdp_train.py",
-        description=__doc__.splitlines()[0],
-        allow_abbrev=False,
-    )
+    parser = ScriptParser("fsdp_train.py", __doc__.splitlines()[0])
     add = parser.add_argument
     add(
         "--size",
         choices=SIZES,
         default="tiny",
         help="of the model and the batch (default: tiny)",
-    )
-    add(
-        "--steps",
-        type=int,
-        default=10,
-        help="optimizer steps in all (default: 10)",
     )
     add(
         "--stage",
@@ -152,70 +119,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="keep shards and optimizer states in CPU memory",
     )
-    add(
-        "--cpu",
-        action="store_true",
-        help="use the CPU even where there are GPUs",
-    )
-    add(
-        "--checkpoint-dir",
-        help="folder for this run's checkpoints alone; two are kept",
-    )
-    add(
-        "--save-every",
-        type=int,
-        help="steps between checkpoints, and at the end (default: 2)",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="go on from the last whole checkpoint of --checkpoint-dir",
-    )
-    add(
-        "--die",
-        metavar="RANK:STEP",
-        help="kill this rank in this step, to see what happens; both from 0",
-    )
-    args = parser.parse_args(arguments)
-    args.sharded = "RANK" in os.environ  # torchrun sets it
-    args.rank = int(os.environ.get("RANK", 0))
-    args.ranks = int(os.environ.get("WORLD_SIZE", 1))
+    args = parser.read(arguments)
     parts = args.sharded and args.accumulate > 1
-    for name, default, needed, there in (
-        ("stage", 3, "torchrun", args.sharded),
-        ("synchronise", "last", "torchrun and --accumulate", parts),
-        ("save_every", 2, "--checkpoint-dir", args.checkpoint_dir),
-    ):
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-        elif not there:
-            option = f"--{name.replace('_', '-')}"
-            note(args, f"{option} has no effect without {needed}")
-    for name in ("steps", "accumulate", "save_every"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if args.resume and not args.checkpoint_dir:
-        parser.error("--resume needs --checkpoint-dir")
-    if args.checkpoint_dir:
-        folder = Path(args.checkpoint_dir)
-        if folder.exists() and not folder.is_dir():
-            parser.error(f"--checkpoint-dir {folder} is a file: name a folder")
-        if not args.resume and any(folder.glob("step-*")):
-            parser.error(
-                f"{folder} has checkpoints: use --resume or another folder"
-            )
-        if not args.resume and os.environ.get(RESTARTS, "0") != "0":
-            note(args, "restarts need --resume: they will find checkpoints")
-    if args.die:
-        try:
-            rank, step = args.die = tuple(map(int, args.die.split(":")))
-        except ValueError:
-            parser.error(f"--die is {args.die!r}: write RANK:STEP, as 1:3")
-        if not (0 <= rank < args.ranks and 0 <= step < args.steps):
-            parser.error(
-                f"--die {rank}:{step} never happens: this run has ranks 0 to "
-                f"{args.ranks - 1} and steps 0 to {args.steps - 1}"
-            )
+    default_or_note(args, "stage", 3, "torchrun", args.sharded)
+    both = "torchrun and --accumulate"
+    default_or_note(args, "synchronise", "last", both, parts)
+    parser.least_one(args, "accumulate")
     sequences = SIZES[args.size][1]
     if sequences % (args.ranks * args.accumulate):
         parser.error(
@@ -223,13 +132,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             f"among {args.ranks} ranks x {args.accumulate} micro-batches: "
             "their product must divide it"
         )
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    gpus = 0 if args.cpu else torch.cuda.device_count()
-    gpu = gpus >= here
-    if 0 < gpus < here:
-        note(args, f"{gpus} GPU(s) for {here} ranks: all ranks use the CPU")
-    args.device = torch.device(f"cuda:{local}" if gpu else "cpu")
+    gpu = args.device.type == "cuda"
     if (args.mixed or args.offload) and not args.sharded:
         parser.error("--mixed and --offload are FSDP2's: start with torchrun")
     if args.offload and not gpu:
@@ -246,12 +149,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def native_bf16() -> bool:
     """Whether the GPU computes in bf16 itself."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def note(args: argparse.Namespace, text: str) -> None:
-    """A line for the reader, once for all ranks."""
-    if args.rank == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 def build(args: argparse.Namespace) -> GPT:
@@ -315,15 +212,10 @@ def micro_batches(
     """This rank's share of a step's batch: inputs and targets."""
     shape, sequences = SIZES[args.size]
     length = shape["context"]
-    starts = torch.randint(
-        len(data) - length,
-        (sequences,),
-        generator=torch.Generator().manual_seed(step),
-    ).tolist()
-    rows = torch.stack([data[s : s + length + 1] for s in starts])
-    own = rows.chunk(args.ranks)[args.rank].to(args.device)
-    for part in own.chunk(args.accumulate):
-        yield part[:, :-1], part[:, 1:]
+    x, y = drawn(data, step, sequences, length)
+    own = torch.stack([x, y]).chunk(args.ranks, dim=1)[args.rank]
+    for part in own.to(args.device).chunk(args.accumulate, dim=1):
+        yield part[0], part[1]
 
 
 def train_step(
@@ -367,17 +259,7 @@ def train(args: argparse.Namespace) -> None:
     """All steps, and what each rank holds at the end."""
     model, scaler = build(args), loss_scale(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    first = 0
-    if args.resume:
-        loaded = load_checkpoint(args.checkpoint_dir, model, optimizer)
-        first = loaded.step or 0
-        for problem in loaded.skipped:
-            note(args, f"skipped {problem}")
-        begin = f"begin at step {first}"
-        if first >= args.steps:
-            begin = f"nothing to do: the checkpoint has {first} steps, "
-            begin += f"--steps is {args.steps}"
-        note(args, begin)
+    first = resumed(args, model, optimizer)
     if args.device.type == "cuda":  # without what built the model
         torch.cuda.reset_peak_memory_stats()
     data = text()
@@ -386,11 +268,7 @@ def train(args: argparse.Namespace) -> None:
         loss = train_step(model, optimizer, data, step, args, scaler)
         if args.rank == 0:
             say(step=step, loss=loss, **scale)
-        done = step + 1
-        if args.checkpoint_dir and (
-            done % args.save_every == 0 or done == args.steps
-        ):
-            save_checkpoint(args.checkpoint_dir, done, model, optimizer)
+        save_if_due(args, step + 1, model, optimizer)
     report(model, optimizer, args)
 
 
@@ -420,25 +298,5 @@ def digest(model: GPT, args: argparse.Namespace) -> str:
     return found.hexdigest()[:16]
 
 
-def die_if_told(step: int, args: argparse.Namespace) -> None:
-    """What a crash does, once: this process is gone in the middle."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if args.die == (args.rank, step) and attempt == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def say(**values: object) -> None:
-    """A line of JSON, in one piece even where ranks share the output."""
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    arguments = options()
-    try:  # `joined` also sets the GPU of this rank
-        with joined() if arguments.sharded else nullcontext():
-            train(arguments)
-    except CheckpointError as error:
-        leave_to_first()
-        print(f"fsdp_train.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_script("fsdp_train.py", options(), train)

@@ -22,7 +22,12 @@ from membudget import ledger
 from membudget.measuring import PeakTracker
 from membudget.models import GPT
 
-LONGER = {"lab4_fsdp": 60, "lab5_capstone": 60, "lab6_vla": 60}
+LONGER = {
+    "lab4_fsdp": 60,
+    "lab8_parallel": 60,
+    "lab5_capstone": 60,
+    "lab6_vla": 60,
+}
 """Seconds for notebooks that start many processes, or train."""
 PAGE = {"words": 3200, "code cells": 28, "lines of code": 260}
 """Of a chapter or a lab: about an hour."""

@@ -24,6 +24,7 @@ BESIDE = (
     "book/start.md",
     "book/your_script.md",
     "labs/fsdp_train.py",
+    "labs/parallel_train.py",
 )
 """What the notebooks name."""
 
@@ -33,6 +34,7 @@ PACKAGED = (
     "README.md",
     "experiments",
     "labs/fsdp_train.py",
+    "labs/parallel_train.py",
     "pyproject.toml",
     "src/membudget",
 )

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,11 @@ from membudget.sharding import torchrun
 
 TIMES = 10
 
-SCRIPT = ROOT / "labs/fsdp_train.py"
+SCRIPTS = {
+    "fsdp_train.py": (),
+    "parallel_train.py": ("--layout", "pp"),
+}
+"""The labs' scripts on two ranks, and their options."""
 
 CLEAN_EXIT = """
 from membudget.sharding import Ranks
@@ -97,13 +102,15 @@ def clean_exit():
     return done.returncode == 0 and not left and not said
 
 
-def kill_and_resume():
+def kill_and_resume(name):
     """Agent and ranks die at any moment; a new start ends as if not."""
+    script = ROOT / "labs" / name
+    options = ("--cpu", *SCRIPTS[name])
     mark = f"SOAK_KILL_{os.getpid()}"
     with tempfile.TemporaryDirectory() as folder:
         saves = ("--checkpoint-dir", folder, "--save-every", "1")
         command = ["-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node=2", SCRIPT, "--cpu", "--steps=100000"]
+        command += ["--nproc-per-node=2", script, "--steps=100000", *options]
         agent = subprocess.Popen(
             [sys.executable, *command, *saves],
             env={**os.environ, mark: "1"},
@@ -120,16 +127,16 @@ def kill_and_resume():
         agent.wait()
         agent.stdout.close()
         done = [int(p.name[5:]) for p in Path(folder).glob("step-*")]
-        steps = ("--cpu", "--steps", max(done, default=0) + 2)
-        resumed = weights(*steps, *saves, "--resume")
-    return len(resumed) == 1 and resumed == weights(*steps)
+        steps = (*options, "--steps", max(done, default=0) + 2)
+        resumed = weights(script, *steps, *saves, "--resume")
+    return len(resumed) == 2 and resumed == weights(script, *steps)
 
 
-def weights(*options):
-    """The digests that two ranks of the lab's script end with."""
-    done = torchrun(SCRIPT, *options, ranks=2, show=None)
+def weights(script, *options):
+    """By rank the digests that two ranks of a lab's script end with."""
+    done = torchrun(script, *options, ranks=2, show=None)
     lines = map(json.loads, done.lines)
-    return {line["digest"] for line in lines if "digest" in line}
+    return {line["rank"]: line["digest"] for line in lines if "rank" in line}
 
 
 def marked(mark):
@@ -150,7 +157,10 @@ def main():
         failed += different
     for name, check in {
         "clean exit": clean_exit,
-        "kill and resume": kill_and_resume,
+        **{
+            f"kill and resume {name}": partial(kill_and_resume, name)
+            for name in SCRIPTS
+        },
     }.items():
         green = sum(check() for _ in range(TIMES))
         print(f"{name}: {green} of {TIMES}", flush=True)

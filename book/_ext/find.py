@@ -88,6 +88,20 @@ TYPED = {
         "paged optimizer",
     ],
     "chapters/09_sharding": ["FSDP", "FSDP2", "DeepSpeed", "ZeRO", "DDP"],
+    "chapters/10_parallelism": [
+        "tensor parallel",
+        "Megatron",
+        "pipeline parallel",
+        "1F1B",
+        "GPipe",
+    ],
+    "chapters/10a_zero_bubble": ["zero bubble", "DualPipe", "interleaved"],
+    "chapters/10b_long_sequences": [
+        "context parallel",
+        "ring attention",
+        "Ulysses",
+    ],
+    "chapters/10c_experts": ["MoE", "expert parallel", "Mixtral"],
     "labs/lab7_adapters": ["fine-tune 8B", "merge adapter", "T4 QLoRA"],
 }
 

@@ -148,6 +148,7 @@ class Block(nn.Module):
         super().__init__()
         width, heads = _heads(width, heads)
         self.heads, self.fused = heads, flag(fused, "fused")
+        self.size = width // heads
         self.dropout = number(dropout, "dropout", 0, 1)
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -167,16 +168,16 @@ class Block(nn.Module):
         return _Half(first, self._attend), _Half(second, self._transform)
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = _tensor(x, "x", 3).shape
+        _tensor(x, "x", 3)
         q, k, v = (
-            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
             for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
         )
         if self.fused:
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             attended = attention(q, k, v, self._drop)
-        attended = attended.transpose(1, 2).reshape(batch, tokens, width)
+        attended = attended.transpose(1, 2).flatten(2)
         return x + self._drop(self.out(attended))
 
     def _transform(self, x: torch.Tensor) -> torch.Tensor:
@@ -324,7 +325,8 @@ class LlamaBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.fused = heads, kv_heads, fused
-        shared = width // heads * kv_heads
+        self.size = width // heads
+        shared = self.size * kv_heads
         self.norm1 = nn.RMSNorm(width, eps=1e-5)
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, shared, bias=False)
@@ -336,19 +338,14 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
         normed = self.norm1(x)
         q, k, v = (
-            part(normed).view(batch, tokens, heads, -1).transpose(1, 2)
-            for part, heads in (
-                (self.query, self.heads),
-                (self.key, self.kv_heads),
-                (self.value, self.kv_heads),
-            )
+            part(normed).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
         q, k = rotate(q, turns), rotate(k, turns)
         attended = self._attention(q, k, v).transpose(1, 2)
-        attended = attended.reshape(batch, tokens, width)
+        attended = attended.flatten(2)
         x = x + self.out(attended)
         normed = self.norm2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
@@ -376,10 +373,13 @@ def rotary(
     Pair i of position t turns by t · 500 000^(−2i/size) (Su et al. 2021,
     arXiv 2104.09864, with the base of Llama 3).
     """
-    pairs = torch.arange(0, size, 2, device=device) / size
-    angles = torch.outer(
-        torch.arange(tokens, device=device), 500_000.0**-pairs
-    )
+    return turns_at(torch.arange(tokens, device=device), size)
+
+
+def turns_at(places: torch.Tensor, size: int) -> torch.Tensor:
+    """The turns of these positions, as :func:`rotary` has those of all."""
+    pairs = torch.arange(0, size, 2, device=places.device) / size
+    angles = torch.outer(places, 500_000.0**-pairs)
     return torch.polar(torch.ones_like(angles), angles)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from membudget.checkpointing import Moment, Run
     from membudget.measuring import MemoryMonitor
+    from membudget.parallelism import Replay, Table
 
 _PALETTE = Path(__file__).parent / "widgets" / "palette.css"
 ACCENT = "#00618f"
@@ -278,6 +279,43 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     return hasattr(shell, "kernel")
+
+
+def plot_pipeline(axes: "Axes", order: "Table", run: "Replay") -> None:
+    """Draw a pipeline's step: a row for each rank, a box for each operation.
+
+    A box has the number of its micro-batch, if it has room. The stages beside
+    a rank's first are paler, and backward passes' parts for weights hatched.
+
+    Args:
+        axes: an ``Axes`` of matplotlib.
+        order: of the operations, by rank.
+        run: what :func:`membudget.parallelism.replay` made of it.
+    """
+    names = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
+    for rank, row in enumerate(order):
+        first = min(o.stage for o in row)
+        for o, start, end in zip(
+            row, run.starts[rank], run.ends[rank], strict=True
+        ):
+            axes.barh(
+                rank,
+                end - start,
+                left=start,
+                height=0.8,
+                color="C0" if o.kind == "F" else "C2",
+                alpha=0.6 if o.stage == first else 0.3,
+                edgecolor="white",
+                hatch="////" if o.kind == "W" else None,
+                label=names.pop(o.kind, None),
+            )
+            if end - start >= run.time / 40:
+                at = (start + end) / 2, rank
+                axes.text(*at, str(o.micro_batch), ha="center", va="center")
+    axes.set_yticks(
+        range(len(order)), [f"rank {r}" for r in range(len(order))]
+    )
+    axes.set(xlim=(0, run.time), ylim=(len(order) - 0.5, -0.5))
 
 
 def plot_run(axes: "Axes", run: "Run") -> None:

@@ -33,7 +33,12 @@ from tests.soak import SOAK
 SECONDS = 2
 PACKAGE = str(Path(membudget.__file__).parent)
 
-NEEDS_PROCESSES = {"sharding.shard", "sharding.torchrun"}
+NEEDS_PROCESSES = {
+    "parallelism.run_pipeline",
+    "parallelism.tensor_parallel",
+    "sharding.shard",
+    "sharding.torchrun",
+}
 WRITES_FILES = {"sharding.save_checkpoint"}
 THE_PACKAGE_CALLS = {
     "accumulation.Window",

@@ -382,9 +382,51 @@ ROWS = {
     "offloading.least_width": lambda: dict(tokens=4),
     "offloading.sustained": lambda: dict(busy=0.5, full=0.5),
     # parallelism
+    "parallelism.bubble": lambda: dict(
+        schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
+    ),
+    "parallelism.cut": lambda: dict(model=models.GPT(), stages=2),
+    "parallelism.in_flight": lambda: dict(
+        schedule="LoopedBFS", ranks=2, micro_batches=2, rank=1, chunks=2
+    ),
+    "parallelism.simulate_pipeline": lambda: dict(
+        build=lambda: models.GPT(4, 2, 4, 2, 1),
+        loss=lambda logits, y: logits.square().mean(),
+        tokens=torch.zeros(1, 2, dtype=torch.int64),
+        targets=torch.zeros(1, 2, dtype=torch.int64),
+        schedule="GPipe",
+        ranks=2,
+        micro_batches=2,
+        rank=1,
+        chunks=1,
+    ),
+    "parallelism.context_buffers": lambda: dict(kv=0.5),
+    "parallelism.context_parallel": lambda: dict(model=models.Llama(8, 8, 1)),
+    "parallelism.context_traffic": lambda: dict(kv=0.5),
+    "parallelism.Mixture": lambda: dict(experts=4, factor=1.0),
+    "parallelism.Mixture.forward": lambda: dict(x=torch.ones(2, 2)),
+    "parallelism.Mixture.route": lambda: dict(x=torch.ones(2, 2)),
+    "parallelism.expert_parallel": lambda: dict(
+        mixture=parallelism.Mixture(2, 2, 2)
+    ),
+    "parallelism.balance_loss": lambda: dict(
+        scores=torch.ones(2, 3), chosen=torch.zeros(2, 1, dtype=torch.int64)
+    ),
+    "parallelism.capacity": lambda: dict(active=1, factor=1.0),
+    "parallelism.dropped": lambda: dict(counts=[[1, 2], [3, 4]]),
+    "parallelism.places": lambda: dict(tokens=8, rank=1),
+    "parallelism.received": lambda: dict(counts=[[1, 2], [3, 4]], most=2),
+    "parallelism.ring_attention": lambda: dict(
+        q=torch.ones(1, 2, 4, 2),
+        k=torch.ones(1, 1, 4, 2),
+        v=torch.ones(1, 1, 4, 2),
+    ),
+    "parallelism.tiles": lambda: dict(tokens=8),
     "parallelism.table": lambda: dict(
         schedule="LoopedBFS", ranks=2, micro_batches=2, chunks=2
     ),
+    "parallelism.tensor_tape": lambda: dict(gathers="again", ranks=1),
+    "parallelism.tensor_traffic": lambda: dict(gathers="each"),
     # planning
     "planning.Machine": lambda: dict(
         flops=1e9, operator=1e-6, source="a sheet"

@@ -8,7 +8,7 @@ import prose
 import pytest
 from project import ROOT, notebooks, pages
 
-TWICE = {"B", "F", "L", "N", "W", "a", "b", "r", "t"}
+TWICE = {"B", "F", "L", "M", "N", "P", "V", "W", "a", "b", "r", "t"}
 """Symbols that still mean two things; their rows say in which chapter."""
 
 

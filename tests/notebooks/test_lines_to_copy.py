@@ -30,6 +30,9 @@ ELSEWHERE = {
     "07a_four_bits.ipynb": "loads a model, which has to be downloaded",
     "09_sharding.ipynb": "needs ranks: lab 4's program has the same lines",
     "09b_a_rank_dies.ipynb": "needs ranks: sharding.save and load are these",
+    "10_parallelism.ipynb": "needs ranks: test_tensor cuts such a Llama",
+    "10a_zero_bubble.ipynb": "needs ranks: run_pipeline has these lines",
+    "10b_long_sequences.ipynb": "needs several GPUs, as the page says",
 }
 """Pages whose lines this test does not run, and why."""
 
@@ -169,6 +172,11 @@ def next_tokens(space):
     space |= {"tokens": space["x"], "targets": space["y"]}
 
 
+def rows_of_experts(space):
+    space["rows_of_each_expert"] = torch.tensor([1, 2, 3, 4])
+    space["ranks"] = 2
+
+
 PREPARE = {
     ("02b_five_calculators.ipynb", 0): labels_model,
     ("03d_under_pressure.ipynb", 1): one_parameter,
@@ -178,6 +186,7 @@ PREPARE = {
     ("07_adapters.ipynb", 0): a_small_llama,
     ("08_offloading.ipynb", 0): a_batch_of_a_llama,
     ("08a_the_loss.ipynb", 0): next_tokens,
+    ("10c_experts.ipynb", 0): rows_of_experts,
 }
 ON_A_CPU = {'"cuda"': '"cpu"', "pin_memory=True": "pin_memory=False"}
 
@@ -202,6 +211,7 @@ SAYS = {
         0 < s["moved"].out == s["moved"].back
     ),
     ("08a_the_loss.ipynb", 0): lambda s: s["model"].head.weight.grad.any(),
+    ("10c_experts.ipynb", 0): lambda s: s["load"].tolist() == [3, 7],
     ("08b_elsewhere.ipynb", 0): lambda s: s["optimizer"].host.defaults[
         "fused"
     ],

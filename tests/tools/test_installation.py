@@ -123,5 +123,6 @@ def test_the_extra_has_what_the_notebooks_import():
     project = tomllib.loads(text)["project"]
     extra = project["optional-dependencies"]["course"]
     known = map(environments.plain, project["dependencies"] + extra)
-    own = {"membudget", "membudget_experiments", "fsdp_train"}
+    own = {"membudget", "membudget_experiments"}
+    own |= {"fsdp_train", "parallel_train"}
     assert {"peft", "torch"} <= set(imported()) <= own.union(known)

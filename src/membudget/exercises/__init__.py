@@ -28,8 +28,12 @@ SUBJECTS = (
     "offloading",
     "losses",
     "elsewhere",
+    "tensor_parallel",
     "planning",
     "policy",
+    "context",
+    "pipelines",
+    "experts",
     "sharding",
 )
 """The modules of exercises; sharding last: its imports take a second."""

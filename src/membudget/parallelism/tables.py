@@ -68,6 +68,21 @@ def table(
         ValueError: numbers that the schedule cannot have.
         RuntimeError: this PyTorch has no tables.
     """
+    ranks, micro_batches, chunks = checked(
+        schedule, ranks, micro_batches, chunks
+    )
+    if schedule == "1F1B":
+        return tuple(
+            _one_by_one(ranks, micro_batches, r) for r in range(ranks)
+        )
+    rows = torch_table(schedule, ranks, micro_batches, chunks)
+    return tuple(tuple(Operation(*entry) for entry in row) for row in rows)
+
+
+def checked(
+    schedule: str, ranks: int, micro_batches: int, chunks: int | None
+) -> tuple[int, int, int]:
+    """Ranks, micro-batches and chunks, if the schedule can have them."""
     least = SCHEDULES[one_of(schedule, SCHEDULES, "schedule")]
     ranks = whole(ranks, "ranks", 2, MOST_RANKS)
     micro_batches = whole(
@@ -75,12 +90,7 @@ def table(
     )
     chunks = least if chunks is None else whole(chunks, "chunks", 1)
     _check(schedule, ranks, micro_batches, chunks, least)
-    if schedule == "1F1B":
-        return tuple(
-            _one_by_one(ranks, micro_batches, r) for r in range(ranks)
-        )
-    rows = torch_table(schedule, ranks, micro_batches, chunks)
-    return tuple(tuple(Operation(*entry) for entry in row) for row in rows)
+    return ranks, micro_batches, chunks
 
 
 def _check(

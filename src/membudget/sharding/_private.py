@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
 from membudget import TORCH
@@ -40,6 +43,23 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def real_meshes() -> Iterator[None]:
+    """FSDP of what is sliced joins two meshes; their tensors of ranks are
+    real under ``FakeTensorMode``, too."""
+    join = getattr(DeviceMesh, "_concatenate", None)
+    if join is None:  # before it was so
+        yield
+        return
+
+    def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return join(meshes)
+
+    with patch.object(DeviceMesh, "_concatenate", staticmethod(joined)):
+        yield
 
 
 def offloads(model: nn.Module) -> bool:

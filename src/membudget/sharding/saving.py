@@ -5,10 +5,10 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,9 @@ def save_checkpoint(
     The files go into a folder of another name, which gets its own,
     ``step-00000010``, when all of them are on the disk. Whatever interrupts
     this, the checkpoints before are there. Model and optimizer stay as they
-    are. All ranks call it, and all see the same file system.
+    are. All ranks call it, and all see the same file system. The model may
+    differ from rank to rank: a stage of a pipeline writes its own parameters,
+    under the whole model's names.
 
     Args:
         folder: for all checkpoints of the run; made if it is missing.
@@ -90,7 +92,7 @@ def save_checkpoint(
     if fresh:  # what PyTorch made is of no step
         optimizer.state.clear()
         state["optimizer"]["state"] = {}
-    of = _described(optimizer, state)
+    of = _together(_described(optimizer, state))
     with _quiet():
         dcp.save(state, checkpoint_id=partial)
     if first:
@@ -143,13 +145,17 @@ def load_checkpoint(
             continue
         try:
             state, manifest = _state(model, optimizer), _manifest(path)
-            of = _described(optimizer, state)
+            of = _together(_described(optimizer, state))
             _compare_models(path, manifest["model"], of["model"])
             _compare_optimizers(path, manifest, of)
-            for name in of["states"].keys() - manifest["states"].keys():
-                del state["optimizer"]["state"][name]  # it had no gradient
+            own = state["optimizer"]
+            for name in own["state"].keys() - manifest["states"].keys():
+                del own["state"][name]  # it had no gradient
+            names = [group["params"] for group in own["param_groups"]]
             with _quiet():
                 dcp.load(state, checkpoint_id=path)
+            for group, params in zip(own["param_groups"], names, strict=True):
+                group["params"] = params  # not those of the first rank
         except CheckpointError:
             if fresh:
                 optimizer.state.clear()
@@ -273,6 +279,25 @@ def _described(optimizer: torch.optim.Optimizer, state: dict) -> dict:
         "groups": [sorted(group["params"]) for group in of["param_groups"]],
         "states": {name: sorted(held) for name, held in of["state"].items()},
     }
+
+
+def _together(of: dict) -> dict:
+    """What all ranks have, where each has a part of the model's names."""
+    if not dist.is_initialized():
+        return of
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, of)
+    groups = zip(*(each["groups"] for each in every), strict=True)
+    return {
+        "model": _united(each["model"] for each in every),
+        "class": of["class"],
+        "groups": [sorted(set().union(*parts)) for parts in groups],
+        "states": _united(each["states"] for each in every),
+    }
+
+
+def _united(parts: Iterable[dict]) -> dict:
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _compare_models(path: Path, there: dict, here: dict) -> None:
