@@ -692,7 +692,7 @@ export function drag(root, { grab = () => true, move, drop = () => {} }) {
 // ---- medals ----------------------------------------------------------------
 
 /** What this browser keeps under a key: an object. */
-export function stored(key) {
+export function remembered(key) {
   try {
     return { ...JSON.parse(localStorage.getItem(key)) };
   } catch {
@@ -701,7 +701,7 @@ export function stored(key) {
 }
 
 /** Keeps it. */
-export function store(key, all) {
+export function remember(key, all) {
   try {
     localStorage.setItem(key, JSON.stringify(all));
   } catch {

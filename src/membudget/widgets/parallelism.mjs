@@ -21,11 +21,11 @@ import {
   percent,
   player,
   plural,
+  remember,
+  remembered,
   slider,
   spread,
   stairs,
-  store,
-  stored,
   svg,
   table,
   text,
@@ -729,7 +729,7 @@ function build({ id, get, set, bound, picture, again }) {
   let spot = null; // the operation that is chosen
   let told = null; // words instead of the sentence, and `wrong`
   let history = [];
-  let medals = stored(MEDALS);
+  let medals = remembered(MEDALS);
   const had = () => medals[get().schedule] ?? 0;
 
   const fresh = () => {
@@ -760,8 +760,8 @@ function build({ id, get, set, bound, picture, again }) {
     const n = describe({ ...get(), order });
     const more = n.won.slice(had());
     if (more.length) {
-      medals = { ...medals, ...stored(MEDALS), [get().schedule]: n.won.length };
-      store(MEDALS, medals);
+      medals = { ...medals, ...remembered(MEDALS), [get().schedule]: n.won.length };
+      remember(MEDALS, medals);
     }
     go(order);
     celebrate(picture, more);
@@ -847,7 +847,7 @@ function build({ id, get, set, bound, picture, again }) {
     ...{ label: "Forget them", key: "forget" },
     onClick() {
       medals = {};
-      store(MEDALS, medals);
+      remember(MEDALS, medals);
       again();
     },
   });

@@ -15,8 +15,8 @@ import {
   numberList,
   plural,
   radios,
-  store,
-  stored,
+  remember,
+  remembered,
   svg,
   table,
   text,
@@ -533,8 +533,8 @@ function build({ id, get, set, picture, again, address }) {
   let pan = 0; // how far a long strip is moved
   let followed = null; // the stage that was last brought into view
   let creeping; // while a segment is drawn beyond the edge
-  let medals = stored(MEDALS);
-  let scores = stored(SCORES); // those on the frontier, as "peak time"
+  let medals = remembered(MEDALS);
+  let scores = remembered(SCORES); // those on the frontier, as "peak time"
   const scoresOf = (level) => new Set([scores[level] ?? []].flat());
   const fresh = () => {
     play.stop();
@@ -549,18 +549,18 @@ function build({ id, get, set, picture, again, address }) {
   };
   const had = (n) => rankOf(n, medals[n.level]);
   const collect = ({ level, peak, extra_time, optimal }) => {
-    scores = { ...scores, ...stored(SCORES) };
+    scores = { ...scores, ...remembered(SCORES) };
     if (!optimal) return;
     const all = scoresOf(level).add(`${peak} ${extra_time}`);
-    store(SCORES, Object.assign(scores, { [level]: [...all] }));
+    remember(SCORES, Object.assign(scores, { [level]: [...all] }));
   };
   // the reader's own move: what it wins stays
   const place = (segments) => {
     const n = describe({ ...get(), segments });
-    medals = { ...medals, ...stored(MEDALS) };
+    medals = { ...medals, ...remembered(MEDALS) };
     const more = n.won.slice(had(n));
     if (more.length) {
-      store(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
+      remember(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
     }
     collect(n);
     go({ segments });
@@ -649,8 +649,8 @@ function build({ id, get, set, picture, again, address }) {
     key: "forget",
     onClick() {
       [medals, scores] = [{}, {}];
-      store(MEDALS, medals);
-      store(SCORES, scores);
+      remember(MEDALS, medals);
+      remember(SCORES, scores);
       again();
     },
   });
