@@ -70,3 +70,11 @@ test("everything stands within the picture", () => {
     }
   }
 });
+
+test("the axis grows for an order that takes longer", () => {
+  const row = "F0B0F1B1F2B2F3B3";
+  const { state } = cases.find((one) => one.state.schedule === "level 1");
+  const plan = layout(full({ ...state, order: `${row}.${row}` }), 640);
+  assert.equal(plan.n.run.time, 24);
+  assert.ok(plan.whole === 24 && plan.end === plan.right);
+});

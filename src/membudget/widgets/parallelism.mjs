@@ -20,7 +20,6 @@ import {
   numberList,
   percent,
   player,
-  plural,
   remember,
   remembered,
   slider,
@@ -253,7 +252,10 @@ export function worst({ loads, peaks, run }) {
 
 // ---- words ---------------------------------------------------------------
 
-const tapesText = (count) => plural(formatNumber(count), "tape");
+const countText = (count, one, more = "s") =>
+  `${formatNumber(count)} ${one}${count === 1 ? "" : more}`;
+const tapesText = (count) => countText(count, "tape");
+const inputsText = (count) => `inputs of ${countText(count, "micro-batch", "es")}`;
 const bubbleText = (bubble) => percent(bubble, 1);
 
 /* "Rank 0 has", "Ranks 0 and 1 have" */
@@ -265,17 +267,17 @@ function rankText(ranks, count) {
 }
 
 /* Who has most and who has least. */
-function sharesText({ peaks, run }) {
+function sharesText({ peaks, run, again }) {
   const at = (bytes) =>
     peaks.flatMap((peak, rank) => (peak === bytes ? [rank] : []));
   const [most, least] = [Math.max(...peaks), Math.min(...peaks)];
   const of = (bytes) => {
     const ranks = at(bytes);
-    const tapes = tapesText(run.peaks[ranks[0]]);
+    const kept = (again ? inputsText : tapesText)(run.peaks[ranks[0]]);
     const who = rankText(ranks, peaks.length);
-    return `${who} ${formatBytes(bytes)} at its peak, with ${tapes}`;
+    return `${who} ${formatBytes(bytes)} at its peak, with ${kept}`;
   };
-  const other = least < most ? `; rank ${at(least)[0]} ${formatBytes(least)}` : "";
+  const other = least < most ? `; rank ${at(least)[0]} has ${formatBytes(least)}` : "";
   return `${of(most).replace(/(have .*) at its/, "$1 at their")}${other}.`;
 }
 
@@ -320,15 +322,16 @@ const LEVEL_WORDS = {
   "level 2": "on four ranks",
   "level 3": "fill the bubble",
   "level 4": "on four ranks",
-  "level 5": "beat ZBV’s memory",
+  "level 5": "less than ZBV",
 };
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
 const shownAs = (name) =>
-  LEVEL_WORDS[name] ? `Game, ${name}: ${LEVEL_WORDS[name]}` : name;
+  LEVEL_WORDS[name] ? `${capital(name)}: ${LEVEL_WORDS[name]}` : name;
 
 // ---- geometry ------------------------------------------------------------
 
 const FORM = {
-  wide: { left: 50, gauge: 104, top: 24, tall: 188, plane: 96 },
+  wide: { left: 50, gauge: 104, top: 24, tall: 220, plane: 96 },
   narrow: { left: 24, gauge: 66, top: 24, tall: 264, plane: 104 },
 };
 
@@ -337,7 +340,7 @@ const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 /* Heights of a rank's row: its strip, and the bytes beneath it. */
 function rowsOf({ top, tall }, ranks) {
   const pitch = tall / ranks;
-  const strip = clamp(0.36 * pitch, 12, 28);
+  const strip = clamp(0.32 * pitch, 12, 26);
   return Array.from({ length: ranks }, (_, rank) => {
     const y = top + rank * pitch;
     return { y, strip, top: y + strip + 1, bottom: y + pitch - 5 };
@@ -367,12 +370,15 @@ const SHORT = {
   "Interleaved1F1B": "Interl.",
   "InterleavedZeroBubble": "IZB",
   "ZBVZeroBubble": "ZBV",
-  "DualPipeV": "DualPipeV",
+  "DualPipeV": "Dual",
 };
 
 function planeOf(n, plot) {
   const top = 1.12 * n.micro;
-  const most = 1.3 * Math.max(...n.points.map(({ bubble }) => bubble));
+  const work = n.run.time * (1 - n.run.bubble);
+  const asked = n.medals.map(({ time }) => 1 - work / time);
+  const drawn = Math.max(...n.points.map(({ bubble }) => bubble));
+  const most = Math.max(1.3 * drawn, ...asked.map((bubble) => 1.1 * bubble));
   const axis = heights(plot, top, "tapes");
   const wide = plot.right - plot.left;
   const x = (bubble) => plot.left + (clamp(bubble, 0, most) / most) * wide;
@@ -391,16 +397,12 @@ function planeOf(n, plot) {
     const placed = spread(wanted, 14, plot.top + 9, plot.bottom - 3);
     column.forEach((spot, i) => (spot.label = placed[i]));
   }
-  const work = n.run.time * (1 - n.run.bubble);
   const step = [0.02, 0.05, 0.1, 0.2].find((size) => most / size < 6);
   return {
     ...{ plot, axis, spots: all },
     now: { x: x(n.run.bubble), y: y(n.tapes) },
     cut: n.run.bubble > most || n.tapes > top,
-    goals: n.medals.map((m) => ({
-      ...m,
-      ...{ x: x(1 - work / m.time), y: y(m.tapes) },
-    })),
+    goals: n.medals.map((m, i) => ({ ...m, x: x(asked[i]), y: y(m.tapes) })),
     ticks: [1, 2, 3, 4, 5]
       .map((i) => i * step)
       .filter((bubble) => bubble < most)
@@ -409,16 +411,16 @@ function planeOf(n, plot) {
 }
 
 /** Where everything stands. The axis of time follows from the ranks, the
-    micro-batches and what runs again; a card is as high, and as long, as its
-    bytes. */
+    micro-batches and what runs again, and grows for an order that takes
+    longer; a card is as high, and as long, as its bytes. */
 export function layout(state, width, moment = null) {
   const n = describe(state);
   const narrow = width < 480;
   const { left, gauge, top, tall, plane } = FORM[narrow ? "narrow" : "wide"];
   const right = width - gauge - 10;
-  const whole = (n.again ? 4 : 3) * (n.micro + n.ranks);
-  const x = (time) =>
-    left + (Math.min(time, whole) * (right - left)) / whole;
+  const usual = (n.again ? 4 : 3) * (n.micro + n.ranks);
+  const whole = Math.max(usual, n.run.time);
+  const x = (time) => left + (time * (right - left)) / whole;
   const bottom = top + tall;
   const most = Math.round(2 * n.run.time) - 1;
   const at = clamp(moment ?? worst(n), 0, most);
@@ -439,7 +441,7 @@ export function layout(state, width, moment = null) {
       peak: Math.min(n.peaks[rank] / n.card, 1) * gauge,
     };
   });
-  const step = [1, 2, 5, 10, 20, 50].find((size) => whole / size < 9);
+  const step = [1, 2, 5, 10, 20, 50, 100].find((size) => whole / size < 9);
   const ticks = [];
   for (let time = 0; time <= whole; time += step) {
     ticks.push({ x: x(time), label: String(time) });
@@ -564,10 +566,8 @@ function* drawTime(plan) {
   const { n, left, right, top, bottom, end, ideal, cursor, narrow } = plan;
   const work = formatNumber(n.run.time * (1 - n.run.bubble));
   const time = formatNumber(n.run.time);
-  const words = narrow
-    ? `ends at ${time}, work ${work}`
-    : `ends at ${time}; ${work} is work`;
-  yield text(left, top - 9, words, BOLD);
+  const rest = narrow ? "" : `; ${work} is work`;
+  yield text(left, top - 9, `ends at ${time}${rest}`, BOLD);
   const bubble = `bubble ${bubbleText(n.run.bubble)}`;
   yield text(right, top - 9, bubble, { ...END, class: "mb-value" });
   yield text(right + 8, top - 9, narrow ? "80 GB" : "card of 80 GB");
@@ -589,7 +589,6 @@ function* drawSide(plan, had) {
       "Grab the line: the cards fill and empty.",
       "Grab an operation, move it in its row:",
       "the bubble and each peak move along.",
-      "The levels of the game are in the menu.",
     ];
     for (const [i, word] of words.entries()) {
       yield text(side.left, side.y + 12 + 17 * i, word);
@@ -633,13 +632,13 @@ function* drawPlane(plan, before, had) {
     const height = plot.bottom - goal.y;
     yield svg("rect", { ...box, height, class: look });
   }
-  for (const { x, y, names, label } of spots) {
-    yield dot({ x, y }, "mb-torch", 4);
-    yield text(x + 11, label, names.join(", "), { class: "mb-halo" });
-  }
+  for (const spot of spots) yield dot(spot, "mb-torch", 4);
   for (const { name, x, y } of goals) {
     const d = `M${x} ${y - 7}l7 7l-7 7l-7 -7Z`;
     yield svg("path", { d, class: `mb-medal mb-had mb-${name}` });
+  }
+  for (const { x, names, label } of spots) {
+    yield text(x + 11, label, names.join(", "), { class: "mb-halo" });
   }
   const was = before?.plane.now;
   if (was && (was.x !== now.x || was.y !== now.y)) yield dot(was, "mb-ghost", 6);
@@ -680,7 +679,7 @@ function results(id, n) {
   }));
   return [
     table(id, head, rows),
-    table(id, ["PyTorch’s schedule", "bubble", "tapes, fullest rank"], others),
+    table(id, ["schedule", "bubble", "tapes"], others),
     numberList([
       ["the last operation ends at", "time", n.run.time],
       ["bubble", "bubble", n.run.bubble, bubbleText(n.run.bubble)],
@@ -711,10 +710,10 @@ const NOTE =
 
 const LEGEND = {
   "phase-forward": "forward",
-  subnormal: "its weights’ part",
+  subnormal: "weights’ part",
   "phase-backward": "backward",
   checkpoints: "checkpoints",
-  parameters: "weights, optimizer",
+  parameters: "states",
   over: "no room",
   activations: "tapes",
 };
@@ -824,7 +823,7 @@ function build({ id, get, set, bound, picture, again }) {
     return levels[1 + levels.indexOf(get().schedule)];
   };
   const typed = field({
-    ...{ label: "Your order, by rank", key: "order", write: (words) => words },
+    ...{ label: "Your order", key: "order", write: (words) => words },
     how: "write each operation of a rank once, ranks apart by a point",
     read(words) {
       const n = describe({ ...get(), order: "" });
@@ -975,7 +974,7 @@ function build({ id, get, set, bound, picture, again }) {
   return {
     controls: [schedule, ranks, rounds],
     picture: html("div", {}, picture, buttons),
-    legend: legend(id, LEGEND, "blank: bubble"),
+    legend: legend(id, LEGEND),
     more: [checkpointed, moment, typed, { root: mine }],
     note: html("p", { class: "mb-note" }, NOTE),
     draw: drawn,

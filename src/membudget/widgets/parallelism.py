@@ -330,10 +330,11 @@ class Parallelism(Widget):
         """The bubble, and what the fullest rank and the emptiest have."""
         run, peaks = self.run(), self.peaks()
         ranks, micro_batches = self.shape
+        name = self.schedule
         most, least = peaks.index(max(peaks)), peaks.index(min(peaks))
         other = f"; rank {least} has {format_bytes(peaks[least])}"
         return (
-            f"{self.schedule} with {micro_batches} micro-batches on {ranks} "
+            f"{name[0].upper()}{name[1:]} with {micro_batches} micro-batches on {ranks} "
             f"ranks, which share the blocks of {MODEL}: "
             f"{100 * run.bubble:.0f} % of the ranks' time is a bubble. Rank "
             f"{most} has {format_bytes(peaks[most])}, with "
