@@ -334,8 +334,8 @@ class Parallelism(Widget):
         most, least = peaks.index(max(peaks)), peaks.index(min(peaks))
         other = f"; rank {least} has {format_bytes(peaks[least])}"
         return (
-            f"{name[0].upper()}{name[1:]} with {micro_batches} micro-batches on {ranks} "
-            f"ranks, which share the blocks of {MODEL}: "
+            f"{name[0].upper()}{name[1:]} with {micro_batches} micro-batches "
+            f"on {ranks} ranks, which share the blocks of {MODEL}: "
             f"{100 * run.bubble:.0f} % of the ranks' time is a bubble. Rank "
             f"{most} has {format_bytes(peaks[most])}, with "
             f"{max(run.peaks):g} tapes{'' if least == most else other}."
