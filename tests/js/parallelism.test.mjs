@@ -6,6 +6,7 @@ import {
   layout,
   moved,
   parse,
+  rankAt,
   replay,
   sentence,
   written,
@@ -30,6 +31,20 @@ test("describe gives Python's numbers, times and bytes", () => {
     }
     const words = sentence(full(state));
     assert.deepEqual(said.filter((word) => !words.includes(word)), []);
+  }
+});
+
+test("what a rank has within an operation is what Python says", () => {
+  for (const { state, starts, loads } of cases) {
+    const n = describe(full(state));
+    starts.forEach((row, rank) =>
+      row.forEach((start, i) => {
+        const middle = (start + n.run.ends[rank][i]) / 2;
+        const { running, load } = rankAt(n, rank, middle);
+        assert.equal(running, n.rows[rank][i]);
+        assert.equal(load, loads[rank][i]);
+      }),
+    );
   }
 });
 
