@@ -373,6 +373,13 @@ const SHORT = {
   "DualPipeV": "Dual",
 };
 
+/* Whether the names of a point would hide a medal. */
+function covers({ x, label, names }, goals) {
+  const right = x + 18 + LETTER * names.join(", ").length;
+  const beside = (goal) => goal.x > x && goal.x < right;
+  return goals.some((g) => beside(g) && Math.abs(g.y + 4 - label) < 11);
+}
+
 function planeOf(n, plot) {
   const top = 1.12 * n.micro;
   const work = n.run.time * (1 - n.run.bubble);
@@ -397,12 +404,17 @@ function planeOf(n, plot) {
     const placed = spread(wanted, 14, plot.top + 9, plot.bottom - 3);
     column.forEach((spot, i) => (spot.label = placed[i]));
   }
+  const goals = n.medals.map((m, i) => ({ ...m, x: x(asked[i]), y: y(m.tapes) }));
+  for (const spot of all) {
+    const places = [spot.label, spot.label + 16];
+    const free = places.find((label) => !covers({ ...spot, label }, goals));
+    spot.label = free ?? spot.label;
+  }
   const step = [0.02, 0.05, 0.1, 0.2].find((size) => most / size < 6);
   return {
-    ...{ plot, axis, spots: all },
+    ...{ plot, axis, goals, spots: all },
     now: { x: x(n.run.bubble), y: y(n.tapes) },
     cut: n.run.bubble > most || n.tapes > top,
-    goals: n.medals.map((m, i) => ({ ...m, x: x(asked[i]), y: y(m.tapes) })),
     ticks: [1, 2, 3, 4, 5]
       .map((i) => i * step)
       .filter((bubble) => bubble < most)
