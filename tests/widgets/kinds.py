@@ -7,6 +7,7 @@ import kind_fits
 import kind_ledger
 import kind_lossscale
 import kind_offloading
+import kind_parallelism
 import kind_planning
 import kind_recipes
 import kind_schedules
@@ -26,6 +27,7 @@ KINDS = tuple(
         kind_ledger,
         kind_lossscale,
         kind_offloading,
+        kind_parallelism,
         kind_planning,
         kind_recipes,
         kind_schedules,

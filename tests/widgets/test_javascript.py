@@ -11,6 +11,7 @@ import kind_accumulation
 import kind_adapters
 import kind_fits
 import kind_offloading
+import kind_parallelism
 import kind_yours
 import ledger_cases
 import node
@@ -24,7 +25,7 @@ import timeline_cases
 from project import PATIENCE
 
 from membudget.accumulation import NORMALISATIONS, Footprint, PeakLine
-from membudget.widgets import Accumulation, bundle
+from membudget.widgets import Accumulation, Parallelism, bundle
 from membudget.widgets.accumulation import digits_footprint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,10 @@ def grid(tmp_path_factory):
         "lossscale": list(precision_cases.loss_scales()),
         "recipes": list(precision_cases.accounts()),
         "offloading": list(kind_offloading.cases()),
+        "parallelism": {
+            "tables": Parallelism().state()["tables"],
+            "cases": list(kind_parallelism.cases()),
+        },
         "planning": list(planning_cases.cases()),
         "schedules": schedules_cases.cases(),
         "segments": list(segments_cases.cases()),

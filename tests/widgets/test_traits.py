@@ -40,6 +40,13 @@ BAD = {
         ("full", 101, "from 10 to 100"),
         ("tables", {}, "read-only|tables"),
     ],
+    "parallelism": [
+        ("schedule", "2F2B", "no schedule '2F2B': use one of GPipe"),
+        ("ranks", 3, r"ranks is 3: use one of \(2, 4, 8\)"),
+        ("rounds", 5, "from 2 to 4"),
+        ("order", "F0", "order has not the operations"),
+        ("tables", {}, "read-only|tables"),
+    ],
     "planning": [
         ("ranks", 3, "ranks is 3: use a power of two from 1 to 64"),
         ("ranks", 128, "from 1 to 64"),

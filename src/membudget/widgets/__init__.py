@@ -12,6 +12,7 @@ from membudget.widgets.fits import Fits
 from membudget.widgets.ledger import Ledger
 from membudget.widgets.lossscale import LossScale
 from membudget.widgets.offloading import Offloading
+from membudget.widgets.parallelism import Parallelism
 from membudget.widgets.planning import Planning
 from membudget.widgets.recipes import Recipes
 from membudget.widgets.schedules import Schedules
@@ -28,6 +29,7 @@ __all__ = [
     "Ledger",
     "LossScale",
     "Offloading",
+    "Parallelism",
     "Planning",
     "Recipes",
     "Schedules",

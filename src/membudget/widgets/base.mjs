@@ -689,6 +689,46 @@ export function drag(root, { grab = () => true, move, drop = () => {} }) {
   root.addEventListener("pointercancel", () => (held = null));
 }
 
+// ---- medals ----------------------------------------------------------------
+
+/** What this browser keeps under a key: an object. */
+export function remembered(key) {
+  try {
+    return { ...JSON.parse(localStorage.getItem(key)) };
+  } catch {
+    return {};
+  }
+}
+
+/** Keeps it. */
+export function remember(key, all) {
+  try {
+    localStorage.setItem(key, JSON.stringify(all));
+  } catch {
+    // nothing is kept: it lasts as long as the page is open
+  }
+}
+
+/** New medals jump, and sparks fly; not for who wants less motion. */
+export function celebrate(picture, names) {
+  if (still()) return;
+  for (const name of names) {
+    const medal = picture.querySelector(`circle.mb-${name}`);
+    const grow = ["scale(1)", "scale(1.3)", "scale(1)"];
+    medal.animate({ transform: grow }, { duration: 500, easing: "ease-out" });
+    const at = { x: medal.cx.baseVal.value, y: medal.cy.baseVal.value };
+    for (let i = 0; i < 10; i += 1) {
+      const spark = dot(at, `mb-spark mb-${name}`, 3);
+      const way = `rotate(${36 * i}deg) translate`;
+      const transform = [`${way}(14px)`, `${way}(44px)`];
+      const fly = { transform, opacity: [1, 0] };
+      picture.append(spark);
+      const end = { duration: 900, easing: "ease-out" };
+      spark.animate(fly, end).finished.then(() => spark.remove(), () => {});
+    }
+  }
+}
+
 // ---- the widget ----------------------------------------------------------
 
 /* Calls `draw(width)` now, after every change of a trait (once for several

@@ -3,6 +3,7 @@ import {
   axes,
   budgetLine,
   button,
+  celebrate,
   dot,
   drag,
   field,
@@ -14,7 +15,8 @@ import {
   numberList,
   plural,
   radios,
-  still,
+  remember,
+  remembered,
   svg,
   table,
   text,
@@ -514,42 +516,6 @@ const NOTE =
 /* By level what this browser keeps: the best medal, or the best scores. */
 const [MEDALS, SCORES] = ["mb-medals", "mb-scores"];
 
-function kept(key) {
-  try {
-    return { ...JSON.parse(localStorage.getItem(key)) };
-  } catch {
-    return {};
-  }
-}
-
-function keep(key, all) {
-  try {
-    localStorage.setItem(key, JSON.stringify(all));
-  } catch {
-    // nothing is kept: it lasts as long as the page is open
-  }
-}
-
-/* New medals jump, and sparks fly; not for who wants less motion. */
-function celebrate(picture, names) {
-  if (still()) return;
-  for (const name of names) {
-    const medal = picture.querySelector(`circle.mb-${name}`);
-    const grow = ["scale(1)", "scale(1.3)", "scale(1)"];
-    medal.animate({ transform: grow }, { duration: 500, easing: "ease-out" });
-    const at = { x: medal.cx.baseVal.value, y: medal.cy.baseVal.value };
-    for (let i = 0; i < 10; i += 1) {
-      const spark = dot(at, `mb-spark mb-${name}`, 3);
-      const way = `rotate(${36 * i}deg) translate`;
-      const transform = [`${way}(14px)`, `${way}(44px)`];
-      const fly = { transform, opacity: [1, 0] };
-      picture.append(spark);
-      const end = { duration: 900, easing: "ease-out" };
-      spark.animate(fly, end).finished.then(() => spark.remove(), () => {});
-    }
-  }
-}
-
 // ---- the widget ----------------------------------------------------------
 
 const nameOf = (level) =>
@@ -567,8 +533,8 @@ function build({ id, get, set, picture, again, address }) {
   let pan = 0; // how far a long strip is moved
   let followed = null; // the stage that was last brought into view
   let creeping; // while a segment is drawn beyond the edge
-  let medals = kept(MEDALS);
-  let scores = kept(SCORES); // those on the frontier, as "peak time"
+  let medals = remembered(MEDALS);
+  let scores = remembered(SCORES); // those on the frontier, as "peak time"
   const scoresOf = (level) => new Set([scores[level] ?? []].flat());
   const fresh = () => {
     play.stop();
@@ -583,18 +549,18 @@ function build({ id, get, set, picture, again, address }) {
   };
   const had = (n) => rankOf(n, medals[n.level]);
   const collect = ({ level, peak, extra_time, optimal }) => {
-    scores = { ...scores, ...kept(SCORES) };
+    scores = { ...scores, ...remembered(SCORES) };
     if (!optimal) return;
     const all = scoresOf(level).add(`${peak} ${extra_time}`);
-    keep(SCORES, Object.assign(scores, { [level]: [...all] }));
+    remember(SCORES, Object.assign(scores, { [level]: [...all] }));
   };
   // the reader's own move: what it wins stays
   const place = (segments) => {
     const n = describe({ ...get(), segments });
-    medals = { ...medals, ...kept(MEDALS) };
+    medals = { ...medals, ...remembered(MEDALS) };
     const more = n.won.slice(had(n));
     if (more.length) {
-      keep(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
+      remember(MEDALS, Object.assign(medals, { [n.level]: more.at(-1) }));
     }
     collect(n);
     go({ segments });
@@ -683,8 +649,8 @@ function build({ id, get, set, picture, again, address }) {
     key: "forget",
     onClick() {
       [medals, scores] = [{}, {}];
-      keep(MEDALS, medals);
-      keep(SCORES, scores);
+      remember(MEDALS, medals);
+      remember(SCORES, scores);
       again();
     },
   });
