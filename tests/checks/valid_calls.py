@@ -235,6 +235,7 @@ OF_A_KIND = {
     TrainedJob: job,
     planning.OwnJob: own_job,
     planning.Work: lambda: planning.Work(1, 2, 3, 4),
+    planning.Layout: planning.Layout,
     planning.Plan: lambda: PLAN,
     planning.Machine: lambda: MACHINE,
     Sequence[offloading.Block]: lambda: [offloading.Block(1.0, 2)],
@@ -438,6 +439,7 @@ ROWS = {
     "planning.largest_micro_batch": lambda: dict(
         what=(of := model()), how=loss, budget=10**6, optimizer=optimizer(of)
     ),
+    "planning.layouts": lambda: dict(card="T4", cards=2),
     "planning.search": lambda: dict(budget=10**6, locks={}),
     # policy
     "policy.Policy": lambda: dict(width=4, depth=1, heads=2, patch=32),

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from membudget.ledger import PRESETS, Transformer
-from membudget.measuring import FlopCounter, witness
+from membudget.measuring import FlopCounter, PeakTracker, witness
 from membudget.models import GPT, Llama, chain
 from membudget.parallelism import (
     GATHERS,
@@ -74,6 +74,44 @@ def test_a_simulated_rank_has_a_real_ones_bytes(ranks, way):
         peaks, tapes, traffic = zip(*found, strict=True)
         assert (min(peaks), min(tapes)) == (peak, kept)
         assert all(one == sent for one in traffic)
+
+
+@pytest.mark.parametrize("gathers", GATHERS)
+def test_a_simulated_rank_counts_a_gathered_tensor_once(gathers):
+    """PyTorch's fake tensors make another one when they are waited for."""
+    shape = replace(LLAMA, vocabulary=8)
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
+    simulated = simulate_rank(
+        partial(shape.build, "cpu"),
+        lambda model, mesh: tensor_parallel(model, mesh, True, gathers),
+        loss_of,
+        tokens,
+        ranks=4,
+        optimizer=partial(torch.optim.SGD, foreach=False),
+    )
+    with fake_group(4, 0):
+        model, _ = cut(shape, True, gathers)
+        with PeakTracker(model, tokens) as tracker:
+            loss_of(model, tokens).backward()
+    assert simulated.peak == tracker.peak
+
+
+def test_ranks_of_one_mesh_are_simulated_one_after_the_other():
+    """Their groups have other names, and what is kept of the first rank's
+    must not be found."""
+    found = {
+        simulate_rank(
+            partial(GPT_SHAPE.build, "cpu"),
+            lambda model, mesh: tensor_parallel(model, mesh["shard"], True),
+            loss_of,
+            torch.zeros(1, 32, dtype=torch.int64),
+            ranks=16,
+            rank=rank,
+            mesh=(4, 4),
+        ).peak
+        for rank in (0, 5)
+    }
+    assert len(found) == 1
 
 
 def a_block(of, way):
@@ -145,6 +183,28 @@ def test_the_allocator_says_the_same(gathers):
         tokens = torch.zeros(2, 32, dtype=torch.int64)
         seen = witness(lambda: loss_of(model, tokens).backward())
         assert seen == bytes_of(*way)[0]
+
+
+def test_gradients_of_one_gathered_tensor_are_added_out_of_place():
+    """They are DTensors, whose sum is another tensor, as the allocator says.
+    It watches a second step, before which there are gradients."""
+    shape = replace(LLAMA, vocabulary=8, hidden=64, kv_heads=8)
+    with fake_group(8, 0):
+        model, _ = cut(shape, True, "once")
+        tokens = torch.zeros(1, 16, dtype=torch.int64)
+
+        def step():
+            model.zero_grad()
+            loss_of(model, tokens).backward()
+
+        seen = witness(step)
+        parts = [p.grad for p in model.parameters()]
+        made = sum(getattr(p, "_local_tensor", p).nbytes for p in parts)
+        del parts
+        model.zero_grad()
+        with PeakTracker(model, tokens) as tracker:
+            step()
+    assert tracker.peak - tracker.start == seen + made
 
 
 @pytest.mark.few(1)

@@ -367,7 +367,7 @@ class Written:
 
     def attend(self, q, k, v) -> PaperTensor:
         shape = self.shape
-        rows = self.batch * shape.heads * self.tokens
+        rows = q.elements * shape.heads // shape.width
         if shape.fused:
             y = op.fused_attention(self.paper, q, k, v, rows)
             self.paper.last.kept = self.kept
@@ -402,7 +402,7 @@ class Written:
     def gpt_block(self, x: PaperTensor) -> PaperTensor:
         paper, d, given = self.paper, self.shape.width, x
         qkv = self.linear(self.norm(x, "norm1"), "qkv", d, 3 * d)
-        q, k, v = op.split(paper, qkv, (self.batch * self.tokens * d,) * 3)
+        q, k, v = op.split(paper, qkv, (qkv.elements // 3,) * 3)
         attended = self.attend(q, k, v)
         y = self.linear(attended, "out", d, d)
         x = op.add(paper, x, self.drop(y), watches=(q, k, v, attended))

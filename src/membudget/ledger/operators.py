@@ -754,6 +754,84 @@ def alias(paper: Paper, x: PaperTensor) -> PaperTensor:
     return y
 
 
+def all_reduce(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """The sum of x over the ranks, whose gradient is handed on."""
+    y = _new(x)
+    paper.write("all-reduce", (x,), (y,), gives=((x, "g"),))
+    return y
+
+
+def entered(paper: Paper, x: PaperTensor) -> PaperTensor:
+    """x itself, whose gradient is summed over the ranks."""
+    y = _view(x)
+    paper.write("enter", (x,), (y,), **_each(x=x))
+    return y
+
+
+def all_gather(
+    paper: Paper,
+    x: PaperTensor,
+    ranks: int,
+    copied: bool = True,
+    summed: bool = True,
+) -> PaperTensor:
+    """All ranks' parts of x, joined.
+
+    Args:
+        ranks: of the group.
+        copied: whether what was gathered must be put in order of memory.
+        summed: whether its gradient is a sum over the ranks, of which each
+            gets its part; otherwise each has the whole one, and takes it.
+    """
+    wide = _new(x, x.elements * ranks)
+    steps: tuple[Step, ...] = (("x", x.bytes),)
+    if summed and copied:
+        steps = (("c", wide.bytes), ("x", x.bytes), ("c", 0))
+    paper.write("all-gather", (x,), (wide,), steps=steps, gives=((x, "x"),))
+    if not copied:
+        return wide
+    y = _new(wide)
+    paper.write("cat", (wide,), (y,), gives=((wide, "g"),), watches=(x,))
+    return y
+
+
+def reduce_scatter(
+    paper: Paper, x: PaperTensor, ranks: int, copied: bool = True
+) -> PaperTensor:
+    """A rank's part of the sum of x over the ranks; as ``all_gather``."""
+    given = x
+    if copied:
+        given = _new(x)
+        paper.write("cat", (x,), (given,), gives=((x, "g"),))
+    y = _new(x, x.elements // ranks)
+    paper.write(
+        "reduce-scatter",
+        (given,),
+        (y,),
+        steps=_gathered(x, copied),
+        gives=((given, "x"),),
+        watches=(x,),
+    )
+    return y
+
+
+def taken(
+    paper: Paper, x: PaperTensor, ranks: int, copied: bool = True
+) -> PaperTensor:
+    """A rank's part of x, copied; as ``all_gather``."""
+    y = _new(x, x.elements // ranks)
+    steps = _gathered(x, copied)
+    paper.write("clone", (x,), (y,), steps=steps, gives=((x, "x"),))
+    return y
+
+
+def _gathered(x: PaperTensor, copied: bool) -> tuple[Step, ...]:
+    """Its gradient, from the parts of all ranks."""
+    if not copied:
+        return (("x", x.bytes),)
+    return (("c", x.bytes), ("x", x.bytes), ("c", 0))
+
+
 def joined(paper: Paper, x: PaperTensor, still: PaperTensor) -> PaperTensor:
     """``torch.cat([x, still])``: a copy; the gradients are views. The wider
     dtype wins."""

@@ -176,6 +176,20 @@ class _Walk:
     # One micro-batch
 
     def micro_batch(self, paper: Paper) -> None:
+        loss = self.forward(paper)
+        if self.saved < 0:
+            self.saved = self.live["activations"]
+        seed = self.make(loss.bytes, "activations")
+        self.moment("loss gradient", "backward")
+        self.backward(paper, loss)
+        self.between.append(
+            PaperMoment("", "backward", tuple(self.live.values()))
+        )
+        self.release(seed)
+        self.release(self.scopes[0][id(loss)])
+
+    def forward(self, paper: Paper) -> PaperTensor:
+        """Its forward pass; what the last row makes, which stays."""
         loss = paper.rows[-1].makes[0]
         self.weights = {id(w): i for i, w in enumerate(paper.parameters)}
         self.pinned = {id(t) for t in paper.pinned}
@@ -195,17 +209,12 @@ class _Walk:
         self.pending: dict[int, _Held] = {}
         for held in self._forward(paper.rows, "forward", keep=loss):
             self.release(held)
-        if self.saved < 0:
-            self.saved = self.live["activations"]
-        seed = self.make(loss.bytes, "activations")
-        self.moment("loss gradient", "backward")
+        return loss
+
+    def backward(self, paper: Paper, loss: PaperTensor) -> None:
+        """Its backward pass; the gradient of the loss is counted by itself."""
         self.pending[id(loss)] = _Held(0, "temporaries")
         self._backward(paper.rows)
-        self.between.append(
-            PaperMoment("", "backward", tuple(self.live.values()))
-        )
-        self.release(seed)
-        self.release(self.scopes[0][id(loss)])
 
     def _find(self, tensor: PaperTensor) -> _Held | None:
         """Its memory; None for what exists before the step."""

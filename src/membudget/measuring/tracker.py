@@ -218,6 +218,7 @@ class PeakTracker(TorchDispatchMode):
         self.events: list[tuple[str, int, int]] = []
         self.current = BEFORE
         self._read = 0  # of the timeline, by recent_peak
+        self._wrapped: object = None  # asked of a subclass, not yet inside
         self.budget: int | None = None
         self._alive: dict[int, tuple[int, weakref.ref]] = {}
         self._parameters: list[weakref.ref[torch.Tensor]] = []
@@ -490,6 +491,7 @@ class PeakTracker(TorchDispatchMode):
         if func is _DEVICE:  # a fake tensor is asked; nothing runs
             return device_of(*args)
         if any(map(is_wrapper, types)):
+            self._wrapped = func
             return NotImplemented  # it asks again for the tensors inside
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and is_composite(func):
@@ -503,6 +505,8 @@ class PeakTracker(TorchDispatchMode):
         before = len(self.allocations)
         overwritten = _has_twin(func) and self._overwritten(func, *args)
         spared = self._spared(func, *args) if func in _COPIES else []
+        if func is self._wrapped:  # of subclasses PyTorch does not do so
+            self._wrapped, spared = None, []
         changing = self._held((args, kwargs)) if _changes(func) else []
         sizes = [storage.nbytes() for storage in changing]
         result = func(*args, **kwargs)

@@ -1,7 +1,8 @@
 """What is used of PyTorch's process groups beyond the public interface."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.tensor import debug
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from membudget import TORCH
 
@@ -36,6 +39,7 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
             f"simulation needs: use torch {TORCH[0]} to {TORCH[1]}, or start "
             "real ranks with membudget.sharding.Ranks"
         ) from error
+    _forget_meshes()
     dist.init_process_group(
         "fake", rank=rank, world_size=ranks, store=FakeStore()
     )
@@ -43,6 +47,30 @@ def fake_group(ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _forget_meshes() -> None:
+    """DTensor's rules keep meshes, and a mesh of another rank is the same to
+    them: a new one would send in groups that are gone."""
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
+
+
+class Waits(TorchDispatchMode):
+    """Waiting for a collective returns what was waited for, also of a fake
+    tensor, for which PyTorch makes another one."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -21,7 +21,12 @@ from membudget.measuring import PeakTracker
 from membudget.measuring.fakes import CONVERTED
 from membudget.measuring.step import only_tensors
 from membudget.measuring.tracker import by_category
-from membudget.sharding._private import fake_group, offloads, real_meshes
+from membudget.sharding._private import (
+    Waits,
+    fake_group,
+    offloads,
+    real_meshes,
+)
 from membudget.sharding.communication import CommunicationCounter, Traffic
 from membudget.sharding.shards import held_states
 
@@ -124,7 +129,7 @@ def simulate_rank(
     with fake_group(ranks, rank):
         names = ("replica", "shard")[-len(shape) :]
         device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-        with FakeTensorMode(), real_meshes():
+        with FakeTensorMode(), real_meshes(), Waits():
             model = module(_built(build), "what build made")
             if not all(isinstance(p, FakeTensor) for p in model.parameters()):
                 raise ValueError(
