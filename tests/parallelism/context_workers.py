@@ -101,10 +101,12 @@ def step_bytes(order: str) -> tuple[int, int]:
     )
 
 
-def attention_alone(order: str) -> dict[str, float]:
+def attention_alone(
+    order: str, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
     """In u of this width: what is held of others, and what is sent."""
     rank, ranks = placed()
-    q, k, v, dout = heads(torch.float32, batch=1)
+    q, k, v, dout = heads(dtype, batch=1)
     mine = places(32, ranks, rank, order)
     own = [x[:, :, mine].clone().requires_grad_() for x in (q, k, v)]
     dout, sent = dout[:, :, mine].clone(), 0

@@ -51,12 +51,14 @@ def test_one_process_is_a_rank_alone(order):
     assert (found - work.by_hand(q, k, v)).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("ranks", "order"), CASES)
-@pytest.mark.few(2)
-def test_buffers_and_traffic_are_the_laws(pools, ranks, order):
-    for row in pools[ranks].run(work.attention_alone, order):
+@pytest.mark.few(3)
+def test_buffers_and_traffic_are_the_laws(pools, ranks, order, dtype):
+    sent = context_traffic(ranks, 0.5, itemsize=dtype.itemsize)
+    for row in pools[ranks].run(work.attention_alone, order, dtype):
         assert row["held"] == pytest.approx(context_buffers(ranks, 0.5))
-        assert row["sent"] == pytest.approx(context_traffic(ranks, 0.5))
+        assert row["sent"] == pytest.approx(sent)
 
 
 def simulated(ranks):
@@ -112,6 +114,8 @@ def test_laws():
     assert context_buffers(8, 0.25, "all-gather") == 7 * 2 * 0.25 / 8
     # A ring sends as much however many there are, an all-to-all less.
     assert context_traffic(1000) == pytest.approx(6, rel=0.01)
+    assert context_traffic(1000, itemsize=2) == pytest.approx(8, rel=0.01)
+    assert context_traffic(8, itemsize=8) == context_traffic(8)
     assert context_traffic(8, way="all-gather") == 6 * 7 / 8
     assert context_traffic(8, way="all-to-all") == 8 * 7 / 64
 

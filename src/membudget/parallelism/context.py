@@ -86,25 +86,33 @@ def context_buffers(ranks: int, kv: float = 1.0, way: str = "ring") -> float:
     return 2 * kv * (min(others, 2) if way == "ring" else others) / ranks
 
 
-def context_traffic(ranks: int, kv: float = 1.0, way: str = "ring") -> float:
+def context_traffic(
+    ranks: int, kv: float = 1.0, way: str = "ring", itemsize: int = 4
+) -> float:
     """What a rank sends for a block's attention in a step, in u.
 
     Forward: a ring and a gather send keys and values P − 1 times, an
     all-to-all sends queries, keys, values and the result. Backward: the
     first two send keys and values again and their gradients, which in a ring
     make one hop more to come home; an all-to-all sends the four gradients.
+    A ring adds to the gradients at each hop, so :func:`ring_attention` sends
+    those of 16 bits in fp32, as PyTorch's does.
 
     Args:
         kv: as for :func:`context_buffers`.
         way: one of :data:`WAYS`.
+        itemsize: bytes of a number of keys and values, from 2 to 8.
     """
     ranks, kv = _law(ranks, kv)
     one_of(way, WAYS, "way")
+    itemsize = whole(itemsize, "itemsize", 2, 8)
     others = ranks - 1
     if way == "all-to-all":
         return 2 * (2 + 2 * kv) * others / ranks**2
-    home = way == "ring" and others > 0
-    return 2 * kv * (3 * others + home) / ranks
+    gradients = float(others)
+    if way == "ring" and others:
+        gradients = ranks * max(4, itemsize) / itemsize
+    return 2 * kv * (2 * others + gradients) / ranks
 
 
 def _law(ranks: int, kv: float) -> tuple[int, float]:
