@@ -122,6 +122,16 @@ def pipeline_stage(
     )
 
 
+def receive_buffers(stages: Sequence[PipelineStage]) -> list[torch.Tensor]:
+    """What stages keep between steps for what other ranks send."""
+    found = []
+    for stage in stages:
+        for rows in stage.args_recv_info, stage.grad_recv_info:
+            for info in (one for row in rows.values() for one in row):
+                found.append(getattr(info, "buffer", None))
+    return [b for b in found if isinstance(b, torch.Tensor)]
+
+
 def tile_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,11 @@ from membudget.checks import flag, function, instance, scalar_loss, whole
 from membudget.internals import FakeTensorMode
 from membudget.measuring import Allocation, PeakTracker
 from membudget.models import GPT, Llama
-from membudget.parallelism._private import messages_kept, pipeline_stage
+from membudget.parallelism._private import (
+    messages_kept,
+    pipeline_stage,
+    receive_buffers,
+)
 from membudget.parallelism.pipeline import cut, stages_of
 from membudget.parallelism.tables import SCHEDULES, checked
 from membudget.sharding._private import fake_group
@@ -178,12 +182,11 @@ def _step(
     losses: list[torch.Tensor] = []
     given = [tokens] if 0 in numbers else []
     wanted = dict(target=targets, losses=losses) if last in numbers else {}
-    with PeakTracker(*mine) as tracker:
-        engine.step(*given, return_outputs=False, **wanted)
-        for part in mine:
-            part.zero_grad(set_to_none=not zeroed)
-        losses.clear()
-        torch.zeros(0)  # the tracker looks at each operator
+    engine.step(*given, return_outputs=False, **wanted)
+    for part in mine:
+        part.zero_grad(set_to_none=not zeroed)
+    losses.clear()
+    with PeakTracker(*mine, *receive_buffers(stages)) as tracker:
         tracker.mark("step")
         engine.step(*given, return_outputs=False, **wanted)
     values = [] if alone else [value.item() for value in losses]
