@@ -20,6 +20,7 @@ BESIDE = ("experiments", "labs", "tools")
 
 KEPT = {
     "accumulation.Accumulator(reduction)": "a loop whose loss is a sum",
+    "planning.LABELS": "the words of its tables, for the Chinese catalogue",
     "records.best(folder)": "a reader's own records",
     "measuring.MemoryMonitor(warning)": "the shares that 1b names",
     "ledger.activations(itemsize)": "that of a 16-bit model",

@@ -21,6 +21,7 @@ import {
   slider,
   stacked,
   svg,
+  t,
   table,
   text,
   widget,
@@ -32,11 +33,11 @@ import {
    layout(state, width): where everything stands in the picture. */
 
 const PARTS = {
-  optimizer: "optimizer states",
-  parameters: "parameters",
-  gradients: "gradients",
-  activations: "activations and inputs",
-  temporaries: "temporaries",
+  optimizer: t`optimizer states`,
+  parameters: t`parameters`,
+  gradients: t`gradients`,
+  activations: t`activations and inputs`,
+  temporaries: t`temporaries`,
 };
 
 /* The weight of a sample in units of 1/N, from its micro-batch's size, the
@@ -115,15 +116,19 @@ export function timesOf({ record }, size) {
 function timeText(state, size) {
   const found = new Set(timesOf(state, size).map((time) => time.toFixed(1)));
   if (!found.size) return "";
-  return `${[...found].join("–")} ${state.record.unit} a sample`;
+  return t`${[...found].join("–")} ${state.record.unit} a sample`;
 }
 
 /* "3 micro-batches (2 × 500 + 24)" */
 function cutText({ micro_batches: count, micro_batch, last_micro_batch }) {
-  const things = `${grouped(count)} micro-batch${count === 1 ? "" : "es"}`;
   const [size, last] = [grouped(micro_batch), grouped(last_micro_batch)];
-  if (size === last) return `${things} of ${size}`;
-  return `${things} (${grouped(count - 1)} × ${size} + ${last})`;
+  if (count === 1) return t`1 micro-batch of ${size}`;
+  if (size === last) return t`${grouped(count)} micro-batches of ${size}`;
+  return t(
+    "{0} micro-batches ({1} × {2} + {3})",
+    ...[count, count - 1].map(grouped),
+    ...[size, last],
+  );
 }
 
 const isOne = (factor) => Math.abs(factor - 1) < 1e-9;
@@ -139,34 +144,44 @@ function factorText(factor) {
 
 function weightText({ weights, weight_ratio }) {
   const [others, last] = weights.map(factorText);
-  const counts = isOne(weight_ratio)
-    ? `Every sample counts ${last}`
-    : `A sample of the last micro-batch counts ${last}, any other ${others}`;
-  const right = weights.every(isOne);
-  return counts + (right ? ", as in the whole" : ": not the gradient of the");
+  if (!isOne(weight_ratio)) {
+    return t(
+      "A sample of the last micro-batch counts {0}, any other {1}: not the " +
+        "gradient of the batch.",
+      ...[last, others],
+    );
+  }
+  return weights.every(isOne)
+    ? t`Every sample counts ${last}, as in the whole batch.`
+    : t`Every sample counts ${last}: not the gradient of the batch.`;
 }
 
 function costText(state, n) {
   if (!n.memory.activations) {
-    return "The peak is the optimizer step’s: more cuts only cost passes";
+    return t`The peak is the optimizer step’s: more cuts only cost passes.`;
   }
   const time = timeText(state, n.micro_batch);
-  const place = state.record?.gpu ? "a GPU" : "a CPU";
-  const measured = time && `, at ${time} on ${place}`;
   const count = grouped(n.micro_batches);
-  const often = n.micro_batches === 1 ? "once" : `${count} times`;
-  return `A step runs forward and backward ${often}${measured}`;
+  const runs =
+    n.micro_batches === 1
+      ? t`A step runs forward and backward once`
+      : t`A step runs forward and backward ${count} times`;
+  if (!time) return t`${runs}.`;
+  return state.record.gpu
+    ? t`${runs}, at ${time} on a GPU.`
+    : t`${runs}, at ${time} on a CPU.`;
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
-  const than = n.over > 0 ? "above" : "below";
-  const room = `${formatBytes(Math.abs(n.over))} ${than} the budget`;
-  return (
-    `${cutText(n)}: the peak is ${formatBytes(n.peak)}, ${room}. ` +
-    `${weightText(n)} batch. ${costText(state, n)}.`
-  );
+  const [cut, peak] = [cutText(n), formatBytes(n.peak)];
+  const room = formatBytes(Math.abs(n.over));
+  const fits =
+    n.over > 0
+      ? t`${cut}: the peak is ${peak}, ${room} above the budget.`
+      : t`${cut}: the peak is ${peak}, ${room} below the budget.`;
+  return [fits, weightText(n), costText(state, n)].join(t` `);
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -311,13 +326,13 @@ function* drawMemory(id, plan, n, state) {
   const { left: x, top: y, right, bottom } = plot;
   const over = n.over > 0;
   const verdict = over
-    ? `✗ ${formatBytes(n.over)} too much`
-    : `✓ fits, ${formatBytes(-n.over)} free`;
+    ? t`✗ ${formatBytes(n.over)} too much`
+    : t`✓ fits, ${formatBytes(-n.over)} free`;
   const broken = over ? " mb-broken" : "";
   yield text(0, 18, verdict, { class: `mb-value mb-verdict${broken}` });
   yield text(0, 37, cutText(n));
   yield* axes(plot, plan.axis);
-  yield text(x + 12, y - 11, "over time →");
+  yield text(x + 12, y - 11, t`over time →`);
   const box = { x, y, width: right - x, height: bottom - y };
   yield svg("clipPath", { id: `${id}-clip` }, svg("rect", box));
   const inside = svg("g", { "clip-path": `url(#${id}-clip)` });
@@ -334,15 +349,15 @@ function* drawMemory(id, plan, n, state) {
   const size = (bytes) =>
     (bytes > 2 * state.budget ? "↑ " : "") + formatBytes(bytes);
   const marks = [
-    [{ x: right, y: plan.budget }, "budget", formatBytes(state.budget)],
-    [plan.peak, "peak", size(n.peak)],
+    [{ x: right, y: plan.budget }, t`budget`, formatBytes(state.budget)],
+    [plan.peak, t`peak`, size(n.peak)],
   ];
   if (n.micro_batches > 1) {
-    marks.unshift([plan.whole, "whole batch", size(n.whole_peak)]);
+    marks.unshift([plan.whole, t`whole batch`, size(n.whole_peak)]);
   }
   yield* names(plot, marks);
   yield dot(plan.peak, "mb-peak");
-  yield text((end + right) / 2, bottom + 22, "step", MIDDLE);
+  yield text((end + right) / 2, bottom + 22, t`step`, MIDDLE);
 }
 
 function* drawStrip({ plot, blocks, handles }, n) {
@@ -360,14 +375,14 @@ function* drawStrip({ plot, blocks, handles }, n) {
     yield svg("path", { d, class: "mb-cut" });
   }
   yield text(plot.right + 12, y + 14, `N = ${grouped(n.global_batch)}`);
-  yield text(plot.right + 12, y + 31, "drag ▲");
+  yield text(plot.right + 12, y + 31, t`drag ▲`);
 }
 
 /* The weights of the samples, on an axis that does not move. */
 function* drawWeights({ plot, end, blocks }, n) {
   const [top, bottom] = [296, 344];
   const y = (weight) => bottom - (Math.min(weight, 3) * (bottom - top)) / 3;
-  yield text(plot.left, top - 22, "weight of one sample", BOLD);
+  yield text(plot.left, top - 22, t`weight of one sample`, BOLD);
   const shown = isOne(n.weight_ratio) ? [n.weights[0]] : n.weights;
   for (const [i, weight] of shown.entries()) {
     const label = (weight > 3 ? "↑ " : "") + factorText(weight);
@@ -389,11 +404,11 @@ function* drawWeights({ plot, end, blocks }, n) {
 
 function* drawCost({ cost }, n, state) {
   const { left, top, plot, axis, x } = cost;
-  const passes = `${grouped(n.passes)} passes`;
+  const passes = t`${grouped(n.passes)} passes`;
   yield text(left, top, passes, { class: "mb-value mb-verdict" });
-  yield text(left, top + 19, "forward and backward");
+  yield text(left, top + 19, t`forward and backward`);
   const time = timeText(state, n.micro_batch);
-  yield text(left, top + 44, time || "time: not measured", BOLD);
+  yield text(left, top + 44, time || t`time: not measured`, BOLD);
   if (!state.record) return;
   const { times, gpu } = state.record;
   yield* axes(plot, axis);
@@ -406,8 +421,8 @@ function* drawCost({ cost }, n, state) {
     yield text(x(size), plot.bottom + 16, grouped(size), MIDDLE);
   }
   const middle = (plot.left + plot.right) / 2;
-  yield text(middle, plot.bottom + 31, "micro-batch", MIDDLE);
-  const place = gpu ? "measured on a GPU" : "not measured on a GPU";
+  yield text(middle, plot.bottom + 31, t`micro-batch`, MIDDLE);
+  const place = gpu ? t`measured on a GPU` : t`not measured on a GPU`;
   yield text(left, plot.bottom + 52, place);
 }
 
@@ -421,37 +436,38 @@ function results(id, { samples, record }, n) {
   const shown = (key) =>
     Number.isInteger(n[key]) ? grouped(n[key]) : formatNumber(n[key]);
   const list = {
-    micro_batches: "micro-batches",
-    global_batch: "global batch",
-    passes: "passes for one optimizer step",
-    weight_sum: "sum of the weights",
-    weight_ratio: "largest ÷ smallest weight",
-    steps_per_epoch: `optimizer steps in an epoch of ${grouped(samples)}`,
-    last_window: "samples in its last window",
+    micro_batches: t`micro-batches`,
+    global_batch: t`global batch`,
+    passes: t`passes for one optimizer step`,
+    weight_sum: t`sum of the weights`,
+    weight_ratio: t`largest ÷ smallest weight`,
+    steps_per_epoch: t`optimizer steps in an epoch of ${grouped(samples)}`,
+    last_window: t`samples in its last window`,
   };
   return [
-    table(id, ["bytes at the peak", "micro-batches", "whole batch"], [
+    table(id, [t`bytes at the peak`, t`micro-batches`, t`whole batch`], [
       ...rows.reverse(),
-      { sum: true, label: "peak", cells: sum },
+      { sum: true, label: t`peak`, cells: sum },
     ]),
     numberList(
       Object.entries(list).map(([key, label]) =>
         [label, key, n[key], shown(key)],
       ),
     ),
-    html("p", {}, record ? `Times: ${record.provenance}.` : ""),
+    html("p", {}, record ? t`Times: ${record.provenance}.` : ""),
   ];
 }
 
-const NOTE =
+const NOTE = t(
   "A hill is the memory of one micro-batch: activations grow in the forward " +
-  "pass and are freed in the backward pass; gradients stay until the " +
-  "optimizer step. Corners are exact, sides drawn straight. The thin line " +
-  "is the whole batch at once, the dotted one your last setting. Drag a " +
-  "triangle to cut elsewhere, or click the times. A bar is " +
-  "the weight of a sample in the gradient. Window: the sum of the losses " +
-  "÷ N. Mean of means: each micro-batch’s sum ÷ its samples ÷ the steps. " +
-  "No division: each micro-batch’s sum ÷ its samples.";
+    "pass and are freed in the backward pass; gradients stay until the " +
+    "optimizer step. Corners are exact, sides drawn straight. The thin line " +
+    "is the whole batch at once, the dotted one your last setting. Drag a " +
+    "triangle to cut elsewhere, or click the times. A bar is the weight of " +
+    "a sample in the gradient. Window: the sum of the losses ÷ N. Mean of " +
+    "means: each micro-batch’s sum ÷ its samples ÷ the steps. No division: " +
+    "each micro-batch’s sum ÷ its samples.",
+);
 
 // ---- the widget ----------------------------------------------------------
 
@@ -471,7 +487,7 @@ function build({ id, get, set, bound, picture }) {
   const change = (key) => (value) => go({ [key]: value });
 
   const steps = slider({
-    label: "Accumulation steps",
+    label: t`Accumulation steps`,
     key: "steps",
     onInput(value) {
       asked = value;
@@ -479,16 +495,16 @@ function build({ id, get, set, bound, picture }) {
     },
   });
   const normalisation = radios({
-    label: "Normalisation",
+    label: t`Normalisation`,
     key: "normalisation",
     onChange: change("normalisation"),
   });
-  const global = bound(numberField, "Global batch N", "global_batch", {
+  const global = bound(numberField, t`Global batch N`, "global_batch", {
     max: LARGEST_BATCH,
     onChange: change("global_batch"),
   });
   const micro = slider({
-    label: "Micro-batch",
+    label: t`Micro-batch`,
     key: "micro_batch",
     onInput: change("micro_batch"),
   });
@@ -527,11 +543,12 @@ function build({ id, get, set, bound, picture }) {
   const show = (state, n) => {
     const stays = Math.ceil(n.global_batch / asked) === n.micro_batch;
     const count = n.micro_batches;
+    const spoken = plural(count, "step");
     steps.update({
       value: Math.min(stays ? asked : count, MOST_STEPS),
       max: MOST_STEPS,
-      text: count > MOST_STEPS ? `over ${MOST_STEPS}` : count,
-      spoken: `${plural(count, "step")}: peak ${formatBytes(n.peak)}`,
+      text: count > MOST_STEPS ? t`over ${MOST_STEPS}` : count,
+      spoken: t`${spoken}: peak ${formatBytes(n.peak)}`,
     });
     normalisation.update({
       value: state.normalisation,
@@ -546,7 +563,7 @@ function build({ id, get, set, bound, picture }) {
 
   return {
     controls: [steps, normalisation],
-    legend: legend(id, { ...PARTS, over: "above the budget" }),
+    legend: legend(id, { ...PARTS, over: t`above the budget` }),
     more: [global, micro, batch],
     note: html("p", {}, NOTE),
     draw(state, width, before) {
@@ -554,7 +571,7 @@ function build({ id, get, set, bound, picture }) {
       plan = layout(state, width, before);
       show(state, n);
       return {
-        title: "Memory of one optimizer step",
+        title: t`Memory of one optimizer step`,
         sentence: sentence(state),
         height: plan.height,
         drawn: [

@@ -17,7 +17,10 @@ from membudget.accumulation import (
     Plan,
     footprint,
 )
-from membudget.widgets.base import Whole, Widget, format_bytes
+from membudget.widgets.base import Whole, Widget, format_bytes, later
+
+WORDS = later("window"), later("mean of means"), later("no division")
+"""The normalisations, as the widget shows them."""
 
 
 @cache
@@ -127,7 +130,7 @@ class Accumulation(Widget):
             footprint = digits_footprint()
             self.set_trait("record", digits_record())
             settings.setdefault(
-                "label", "an MLP on handwritten digits, with Adam"
+                "label", later("an MLP on handwritten digits, with Adam")
             )
         super().__init__(footprint=footprint, **settings)
 

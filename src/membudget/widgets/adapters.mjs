@@ -1,6 +1,5 @@
 import {
   HOLDERS,
-  LETTER,
   bar,
   byteCell,
   checkBox,
@@ -18,8 +17,10 @@ import {
   radios,
   still,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -37,18 +38,23 @@ const HALVES = [
   [["norm1"], ["query", "key", "value"], ["attention"], ["out"]],
   [["norm2"], ["gate", "up"], ["product"], ["down"]],
 ];
-const LABELS = { norm1: "norm", norm2: "norm", product: "SiLU, product" };
+const LABELS = {
+  norm1: t`norm`,
+  norm2: t`norm`,
+  attention: t`attention`,
+  product: t`SiLU, product`,
+};
 
 /* The boxes of the table's rows. */
 const PLACES = {
-  block: ["the block’s input", ["block"]],
-  norms: ["norms", ["norm1", "norm2"]],
+  block: [t`the block’s input`, ["block"]],
+  norms: [t`norms`, ["norm1", "norm2"]],
   linear: [
-    "linear layers, adapters",
+    t`linear layers, adapters`,
     ["query", "key", "value", "out", "gate", "up", "down"],
   ],
-  attention: ["attention", ["attention"]],
-  product: ["SiLU, product", ["product"]],
+  attention: [t`attention`, ["attention"]],
+  product: [t`SiLU, product`, ["product"]],
 };
 
 /* How a peak's activations look, of which the tiles show two kinds. */
@@ -56,9 +62,9 @@ const seen = (part) => (part === "activations" ? "both" : part);
 
 /* The switches that only adapters have. */
 const ADAPTERS = {
-  bf16: "bf16 adapters",
-  dropout: "Dropout in adapters",
-  four_bits: "Base in 4 bits",
+  bf16: t`bf16 adapters`,
+  dropout: t`Dropout in adapters`,
+  four_bits: t`Base in 4 bits`,
 };
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -101,7 +107,11 @@ export function describe(state) {
   const made = state.checkpointed ? tilesOf(state, plain, true) : [];
   const places = Object.entries(PLACES).map(([key, [, boxes]]) => [
     key,
-    sum(kept.filter((t) => boxes.includes(t.boxes[0])).map((t) => t.bytes)),
+    sum(
+      kept
+        .filter(({ boxes: [first] }) => boxes.includes(first))
+        .map(({ bytes }) => bytes),
+    ),
   ]);
   return {
     tiles: [...kept, ...made],
@@ -124,11 +134,11 @@ export function describe(state) {
 const mib = (bytes) => `${(bytes / MIB).toFixed(1)} MiB`;
 const gib = (bytes) => `${(bytes / GIB).toFixed(1)} GiB`;
 
-const CHECKPOINT =
+const CHECKPOINT = t(
   "A checkpoint keeps one x, the block’s input. All else is made again, one " +
-  "block at a time.";
-const FOUR_BITS = " In 4 bits the weights shrink, and the tiles stay.";
-const FROZEN = "A frozen linear layer keeps nothing";
+    "block at a time.",
+);
+const FOUR_BITS = t`In 4 bits the weights shrink, and the tiles stay.`;
 
 /* Why the tiles are as they are. */
 function why(state) {
@@ -136,45 +146,62 @@ function why(state) {
   const [all, lora] = account.train.map(([name]) => name);
   if (checkpointed) return CHECKPOINT;
   if (train === all) {
-    return (
+    return t(
       "A trained linear layer keeps its input: query, key and value share " +
-      "one x, gate and up another."
+        "one x, gate and up another.",
     );
   }
   if (!adaptedIn(state)) {
-    return `${FROZEN}. What stays is for the gradients that pass through.`;
+    return t(
+      "A frozen linear layer keeps nothing. What stays is for the gradients " +
+        "that pass through.",
+    );
   }
   if (dropout) {
-    return (
-      "With dropout each adapter keeps a mask and a dropped copy of x, " +
-      `both in ${bf16 ? "bf16" : "fp32"}.`
+    return t(
+      "With dropout each adapter keeps a mask and a dropped copy of x, both " +
+        "in {0}.",
+      bf16 ? "bf16" : "fp32",
     );
   }
   if (train === lora) {
     return bf16
-      ? "bf16 adapters take x as it is: query, key and value share one, " +
-          "gate and up another."
-      : "Each fp32 adapter casts its own copy of x: query, key and value " +
-          "keep three, gate and up two.";
+      ? t(
+          "bf16 adapters take x as it is: query, key and value share one, " +
+            "gate and up another.",
+        )
+      : t(
+          "Each fp32 adapter casts its own copy of x: query, key and value " +
+            "keep three, gate and up two.",
+        );
   }
-  const what = bf16 ? "share one x" : "each keep a copy of x in fp32";
-  return `Query and value ${what}. ${FROZEN}.`;
+  return bf16
+    ? t`Query and value share one x. A frozen linear layer keeps nothing.`
+    : t(
+        "Query and value each keep a copy of x in fp32. A frozen linear " +
+          "layer keeps nothing.",
+      );
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
   const large = gib(n.large_peak);
-  const of =
+  const peak =
     n.peak === n.full
-      ? `; that of Llama 3 8B ${large}`
-      : `, ${percent(n.peak, n.full)} of full training’s; that of Llama 3 8B ` +
-        `${large}, ${percent(n.large_peak, n.large_full)}`;
-  const packed = adaptedIn(state) && state.four_bits ? FOUR_BITS : "";
-  return (
-    `${why(state)}${packed} One block keeps ${mib(n.block)}, the whole step ` +
-    `${mib(n.saved)}. Its peak is ${mib(n.peak)}${of}.`
-  );
+      ? t`Its peak is ${mib(n.peak)}; that of Llama 3 8B ${large}.`
+      : t(
+          "Its peak is {0}, {1} of full training’s; that of Llama 3 8B {2}, " +
+            "{3}.",
+          ...[mib(n.peak), percent(n.peak, n.full)],
+          ...[large, percent(n.large_peak, n.large_full)],
+        );
+  return [
+    why(state),
+    ...(adaptedIn(state) && state.four_bits ? [FOUR_BITS] : []),
+    t`One block keeps ${mib(n.block)}, the whole step ${mib(n.saved)}.`,
+    peak,
+  ].join(t` `);
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -337,12 +364,12 @@ function* drawBoxes({ boxes, tiles, trained }) {
     yield text(x + GAP, at, label);
     const own = tiles.filter((tile) => tile.at === name);
     if (!own.length && name === "out" && trained) {
-      yield text(x + ASIDE, at, "reads what attention keeps");
+      yield text(x + ASIDE, at, t`reads what attention keeps`);
     }
     const kept = own.filter(({ again }) => !again);
     if (!kept.length) continue;
     const words = (sum(kept.map(({ bytes }) => bytes)) / MIB).toFixed(2);
-    if (LETTER * (label.length + words.length) + 3 * GAP > width) continue;
+    if (wideOf(label + words) + 3 * GAP > width) continue;
     yield text(x + width - GAP, at, words, { ...END, ...BOLD });
   }
 }
@@ -354,15 +381,18 @@ const partOf = ({ at, anyway }) => {
 
 /* What a tile is, for a mouse that rests on it. */
 const told = ({ boxes, name, numbers, itemsize, bytes }) =>
-  `${name}, for ${boxes.join(", ")}: a token’s ${numbers} numbers of ` +
-  `${itemsize} bytes; ${formatBytes(bytes)} in all`;
+  t(
+    "{0}, for {1}: a token’s {2} numbers of {3} bytes; {4} in all",
+    ...[t(name), boxes.join(t`, `), numbers, itemsize, formatBytes(bytes)],
+  );
 
 const meet = (one, other) =>
   one.name === other.name && one.boxes.some((box) => other.boxes.includes(box));
 
 /* A tile's words: in it where it has room, beside it where it is shared. */
 function* drawWords(tile) {
-  const { at, name, box, bytes } = tile;
+  const { at, box, bytes } = tile;
+  const name = t(tile.name);
   const y = box.y + box.height / 2 + 4;
   const free = ["shared", "block"].includes(at);
   if (free) {
@@ -370,7 +400,7 @@ function* drawWords(tile) {
     const look = { class: "mb-value mb-halo" };
     yield text(box.x + box.width + 6, y, words, look);
   }
-  if (LETTER * name.length + 4 > box.width) return;
+  if (wideOf(name) + 4 > box.width) return;
   const look = tile.again || tile.anyway ? "" : "mb-on";
   yield text(box.x + box.width / 2, y, name, { ...MIDDLE, class: look });
 }
@@ -430,7 +460,7 @@ function* drawPeak(id, { y, parts, full }, height, label, from) {
     }
     const { x, width } = part;
     const words = HOLDERS[part.part];
-    if (!label || LETTER * words.length + 10 > width) continue;
+    if (!label || wideOf(words) + 10 > width) continue;
     const middle = { ...MIDDLE, class: "mb-halo" };
     yield text(x + width / 2, y + height / 2 + 10, words, middle);
   }
@@ -443,27 +473,27 @@ function* drawPeak(id, { y, parts, full }, height, label, from) {
 function* drawSteps(id, plan, before, from) {
   const { small, large, second, plot } = plan;
   const kept = (y, words) => {
-    const told = `kept for backward: ${words}`;
+    const told = t`kept for backward: ${words}`;
     return second ? text(1, y, told) : text(plot.right, y, told, END);
   };
-  const peak = `Small Llama: peak ${mib(plan.peak)}`;
+  const peak = t`Small Llama: peak ${mib(plan.peak)}`;
   yield text(1, small.y - second, peak, BIG);
   yield kept(small.y, mib(plan.saved));
-  yield* drawPeak(id, small, 20, "full training", from?.small);
+  yield* drawPeak(id, small, 20, t`full training`, from?.small);
   if (before) {
     const box = { x: 1, y: small.y + 4.5, height: 23 };
     const width = before.small.end - 1;
     yield svg("rect", { ...box, width, class: "mb-ghost" });
   }
   yield* lengthAxis(plot, small.y + 44, plan.axis);
-  const words = `Llama 3 8B: peak ${gib(plan.large_peak)}`;
+  const words = t`Llama 3 8B: peak ${gib(plan.large_peak)}`;
   yield text(1, large.y - second, words, BOLD);
   yield kept(large.y, gib(plan.large_saved));
   yield* drawPeak(id, large, 10, "", from?.large);
 }
 
 const draw = (id, plan, before, from) => [
-  text(1, 19, `One block keeps ${mib(plan.block)}`, BIG),
+  text(1, 19, t`One block keeps ${mib(plan.block)}`, BIG),
   ...drawKey(plan),
   ...drawWires(plan),
   ...drawBoxes(plan),
@@ -496,53 +526,55 @@ function results(id, state, n) {
   }));
   const block = [byteCell("block", n.block), byteCell("full", full.block)];
   return [
-    table(id, ["one block keeps", "now", "full training"], [
+    table(id, [t`one block keeps`, t`now`, t`full training`], [
       ...places,
-      { sum: true, label: "together", cells: block },
+      { sum: true, label: t`together`, cells: block },
     ]),
-    table(id, ["at the peak", "small Llama", "Llama 3 8B"], [
+    table(id, [t`at the peak`, t`small Llama`, "Llama 3 8B"], [
       ...peaks,
-      both("peak", "together", { sum: true }),
-      both("saved", "kept for backward"),
+      both("peak", t`together`, { sum: true }),
+      both("saved", t`kept for backward`),
     ]),
   ];
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
+const NOTE = t(
   "A tile is a tensor that autograd keeps until the backward pass. It is as " +
-  "wide as a token’s numbers and as tall as the bytes of one. The numbers " +
-  "are MiB. Stripes are statistics, and the r numbers between an adapter’s " +
-  "A and B. A pale tile is kept even where no weight of the block is " +
-  "trained. The first block keeps less where nothing below it is trained. " +
-  "The last norm, the head and the loss keep what the blocks do not. " +
-  "Weights have 16 bits, and adapters rank 8. The small Llama has 8 blocks, " +
-  "takes 4 × 256 tokens, and runs by a CPU’s rules: a dropout mask is as " +
-  "large as its input. Llama 3 8B takes 4 096 tokens and runs by a GPU’s " +
-  "rules, with one byte a number in a mask; it was not measured on a GPU.";
+    "wide as a token’s numbers and as tall as the bytes of one. The numbers " +
+    "are MiB. Stripes are statistics, and the r numbers between an " +
+    "adapter’s A and B. A pale tile is kept even where no weight of the " +
+    "block is trained. The first block keeps less where nothing below it is " +
+    "trained. The last norm, the head and the loss keep what the blocks do " +
+    "not. Weights have 16 bits, and adapters rank 8. The small Llama has 8 " +
+    "blocks, takes 4 × 256 tokens, and runs by a CPU’s rules: a dropout " +
+    "mask is as large as its input. Llama 3 8B takes 4 096 tokens and runs " +
+    "by a GPU’s rules, with one byte a number in a mask; it was not " +
+    "measured on a GPU.",
+);
 
 const LEGEND = {
-  activations: "kept for a weight’s gradient",
-  checkpoints: "checkpoint",
-  anyway: "kept in any case",
-  recomputation: "made again",
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  both: "all activations",
-  temporaries: "temporaries",
+  activations: t`kept for a weight’s gradient`,
+  checkpoints: t`checkpoint`,
+  anyway: t`kept in any case`,
+  recomputation: t`made again`,
+  parameters: t`parameters`,
+  gradients: t`gradients`,
+  optimizer: t`optimizer states`,
+  both: t`all activations`,
+  temporaries: t`temporaries`,
 };
 
 function build({ id, get, set, bound }) {
   const train = radios({
-    ...{ label: "Train", key: "train" },
+    ...{ label: t`Train`, key: "train" },
     onChange: (value) => set({ train: value }),
   });
   const own = Object.entries(ADAPTERS).map(([key, label]) =>
     checkBox({ label, key, onChange: (on) => set({ [key]: on }) }),
   );
-  const checkpointed = bound(checkBox, "Checkpoint blocks", "checkpointed");
+  const checkpointed = bound(checkBox, t`Checkpoint blocks`, "checkpointed");
   const options = get().account.train.map(([name]) => name);
   let plan; // as it is drawn
   return {
@@ -554,11 +586,11 @@ function build({ id, get, set, bound }) {
       const last = plan;
       plan = layout(state, width);
       const from = last?.width === width && !still() ? last : null;
-      const disabled = adaptedIn(state) ? "" : "needs LoRA";
+      const disabled = adaptedIn(state) ? "" : t`needs LoRA`;
       train.update({ value: state.train, options });
       for (const box of own) box.update({ value: state[box.key], disabled });
       return {
-        title: "What autograd keeps",
+        title: t`What autograd keeps`,
         sentence: sentence(state),
         height: plan.height,
         drawn: draw(id, plan, before && layout(before, width), from),

@@ -28,6 +28,7 @@ from membudget.ledger import (
 )
 from membudget.ledger.paper import Paper, PaperTensor, Row, Segment
 from membudget.ledger.walk import kept
+from membudget.widgets.base import later
 
 FILE = Path(__file__).with_name("adapters.json")
 
@@ -47,10 +48,10 @@ ON_GPU = rules(LLAMA3_8B, "cuda") | {"foreach": False, "fused": True}
 """How its step runs, as in the chapter."""
 
 TRAINED: dict[str, dict[str, Any]] = {
-    "all weights": {"trained": ("*",)},
-    "LoRA, all layers": {"targets": TARGETS["llama"]},
-    "LoRA, query and value": {"targets": ("query", "value")},
-    "the embedding": {"trained": ("token.weight",)},
+    later("all weights"): {"trained": ("*",)},
+    later("LoRA, all layers"): {"targets": TARGETS["llama"]},
+    later("LoRA, query and value"): {"targets": ("query", "value")},
+    later("the embedding"): {"trained": ("token.weight",)},
 }
 """What is trained, by the widget's words: weights, or adapters' layers."""
 
@@ -74,8 +75,8 @@ AFTER = {
 """The box of rows that no linear layer writes, by the box before them."""
 
 NAMES = {
-    "norm1": ("input", "1/rms", "normalised"),
-    "attention": ("q", "k", "v", "result", "sums"),
+    "norm1": (later("input"), "1/rms", later("normalised")),
+    "attention": ("q", "k", "v", later("result"), later("sums")),
     "norm2": ("input", "1/rms", "normalised"),
     "product": ("gate", "SiLU(gate)", "up"),
 }
@@ -166,7 +167,7 @@ def _boxes(rows: list[Row | Segment], block: str) -> dict[int, str]:
 def _x(tensor: PaperTensor, rows: list[Row | Segment]) -> str:
     """What a linear layer, its adapter or a checkpoint saves."""
     if any(isinstance(row, Row) and "dropout" in row.name for row in rows):
-        return "mask"
+        return later("mask")
     return "x" if tensor.elements >= SHAPE.width * TOKENS else "A x"
 
 

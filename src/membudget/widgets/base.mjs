@@ -110,13 +110,26 @@ export function stacked(rows, keys, y) {
 
 // ---- words ---------------------------------------------------------------
 
-/** "1 segment", "4 segments" */
+/** Words in the language of the page, which the book has as `mbWords`:
+    t`${1} of ${2}` and t("{0} of {1}", 1, 2) both ask for "{0} of {1}". No
+    space stays between Chinese ones where a value comes in. */
+export const t = (words, ...values) => {
+  const put = (all, word, i) => `${all}{${i - 1}}${word}`;
+  const key = words.raw ? words.reduce(put) : words;
+  return (globalThis.mbWords?.[key] ?? key)
+    .replace(/\{(\d)\}/g, (_, i) => values[i])
+    .replace(/([\u4e00-\u9fff]) (?=[\u4e00-\u9fff])/g, "$1");
+};
+
+/** "1 segment", "4 segments"; `thing` is in English. */
 export const plural = (count, thing) =>
-  `${count} ${thing}${count === 1 ? "" : "s"}`;
+  count === 1 && !globalThis.mbWords
+    ? `1 ${thing}`
+    : t(`{0} ${thing}s`, count);
 
 /** "25 %" */
 export const percent = (part, whole) =>
-  `${whole ? Math.floor((100 * part) / whole + 0.5) : 100} %`;
+  t`${whole ? Math.floor((100 * part) / whole + 0.5) : 100} %`;
 
 /** "851 496", with a narrow space that does not break. */
 export const grouped = (count) =>
@@ -127,10 +140,10 @@ export const powerOfTwo = (e) =>
   `2${String(e).replace(/./g, (c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)])}`;
 
 /** "a, b and c" */
-export const listed = (things) =>
-  things.length > 1
-    ? `${things.slice(0, -1).join(", ")} and ${things.at(-1)}`
-    : things.join("");
+export const listed = (things) => {
+  const some = things.slice(0, -1).join(t`, `);
+  return some ? t`${some} and ${things.at(-1)}` : things.join("");
+};
 
 // ---- drawing -------------------------------------------------------------
 
@@ -311,9 +324,13 @@ export const budgetLine = (id, plot, y, over) => {
   ];
 };
 
+/** How wide words are, in pixels; a Chinese character is two letters. */
+export const wideOf = (words) =>
+  LETTER * words.replace(/[\u2e80-\uffef]/g, "xx").length;
+
 /** The first words of a run that have room. */
 export const labelOf = ({ width, words }) =>
-  words.find((word) => LETTER * word.length + 4 < width);
+  words.find((word) => wideOf(word) + 4 < width);
 
 /** A strip that names what runs where: { part, x, width, words }, of which
     the first words that have room are written. */
@@ -331,10 +348,10 @@ export const strip = (id, y, runs) =>
 
 /* Words for a phase of a step, the longest first. */
 export const PHASE_WORDS = {
-  forward: ["forward pass", "forward", "F"],
-  recomputation: ["recomputation", "R"],
-  backward: ["backward pass", "backward", "B"],
-  optimizer: ["optimizer step", "step", "S"],
+  forward: [t`forward pass`, t`forward`, "F"],
+  recomputation: [t`recomputation`, "R"],
+  backward: [t`backward pass`, t`backward`, "B"],
+  optimizer: [t`optimizer step`, t`step`, "S"],
 };
 
 /** What runs where, from the phase of each moment and where moments begin. */
@@ -360,12 +377,12 @@ export const phaseStrip = (id, plot, runs) =>
 
 /** What holds the bytes of a step. */
 export const HOLDERS = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  activations: "activations",
-  inputs: "inputs",
-  temporaries: "temporaries",
+  parameters: t`parameters`,
+  gradients: t`gradients`,
+  optimizer: t`optimizer states`,
+  activations: t`activations`,
+  inputs: t`inputs`,
+  temporaries: t`temporaries`,
 };
 
 // ---- numbers beside a picture --------------------------------------------
@@ -522,7 +539,7 @@ export function numberField({ max, ...more }) {
   return field({
     ...{ type: "number", min: 1, max, write: String, ...more },
     read: (text) => (fits(whole(text)) ? whole(text) : undefined),
-    how: `use a whole number from 1 to ${grouped(max)}`,
+    how: t`use a whole number from 1 to ${grouped(max)}`,
   });
 }
 
@@ -570,7 +587,8 @@ export function choice({ label, key, options, onChange }) {
   };
 }
 
-/** A choice with all of its options in sight; `update` may change them. */
+/** A choice with all of its options in sight; `update` may change them. They
+    are in English. */
 export function radios({ label, key, onChange }) {
   const id = makeId();
   const group = html("div", { class: "mb-options" });
@@ -583,7 +601,7 @@ export function radios({ label, key, onChange }) {
   const option = (value) => {
     const more = { type: "radio", name: id, value, "data-key": key };
     const input = control("input", more);
-    return html("label", { class: "mb-check" }, input, value);
+    return html("label", { class: "mb-check" }, input, t(value));
   };
   root.addEventListener("change", (event) => onChange(event.target.value));
   let [shown, held] = [[], ""];
@@ -633,16 +651,16 @@ export const pixels = (box) =>
     step for each press. */
 export function player({ key, step, every = 90 }) {
   let timer = null;
-  const { root } = button({ label: "Play", key, onClick: () => press() });
+  const { root } = button({ label: t`Play`, key, onClick: () => press() });
   const stop = () => {
     clearInterval(timer);
     timer = null;
-    root.textContent = still() ? "Step" : "Play";
+    root.textContent = still() ? t`Step` : t`Play`;
   };
   const press = () => {
     if (timer !== null) return stop();
     if (!step() || still()) return stop();
-    root.textContent = "Pause";
+    root.textContent = t`Pause`;
     timer = setInterval(() => step() || stop(), every);
   };
   stop();
@@ -811,7 +829,7 @@ export function widget({ name, keys, build }) {
       ({ key }) => key,
     );
     const reset = button({
-      label: "Reset",
+      label: t`Reset`,
       key: "reset",
       onClick: () => {
         parts.stop?.();
@@ -820,7 +838,7 @@ export function widget({ name, keys, build }) {
       },
     });
     const title = html("b", { class: "mb-title" });
-    const was = html("span", {}, html("i", { class: "mb-was" }), "before");
+    const was = html("span", {}, html("i", { class: "mb-was" }), t`before`);
     parts.legend?.append(was);
     // the words at once for the eye, and for the ear where they come to rest
     const said = html("p", { class: "mb-live", "aria-hidden": "true" });
@@ -847,8 +865,8 @@ export function widget({ name, keys, build }) {
       ...(parts.legend ? [parts.legend] : []),
       said,
       live,
-      ...(parts.more ? [fold("More settings", grid(parts.more))] : []),
-      fold("Numbers, and how to read this", numbers, parts.note ?? ""),
+      ...(parts.more ? [fold(t`More settings`, grid(parts.more))] : []),
+      fold(t`Numbers, and how to read this`, numbers, parts.note ?? ""),
     );
     const anew = () => (fresh = true);
     el.addEventListener("change", anew);
@@ -872,8 +890,10 @@ export function widget({ name, keys, build }) {
       }
       const ghost = parts.picture.querySelector(".mb-ghost:not(.mb-named)");
       was.style.visibility = ghost ? "visible" : "hidden";
-      const of = state.label ? `: ${state.label}` : "";
-      title.textContent = shown.title + of;
+      const { title: words } = shown;
+      title.textContent = state.label
+        ? t`${words}: ${t(state.label)}`
+        : words;
       numbers.replaceChildren(...shown.numbers);
       reset.root.disabled = keys.every((key) => state[key] === start[key]);
       if (ready) {

@@ -17,6 +17,24 @@ from membudget.widgets.bundle import module_text, style_text
 __all__ = ["Checked", "Whole", "Widget", "format_bytes", "format_number"]
 
 
+def later(text: str) -> str:
+    """A label that the book also shows in Chinese: marks it for the catalogue,
+    as gettext's ``N_`` does. The module asks for it with ``t``.
+    """
+    return text
+
+
+TEXTS = {
+    "fp32": later("everything in fp32"),
+    "autocast": later("fp32 parameters, matrix products in 16 bits"),
+    "bf16": later("everything in bf16"),
+    "master": later("bf16 model, fp32 copy for the optimizer"),
+    "master-fp32-gradients": later(
+        "bf16 model, fp32 copy, gradients summed in fp32"
+    ),
+}
+"""The recipes in words: those of :data:`membudget.ledger.RECIPES`."""
+
 MOST = 10**24
 """Of a number with two decimals."""
 

@@ -11,6 +11,7 @@ import {
   listed,
   powerOfTwo,
   svg,
+  t,
   table,
   text,
   widget,
@@ -127,20 +128,21 @@ export function keptText(value, x) {
 
 /* What becomes of a number. */
 function fate({ kind, error, value }) {
-  if (kind === "underflow") return "underflow: lost";
+  if (kind === "underflow") return t`underflow: lost`;
   if (kind === "overflow") {
-    const clipped = `clipped to ${numberText(value)}, its largest`;
-    return Math.abs(value) < Infinity ? clipped : "overflow: ∞";
+    return Math.abs(value) < Infinity
+      ? t`clipped to ${numberText(value)}, its largest`
+      : t`overflow: ∞`;
   }
-  const words = error ? `error ${numberText(100 * error, 2)} %` : "exact";
-  return kind === "subnormal" ? `${words}, subnormal` : words;
+  const words = error ? t`error ${numberText(100 * error, 2)} %` : t`exact`;
+  return kind === "subnormal" ? t`${words}, subnormal` : words;
 }
 
 /* Sign, exponent and fraction as they are multiplied. */
 function factors({ bits, value }, { normal }) {
   const size = Math.abs(value);
   const sign = bits[0] === "1" ? "−" : "+";
-  if (size === Infinity) return [sign, "all ones", "0: infinity"];
+  if (size === Infinity) return [sign, t`all ones`, t`0: infinity`];
   const e = binade(Math.max(size, normal));
   return [sign, powerOfTwo(e), numberText(size / 2 ** e, 7)];
 }
@@ -161,17 +163,23 @@ export function sentence(state) {
   const x = Number(state.number);
   const where = (test) =>
     listed(describe(state).filter(test).map(({ name }) => name));
-  const lost = (kind, words) => {
-    const names = where((of) => of.kind === kind);
-    return names && `; ${words} ${names}`;
-  };
-  return (
-    `${numberText(x)} is exact in ` +
-    (where(({ value }) => value === x) || "no format") +
-    lost("subnormal", "subnormal in") +
-    lost("underflow", "lost to underflow in") +
-    `${lost("overflow", "too large for")}.`
-  );
+  const [exact, ...lost] = [
+    where(({ value }) => value === x),
+    ...["subnormal", "underflow", "overflow"].map((kind) =>
+      where((of) => of.kind === kind),
+    ),
+  ];
+  const [subnormal, underflow, overflow] = lost;
+  const all = [
+    exact
+      ? t`${numberText(x)} is exact in ${exact}`
+      : t`${numberText(x)} is exact in no format`,
+    subnormal && t`subnormal in ${subnormal}`,
+    underflow && t`lost to underflow in ${underflow}`,
+    overflow && t`too large for ${overflow}`,
+  ];
+  const said = all.filter(Boolean).join(t`; `);
+  return t`${said}.`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -222,7 +230,8 @@ function* drawRanges(id, plan, state, then) {
   const { plot, rows, ticks, now, lines } = plan;
   const across = (x) => rows.map(({ bar }) => `M${x} ${bar - 3}v15`).join("");
   const shown = chosen(state);
-  const big = (lines > 1 ? "" : `${state.format}: `) + shown.words[0];
+  const [kept] = shown.words;
+  const big = lines > 1 ? kept : t`${state.format}: ${kept}`;
   yield text(0, 17, big, { class: "mb-value mb-big" });
   yield text(0, 36, shown.words[1], { class: `mb-value mb-${shown.kind}` });
   for (const { name, y, bar, ends, at, kind, words } of rows) {
@@ -251,7 +260,7 @@ function* drawRanges(id, plan, state, then) {
     yield line(x, plot.bottom, x, plot.bottom + 4, "mb-axis");
     yield text(x, plot.bottom + 28, powerOfTwo(e), MIDDLE);
   }
-  yield text(plot.right, 17, "◀ drag ▶", END);
+  yield text(plot.right, 17, t`◀ drag ▶`, END);
 }
 
 function results(id, { rows }) {
@@ -263,12 +272,17 @@ function results(id, { rows }) {
       [name, bits],
     ],
   });
-  return [table(id, ["format", "stored", "kept", "bits"], rows.map(row))];
+  const head = [t`format`, t`stored`, t`kept`, t`bits`];
+  return [table(id, head, rows.map(row))];
 }
 
 // ---- the bits ------------------------------------------------------------
 
-const FIELDS = ["sign", "exponent", "fraction"];
+const FIELDS = [
+  ["sign", t`sign`],
+  ["exponent", t`exponent`],
+  ["fraction", t`fraction`],
+];
 
 /* The bits of one format as buttons in a group: one of them is reached by the
    tabulator, the others from it by the arrow keys. */
@@ -287,16 +301,17 @@ function bitButtons({ onFlip }) {
     all = [];
     let from = 0;
     const fields = bits.split(" ").map((digits, k) => {
+      const [kind, field] = FIELDS[k];
       const buttons = [...digits].map((_, i) => {
         const at = from + i;
-        const label = `${FIELDS[k]} bit ${i + 1} of ${digits.length}`;
+        const label = t`${field} bit ${i + 1} of ${digits.length}`;
         const { root: bit } = button({ label: "", onClick: () => onFlip(at) });
         bit.tabIndex = at ? -1 : 0;
         all.push({ bit, at, label });
         return bit;
       });
       from += digits.length + 1; // and the blank
-      const look = `mb-field mb-${FIELDS[k]}`;
+      const look = `mb-field mb-${kind}`;
       const name = html("small");
       return html("div", { class: look }, name, html("div", {}, ...buttons));
     });
@@ -305,17 +320,17 @@ function bitButtons({ onFlip }) {
   const update = ({ name, of, bits, value }) => {
     if (name !== shown) build(bits);
     shown = name;
-    root.setAttribute("aria-label", `Bits of ${shown}: arrow keys move`);
+    root.setAttribute("aria-label", t`Bits of ${shown}: arrow keys move`);
     factors({ bits, value }, of).forEach((words, k) => {
-      root.children[k].firstChild.textContent = `${FIELDS[k]} ${words}`;
+      root.children[k].firstChild.textContent = `${FIELDS[k][1]} ${words}`;
     });
     for (const { bit, at, label } of all) {
       const none = Number.isNaN(fromBits(flipped(bits, at), of));
       bit.textContent = bits[at];
-      bit.setAttribute("aria-label", `${label}: ${bits[at]}`);
+      bit.setAttribute("aria-label", t`${label}: ${bits[at]}`);
       bit.classList.toggle("mb-one", bits[at] === "1");
       bit.disabled = none;
-      bit.title = none ? "flipped, it would be NaN: no number" : "";
+      bit.title = none ? t`flipped, it would be NaN: no number` : "";
     }
   };
   return { root, update };
@@ -323,21 +338,23 @@ function bitButtons({ onFlip }) {
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
+const NOTE = t(
   "Click a bit to flip it: the number becomes what the bits make, the " +
-  "product of the three fields. A grey bit would make NaN. Each bar below " +
-  "is the range of a format, over powers of two. The line is the number, " +
-  "the dot is what the format stores; a cross says that the number is lost.";
+    "product of the three fields. A grey bit would make NaN. Each bar below " +
+    "is the range of a format, over powers of two. The line is the number, " +
+    "the dot is what the format stores; a cross says that the number is " +
+    "lost.",
+);
 
 function build({ id, get, set, bound, picture }) {
   const setNumber = (x) => set({ number: textOf(x) });
   const exact = field({
-    label: "Number (↑\u00a0doubles, ↓\u00a0halves)",
+    label: t`Number (↑ doubles, ↓ halves)`.replace(/([↑↓]) /g, "$1\u00a0"),
     key: "number",
     autocomplete: "off",
     read: parse,
     write: textOf,
-    how: "Write a number in fp64’s range, such as 0.1, -1e-5, 2^-24 or inf.",
+    how: t`Write a number in fp64’s range, such as 0.1, -1e-5, 2^-24 or inf.`,
     onChange: setNumber,
   });
   exact.root.addEventListener("keydown", (event) => {
@@ -347,7 +364,7 @@ function build({ id, get, set, bound, picture }) {
     const next = Number(get().number) * factor;
     if (next && Math.abs(next) < Infinity) setNumber(next);
   });
-  const format = bound(choice, "Format whose bits are shown", "format", {
+  const format = bound(choice, t`Format whose bits are shown`, "format", {
     options: get().formats.map(({ name }) => name),
   });
   const bits = bitButtons({
@@ -367,7 +384,7 @@ function build({ id, get, set, bound, picture }) {
     exact.update({ value: Number(state.number) });
     bits.update(chosen(state));
     return {
-      title: "One number in six formats",
+      title: t`One number in six formats`,
       sentence: sentence(state),
       height: plan.height,
       drawn: drawRanges(id, plan, state, now),
@@ -378,8 +395,8 @@ function build({ id, get, set, bound, picture }) {
     controls: [exact, format],
     picture: html("div", {}, bits.root, picture),
     legend: legend(id, {
-      parameters: "normal numbers",
-      subnormal: "subnormal numbers: fewer bits",
+      parameters: t`normal numbers`,
+      subnormal: t`subnormal numbers: fewer bits`,
     }),
     note: html("p", { class: "mb-note" }, NOTE),
     draw,

@@ -3,7 +3,6 @@
 
 import {
   HOLDERS,
-  LETTER,
   bar,
   button,
   byteCell,
@@ -26,12 +25,15 @@ import {
   spill,
   still,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
 const PARTS = Object.keys(HOLDERS);
+const NAMES = { ...HOLDERS, optimizer: t`optimizer` };
 
 /* The tokens are too few to be seen. */
 const SEEN = PARTS.filter((part) => part !== "inputs");
@@ -39,11 +41,14 @@ const SEEN = PARTS.filter((part) => part !== "inputs");
 /* The switches, in the order of the rows: words, what they do, and where they
    are taught. */
 const SWITCHES = {
-  cut: ["Split the batch", "one sequence at a time", "03_accumulation"],
-  forget: ["Forget activations", "keep each block’s input", "04_checkpointing"],
-  half: ["Mix precisions", "16-bit products, fp32 Adam", "06_precision"],
-  adapt: ["Train an adapter", "LoRA, weights in 4 bits", "07_adapters"],
-  share: ["Share over cards", "weights, Adam and batch", "09_sharding"],
+  cut: [t`Split the batch`, t`one sequence at a time`, "03_accumulation"],
+  forget: [
+    ...[t`Forget activations`, t`keep each block’s input`],
+    "04_checkpointing",
+  ],
+  half: [t`Mix precisions`, t`16-bit products, fp32 Adam`, "06_precision"],
+  adapt: [t`Train an adapter`, t`LoRA, weights in 4 bits`, "07_adapters"],
+  share: [t`Share over cards`, t`weights, Adam and batch`, "09_sharding"],
 };
 const KEYS = Object.keys(SWITCHES);
 
@@ -98,17 +103,18 @@ export function describe(state) {
 /** A saving's time in words: "+28 % GPU time". */
 export function costWords(ratio) {
   const change = Math.round(100 * (ratio - 1));
-  if (!change) return "same GPU time";
-  return `${change > 0 ? "+" : "−"}${Math.abs(change)} % GPU time`;
+  if (!change) return t`same GPU time`;
+  const sign = change > 0 ? "+" : "−";
+  return t`${sign}${Math.abs(change)} % GPU time`;
 }
 
 /* Why a saving may not be seen. */
 function stepWords({ now, peak, unsplit }, { cut, forget }) {
   if ((cut || forget) && now.activations < 0.001 * peak) {
-    return " The peak is Adam’s update, when no activation is alive.";
+    return t`The peak is Adam’s update, when no activation is alive.`;
   }
   if (cut && peak > unsplit) {
-    return " Here splitting adds memory: gradients wait for the next part.";
+    return t`Here splitting adds memory: gradients wait for the next part.`;
   }
   return "";
 }
@@ -117,22 +123,31 @@ function stepWords({ now, peak, unsplit }, { cut, forget }) {
 export function sentence(state) {
   const { tokens, batch } = state.tables.models[state.model];
   const n = describe(state);
-  const told =
-    `A step of ${batch} × ${grouped(tokens)} tokens with Adam needs ` +
-    `${formatBytes(n.peak)} on a card of ${formatBytes(n.budget)}.`;
-  const least = `No combination of these fits: the least needs ${formatBytes(n.least)}.`;
-  const count = `${n.fitting} of ${n.count} combinations ${n.fitting > 1 ? "fit" : "fits"}.`;
-  return `${told}${stepWords(n, state)} ${n.fitting ? count : least}`;
+  const told = t(
+    "A step of {0} × {1} tokens with Adam needs {2} on a card of {3}.",
+    ...[batch, grouped(tokens), formatBytes(n.peak), formatBytes(n.budget)],
+  );
+  const least = formatBytes(n.least);
+  let count = t`${n.fitting} of ${n.count} combinations fit.`;
+  if (n.fitting === 1) count = t`1 of ${n.count} combinations fits.`;
+  if (!n.fitting) {
+    count = t`No combination of these fits: the least needs ${least}.`;
+  }
+  return [told, stepWords(n, state), count].filter(Boolean).join(t` `);
 }
 
 /** What is left to try where it fits; "" where nothing is. */
 export function goals({ over, used, fewest, time, fastest }) {
   if (over) return "";
-  const left = [];
-  if (used > fewest) left.push(`with ${plural(fewest, "saving")}`);
-  if (time > fastest) left.push(`in ${percent(fastest, 1)} of the GPU time`);
-  if (left.length) return `It also fits ${left.join(", or ")}.`;
-  return "Nothing else fits with fewer savings, or in less GPU time.";
+  const [fewer, faster] = [used > fewest, time > fastest];
+  const savings = plural(fewest, "saving");
+  const share = percent(fastest, 1);
+  if (fewer && faster) {
+    return t`It also fits with ${savings}, or in ${share} of the GPU time.`;
+  }
+  if (fewer) return t`It also fits with ${savings}.`;
+  if (faster) return t`It also fits in ${share} of the GPU time.`;
+  return t`Nothing else fits with fewer savings, or in less GPU time.`;
 }
 
 /** The challenge that follows: a model and a card; null after the last. */
@@ -143,8 +158,8 @@ export function following({ model, card }) {
 
 const verdict = ({ over, peak, budget }) =>
   over
-    ? `${formatBytes(over)} too much`
-    : `It fits: ${formatBytes(budget - peak)} free`;
+    ? t`${formatBytes(over)} too much`
+    : t`It fits: ${formatBytes(budget - peak)} free`;
 
 // ---- layout --------------------------------------------------------------
 
@@ -192,10 +207,10 @@ function draw(id, state, n, plan) {
   const broken = n.over ? " mb-broken" : " mb-fine";
   const card = { x: plot.left, y: CARD, width: plan.edge - plot.left };
   const over = { x: plan.edge, y: CARD - 2, width: plan.end - plan.edge };
-  const takes = `GPU time: ${percent(n.time, 1)} of the plain step’s`;
+  const takes = t`GPU time: ${percent(n.time, 1)} of the plain step’s`;
   const named = parts.filter(
     ({ part, x, width }) =>
-      x >= plan.edge && LETTER * part.length + 12 < width,
+      x >= plan.edge && wideOf(NAMES[part]) + 12 < width,
   );
   return [
     text(plot.left, 24, verdict(n), { class: `mb-verdict${broken}` }),
@@ -205,7 +220,7 @@ function draw(id, state, n, plan) {
     ...bar(id, parts, CARD + 3, TALL - 6),
     ...(n.over ? spill(id, { ...over, height: TALL + 4 }) : []),
     ...named.map(({ part, x, width }) =>
-      text(x + width / 2, CARD + TALL / 2 + 4, part, {
+      text(x + width / 2, CARD + TALL / 2 + 4, NAMES[part], {
         ...MIDDLE,
         class: "mb-halo",
       }),
@@ -240,39 +255,53 @@ function move(drawn, from) {
 function results(id, n) {
   const rows = PARTS.map((part) => ({
     part,
-    label: part,
+    label: NAMES[part],
     cells: ["now", "plain"].map((of) =>
       byteCell(`${of}.${part}`, n[of][part]),
     ),
   }));
   return [
-    table(id, ["at the peak", "now", "plain"], rows),
+    table(id, [t`at the peak`, t`now`, t`plain`], rows),
     numberList([
-      ["peak on a card", "peak", n.peak, formatBytes(n.peak)],
-      ["the card has", "budget", n.budget, formatBytes(n.budget)],
-      ["combinations that fit", "fitting", n.fitting, `${n.fitting} of ${n.count}`],
-      ["GPU time of the plain step’s", "time", n.time, percent(n.time, 1)],
+      [t`peak on a card`, "peak", n.peak, formatBytes(n.peak)],
+      [t`the card has`, "budget", n.budget, formatBytes(n.budget)],
+      [
+        ...[t`combinations that fit`, "fitting", n.fitting],
+        t`${n.fitting} of ${n.count}`,
+      ],
+      [t`GPU time of the plain step’s`, "time", n.time, percent(n.time, 1)],
     ]),
   ];
 }
 
 const NOTES = [
-  "The plain step runs in fp32 with Adam, all sequences at once, on one card.",
-  "The frame is the memory that a step can use. The fill is what is alive at " +
-    "the worst moment, by a CPU’s kernels. " +
-    "Where that moment comes before the first gradient, none is drawn.",
-  "GPU time is seconds × cards, by the card’s data sheet, not measured; fp32 " +
-    "is TF32 where the card can, Adam is fused. Beside a switch stands what " +
-    "it changes now, the others as they are.",
-  "Mixed precision is autocast on one card. Over several, bf16 weights are " +
-    "gathered from fp32 shards. A T4 has no bf16: emulated, it is given the " +
-    "speed of fp32, but beside an adapter fp16. Weights and Adam’s states in " +
-    "bf16 alone need half as much and can hurt training: page 6b says when, " +
-    "the planner has them.",
-  "The adapter is LoRA of rank 16 in all linear layers, over weights in 4 " +
-    "bits (QLoRA). Beside it mixed precision keeps the other weights in bf16, " +
-    "and each card has all of them.",
-  "The page’s address holds the switches: copy it to share.",
+  t(
+    "The plain step runs in fp32 with Adam, all sequences at once, on one " +
+      "card.",
+  ),
+  t(
+    "The frame is the memory that a step can use. The fill is what is alive " +
+      "at the worst moment, by a CPU’s kernels. Where that moment comes " +
+      "before the first gradient, none is drawn.",
+  ),
+  t(
+    "GPU time is seconds × cards, by the card’s data sheet, not measured; " +
+      "fp32 is TF32 where the card can, Adam is fused. Beside a switch " +
+      "stands what it changes now, the others as they are.",
+  ),
+  t(
+    "Mixed precision is autocast on one card. Over several, bf16 weights " +
+      "are gathered from fp32 shards. A T4 has no bf16: emulated, it is " +
+      "given the speed of fp32, but beside an adapter fp16. Weights and " +
+      "Adam’s states in bf16 alone need half as much and can hurt training: " +
+      "page 6b says when, the planner has them.",
+  ),
+  t(
+    "The adapter is LoRA of rank 16 in all linear layers, over weights in 4 " +
+      "bits (QLoRA). Beside it mixed precision keeps the other weights in " +
+      "bf16, and each card has all of them.",
+  ),
+  t`The page’s address holds the switches: copy it to share.`,
 ];
 
 // ---- the widget ----------------------------------------------------------
@@ -291,7 +320,7 @@ function build({ id, get, set, bound, picture }) {
     const doing = html("small", { class: "mb-does" }, does);
     box.root.append(doing);
     const cost = html("span", { class: "mb-cost" });
-    const words = `ch. ${Number(chapter.slice(0, 2))}`;
+    const words = t`ch. ${Number(chapter.slice(0, 2))}`;
     const href = `../chapters/${chapter}.html`;
     const where = inBook() ? html("a", { href }, words) : words;
     const told = html("small", { class: "mb-price" }, cost, " · ", where);
@@ -300,8 +329,8 @@ function build({ id, get, set, bound, picture }) {
       root: html("div", { class: "mb-switch" }, box.root, told),
       show(ratio, count, adapt) {
         const alone = key === "share" && adapt;
-        doing.textContent = alone ? "the batch alone" : does;
-        const words = label.replace("over cards", `over ${count} cards`);
+        doing.textContent = alone ? t`the batch alone` : does;
+        const words = key === "share" ? t`Share over ${count} cards` : label;
         box.root.childNodes[1].textContent = words;
         cost.replaceChildren(number(`costs.${key}`, ratio, costWords(ratio)));
       },
@@ -310,26 +339,29 @@ function build({ id, get, set, bound, picture }) {
   const sized = (things, size) =>
     Object.keys(things).sort((a, b) => size(things[a]) - size(things[b]));
   const models = sized(tables.models, ({ peaks }) => sum(peaks[0]));
-  const model = bound(choice, "Model", "model", { options: models });
+  const model = bound(choice, t`Model`, "model", { options: models });
   const cards = sized(tables.cards, (size) => size);
-  const card = bound(choice, "Card", "card", { options: cards });
+  const card = bound(choice, t`Card`, "card", { options: cards });
 
   const tried = html("span", {});
   const next = button({
-    ...{ label: "Next", key: "next" },
+    ...{ label: t`Next`, key: "next" },
     onClick: () => {
       const [model, card] = following(get());
       const off = Object.fromEntries(KEYS.map((key) => [key, false]));
       set({ ...off, model, card });
     },
   });
-  const goal = html("p", { class: "mb-goal" }, tried, " ", next.root);
+  const goal = html("p", { class: "mb-goal" }, tried, t` `, next.root);
   const whole = html("div", {}, picture, goal);
 
   let last = {};
   return {
     controls: switches,
-    legend: legend(id, Object.fromEntries(SEEN.map((part) => [part, part]))),
+    legend: legend(
+      id,
+      Object.fromEntries(SEEN.map((part) => [part, NAMES[part]])),
+    ),
     more: [model, card],
     picture: whole,
     note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
@@ -343,12 +375,14 @@ function build({ id, get, set, bound, picture }) {
       tried.textContent = goals(n);
       const then = n.over ? null : following(state);
       next.root.hidden = !then;
-      next.root.textContent = then ? `Next: ${then.join(" on an ")}` : "Next";
+      next.root.textContent = then
+        ? t`Next: ${then[0]} on an ${then[1]}`
+        : t`Next`;
       const drawn = draw(id, state, n, plan);
       const axis = `${width} ${state.model} ${state.card}`;
       last = { axis, shapes: move(drawn, last.axis === axis && last.shapes) };
       return {
-        title: `Will training ${state.model} fit the ${state.card}?`,
+        title: t`Will training ${state.model} fit the ${state.card}?`,
         sentence: sentence(state),
         height: plan.height,
         drawn,

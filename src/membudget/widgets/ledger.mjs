@@ -1,6 +1,5 @@
 import {
   HOLDERS,
-  LETTER,
   bar,
   byteCell,
   checkBox,
@@ -16,15 +15,16 @@ import {
   lengthAxis,
   lengths,
   line,
-  listed,
   numberList,
   percent,
   plural,
   ragged,
   slider,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -37,10 +37,11 @@ import {
    layout(state, width): where everything stands in the picture. */
 
 const BARS = {
-  forward: "forward pass",
-  backward: "backward pass",
-  update: "optimizer’s step",
+  forward: t`forward pass`,
+  backward: t`backward pass`,
+  update: t`optimizer’s step`,
 };
+const HEAD = [t`worst moment of`, t`forward`, t`backward`, t`update`];
 
 const ADAM = "adam"; // the optimizer that can work on all at once
 const NONE = "none"; // no card
@@ -154,7 +155,8 @@ export function describe(state) {
 function microBatchWords(state) {
   const parts = partsOf(state);
   const [size] = sizesOf(state);
-  return `${parts} × ${parts * size === state.batch ? "" : "up to "}${size}`;
+  if (parts * size === state.batch) return `${parts} × ${size}`;
+  return t`${parts} × up to ${size}`;
 }
 
 /** The key numbers in words. */
@@ -163,30 +165,47 @@ export function sentence(state) {
   const { batch, tokens, card } = state;
   const { bytes, row, split } = n.peak;
   const parts = partsOf(state);
-  const cut = parts > 1 ? ` in ${parts} micro-batches` : "";
-  const at = n.phase === "update" ? "" : `, at ${row}`;
+  const bar = BARS[n.phase];
+  const at =
+    n.phase === "update" ? t`in the ${bar}` : t`in the ${bar}, at ${row}`;
+  const all = [plural(batch, "sequence"), plural(grouped(tokens), "token")];
+  const needs = [formatBytes(bytes), at];
+  let need = t("{0} of {1} need {2} at the peak, {3}.", ...all, ...needs);
+  if (batch === 1) {
+    need = t("{0} of {1} needs {2} at the peak, {3}.", ...all, ...needs);
+  } else if (parts > 1) {
+    need = t(
+      "{0} of {1} in {2} micro-batches need {3} at the peak, {4}.",
+      ...[...all, parts, ...needs],
+    );
+  }
   const shares = Object.keys(HOLDERS)
     .sort((a, b) => split[b] - split[a])
     .slice(0, 2)
-    .map((part) => `${percent(split[part], bytes)} ${HOLDERS[part]}`);
-  const told =
-    `${plural(batch, "sequence")} of ${plural(grouped(tokens), "token")}` +
-    `${cut} ${batch === 1 ? "needs" : "need"} ${formatBytes(bytes)} at the ` +
-    `peak, in the ${BARS[n.phase]}${at}. That is ${listed(shares)}.`;
-  if (n.budget === null) return told;
-  const fits = `${told} It ${n.over ? "does not fit" : "fits"} the ${card}`;
-  if (!n.largest) return `${fits}: not even one sequence does.`;
-  const most = `, which holds at most ${plural(n.largest, "sequence")}`;
-  const size = Math.ceil(n.largest / stepsOf(state));
-  const micro = `, ${size} at a time`;
-  return `${fits}${most}${size < n.largest ? micro : ""}.`;
+    .flatMap((part) => [percent(split[part], bytes), HOLDERS[part]]);
+  const told = [need, t("That is {0} {1} and {2} {3}.", ...shares)];
+  if (n.budget !== null) told.push(fitWords(n, state, card));
+  return told.join(t` `);
+}
+
+/* Whether it fits, and what would. */
+function fitWords({ over, largest }, state, card) {
+  if (!largest) {
+    return t`It does not fit the ${card}: not even one sequence does.`;
+  }
+  const all = plural(largest, "sequence");
+  const size = Math.ceil(largest / stepsOf(state));
+  const most = size < largest ? t`${all}, ${size} at a time` : all;
+  return over
+    ? t`It does not fit the ${card}, which holds at most ${most}.`
+    : t`It fits the ${card}, which holds at most ${most}.`;
 }
 
 /* What everybody sees. */
 function verdict({ budget, over, peak: { bytes } }) {
-  if (budget === null) return `needs ${formatBytes(bytes)}`;
-  if (over) return `${formatBytes(over)} too much`;
-  return `fits: ${formatBytes(budget - bytes)} free`;
+  if (budget === null) return t`needs ${formatBytes(bytes)}`;
+  if (over) return t`${formatBytes(over)} too much`;
+  return t`fits: ${formatBytes(budget - bytes)} free`;
 }
 
 // ---- layout --------------------------------------------------------------
@@ -252,7 +271,7 @@ function* drawCard(id, state, n, { plot, fill, edge, ghost }) {
   }
   for (const { part, x, width } of fill.parts) {
     const name = HOLDERS[part];
-    if (LETTER * name.length + 10 < width) {
+    if (wideOf(name) + 10 < width) {
       const look = { ...MIDDLE, class: "mb-halo" };
       yield text(x + width / 2, CARD + TALL / 2 + 4, name, look);
     }
@@ -262,9 +281,11 @@ function* drawCard(id, state, n, { plot, fill, edge, ghost }) {
     const box = { x: plot.left, y: CARD, width: edge - plot.left };
     yield svg("rect", { ...box, height: TALL, rx: 4, class: "mb-card" });
     const emulated = recipe !== "fp32" && !tables.cards[card].bf16;
-    const label = `${card}: ${formatBytes(n.budget)}`;
-    const words = emulated ? ", bf16 emulated" : " usable";
-    yield text(edge, CARD - 12, label + words, END);
+    const size = formatBytes(n.budget);
+    const label = emulated
+      ? t`${card}: ${size}, bf16 emulated`
+      : t`${card}: ${size} usable`;
+    yield text(edge, CARD - 12, label, END);
   }
   if (ghost) yield line(ghost, CARD - 6, ghost, CARD + TALL + 6, "mb-ghost");
 }
@@ -275,7 +296,7 @@ function* drawGrip({ fill: { end }, width }, size) {
   yield line(end, CARD - 4, end, y, "mb-cursor");
   yield svg("path", { d: `M${end} ${y}l-7 12h14z`, class: "mb-grip" });
   const look = { class: "mb-value", ...(left ? END : {}) };
-  yield text(end + (left ? -11 : 11), y + 12, `drag: ${size}`, look);
+  yield text(end + (left ? -11 : 11), y + 12, t`drag: ${size}`, look);
 }
 
 /* The end of a filling that goes on beyond the picture. */
@@ -287,14 +308,17 @@ function* drawBreak({ plot }, size) {
 
 /* The worst moments, to the same scale while they are within it. */
 function* drawBars(id, n, { bars, beyond, limit, plot, width }, size) {
-  const scale = beyond ? `a scale of ${size}` : "the same scale";
-  yield text(plot.left, FIRST - 20, `worst moments, to ${scale}`);
+  const head = beyond
+    ? t`worst moments, to a scale of ${size}`
+    : t`worst moments, to the same scale`;
+  yield text(plot.left, FIRST - 20, head);
   for (const [i, { phase, parts }] of bars.entries()) {
     const y = FIRST + i * EACH;
     yield* bar(id, parts, y + 6, THIN);
-    const short = `${BARS[phase]}: ${formatBytes(n[phase].bytes)}`;
-    const long = `${short}, at ${n[phase].row}`;
-    const fits = phase !== "update" && LETTER * long.length < width;
+    const of = [BARS[phase], formatBytes(n[phase].bytes)];
+    const short = t("{0}: {1}", ...of);
+    const long = t("{0}: {1}, at {2}", ...of, n[phase].row);
+    const fits = phase !== "update" && wideOf(long) < width;
     const look = phase === n.phase ? { class: "mb-value" } : {};
     yield text(plot.left, y, fits ? long : short, look);
     if (limit) yield line(limit, y + 5, limit, y + THIN + 8, "mb-limit");
@@ -311,7 +335,7 @@ function draw(id, state, n, plan) {
     ...(beyond ? drawBreak : drawGrip)(plan, size),
     ...lengthAxis(plot, AXIS, axis),
     ...drawBars(id, n, plan, size),
-    text(plot.right, height - 3, "computed, not measured on a GPU", END),
+    text(plot.right, height - 3, t`computed, not measured on a GPU`, END),
   ];
 }
 
@@ -324,29 +348,30 @@ function results(id, n) {
   }));
   const all = bars.map((of) => byteCell(`${of}.bytes`, n[of].bytes));
   const each = `${formatNumber(n.states / n.parameters)} B`;
-  const most = n.largest ? grouped(n.largest) : "none";
+  const most = n.largest ? grouped(n.largest) : t`none`;
   return [
-    table(id, ["worst moment of", ...bars], [
+    table(id, HEAD, [
       ...rows,
-      { sum: true, label: "together", cells: all },
+      { sum: true, label: t`together`, cells: all },
     ]),
     numberList([
-      ["parameters", "parameters", n.parameters, grouped(n.parameters)],
-      ["peak", "peak", n.peak.bytes, `${grouped(n.peak.bytes)} B`],
-      ["model states, per parameter", "states", n.states, each],
+      [t`parameters`, "parameters", n.parameters, grouped(n.parameters)],
+      [t`peak`, "peak", n.peak.bytes, `${grouped(n.peak.bytes)} B`],
+      [t`model states, per parameter`, "states", n.states, each],
       ...(n.budget
-        ? [["most sequences that fit", "largest", n.largest, most]]
+        ? [[t`most sequences that fit`, "largest", n.largest, most]]
         : []),
     ]),
   ];
 }
 
-const NOTE =
+const NOTE = t(
   "The frame is the card: its memory less a reserve for what is no tensor. " +
-  "It is filled by what is alive at the peak. What does not fit stands out " +
-  "on the right, hatched. Drag the end of the filling to choose the " +
-  "sequences. The dotted line is the peak before the last change. Below are " +
-  "the worst moments of the three phases; the longest is the peak.";
+    "It is filled by what is alive at the peak. What does not fit stands " +
+    "out on the right, hatched. Drag the end of the filling to choose the " +
+    "sequences. The dotted line is the peak before the last change. Below " +
+    "are the worst moments of the three phases; the longest is the peak.",
+);
 
 // ---- the widget ----------------------------------------------------------
 
@@ -365,29 +390,37 @@ function build({ id, get, set, bound, picture }) {
   const range = (label, key, onInput, min = 0) =>
     slider({ label, key, onInput, min });
 
-  const model = select("Model", "model", bySize(tables.models, "parameters"), {
+  const models = bySize(tables.models, "parameters");
+  const model = select(t`Model`, "model", models, {
     onChange(model) {
       const tokens = Math.min(get().tokens, stops(model).at(-1));
       set({ model, tokens });
     },
   });
-  const batch = range("Sequences (the batch)", "batch", (place) =>
+  const batch = range(t`Sequences (the batch)`, "batch", (place) =>
     set({ batch: BATCHES[place] }),
   );
+  const worded = (all) =>
+    Object.fromEntries(all.map(([key, label]) => [key, t(label)]));
   const cards = [NONE, ...bySize(tables.cards, "usable")];
-  const card = select("Card", "card", cards);
-  const tokens = range("Tokens of each sequence", "tokens", (place) =>
+  const card = select(t`Card`, "card", worded(cards.map((c) => [c, c])));
+  const tokens = range(t`Tokens of each sequence`, "tokens", (place) =>
     set({ tokens: stops()[place] }),
   );
   const divide = (steps) => set({ steps });
-  const steps = range("Accumulation steps", "steps", divide, 1);
-  const recipes = Object.fromEntries(tables.recipes);
-  const recipe = select("Precision", "recipe", recipes);
-  const optimizer = select("Optimizer", "optimizer", tables.optimizers);
-  const blocks = "Checkpoint every block";
+  const steps = range(t`Accumulation steps`, "steps", divide, 1);
+  const recipes = tables.recipes.map(([name, label]) => {
+    const words = label.slice(name.length + 2); // "fp32: everything in fp32"
+    return [name, t`${name}: ${t(words)}`];
+  });
+  const mixes = Object.fromEntries(recipes);
+  const recipe = select(t`Precision`, "recipe", mixes);
+  const optimizers = worded(Object.entries(tables.optimizers));
+  const optimizer = select(t`Optimizer`, "optimizer", optimizers);
+  const blocks = t`Checkpoint every block`;
   const checkpointed = bound(checkBox, blocks, "checkpointed");
   const foreach = checkBox({
-    label: "Adam on all at once (foreach)",
+    label: t`Adam on all at once (foreach)`,
     key: "foreach",
     onChange: (foreach) => set({ foreach }),
   });
@@ -415,12 +448,12 @@ function build({ id, get, set, bound, picture }) {
       value: stepsOf(state),
       max: Math.min(MOST_STEPS, state.batch),
       text: microBatchWords(state),
-      spoken: `${microBatchWords(state)} sequences`,
-      disabled: state.batch === 1 ? "one sequence is one micro-batch" : "",
+      spoken: t`${microBatchWords(state)} sequences`,
+      disabled: state.batch === 1 ? t`one sequence is one micro-batch` : "",
     });
     let why = "";
-    if (state.optimizer !== ADAM) why = "only Adam does so";
-    else if (onGpu(state)) why = "on: PyTorch’s way on a GPU";
+    if (state.optimizer !== ADAM) why = t`only Adam does so`;
+    else if (onGpu(state)) why = t`on: PyTorch’s way on a GPU`;
     foreach.update({ value: atOnce(state), disabled: why });
   };
 
@@ -434,7 +467,7 @@ function build({ id, get, set, bound, picture }) {
       plan = layout(state, width, before);
       show(state);
       return {
-        title: "Memory of one training step",
+        title: t`Memory of one training step`,
         sentence: sentence(state),
         height: plan.height,
         drawn: draw(id, state, n, plan),

@@ -8,7 +8,6 @@ import traitlets
 from membudget.cards import CARDS
 from membudget.checks import whole
 from membudget.ledger import (
-    OPTIMIZERS,
     PLANNED,
     PRESETS,
     RECIPES,
@@ -17,11 +16,20 @@ from membudget.ledger import (
     predict,
     rules,
 )
-from membudget.widgets.base import Checked, Whole, Widget, format_bytes
+from membudget.widgets.base import Checked, Whole, Widget, format_bytes, later
 from membudget.widgets.ledger_rows import MIXES, SHOWN, known, token_bytes
 
 NONE = "none"
 """The card of a step that has no limit."""
+
+NAMES = {
+    "sgd": "SGD",
+    "momentum": later("SGD with momentum"),
+    "adam": later("Adam, AdamW"),
+    "adam-8bit": later("Adam with 8-bit states"),
+    "lion-8bit": later("Lion with 8-bit states"),
+}
+"""The optimizers in words: those of :data:`membudget.ledger.PLANNED`."""
 
 
 class Ledger(Widget):
@@ -143,7 +151,7 @@ def _tables() -> dict[str, Any]:
         "models": known(),
         "token": token_bytes(),
         "recipes": [[name, f"{name}: {RECIPES[name].text}"] for name in MIXES],
-        "optimizers": {name: OPTIMIZERS[name].text for name in PLANNED},
+        "optimizers": NAMES,
         "cards": {
             name: {"usable": card.usable, "bf16": card.bf16}
             for name, card in CARDS.items()

@@ -16,6 +16,7 @@ import {
   stairs,
   strip,
   svg,
+  t,
   table,
   text,
   widget,
@@ -54,11 +55,14 @@ export function shareText(share) {
   return `${formatNumber(share * 100)} %`;
 }
 
+/* Whether the format has infinity, which a scaler sees. */
+const skips = ({ histogram, format }, { above }) =>
+  above && !histogram.saturates.includes(format);
+
 /* What comes of the largest gradients. */
-function verdict({ histogram, format }, { above }) {
-  if (!above) return "no overflow";
-  const clipped = histogram.saturates.includes(format);
-  return `overflow: ${clipped ? "clipped" : "step skipped"}`;
+function verdict(state, n) {
+  if (!n.above) return t`no overflow`;
+  return skips(state, n) ? t`overflow: step skipped` : t`overflow: clipped`;
 }
 
 /** The key numbers in words. */
@@ -67,22 +71,28 @@ export function sentence(state) {
   const n = describe(state)[format];
   const e = exponentOf(state);
   const found = [
-    n.below && `${shareText(n.below)} become zero`,
-    n.subnormal && `${shareText(n.subnormal)} are subnormal`,
-    n.above && `${shareText(n.above)} overflow`,
+    n.below && t`${shareText(n.below)} become zero`,
+    n.subnormal && t`${shareText(n.subnormal)} are subnormal`,
+    n.above && t`${shareText(n.above)} overflow`,
   ].filter(Boolean);
-  const all = `${grouped(histogram.gradients)} gradients`;
+  const all = grouped(histogram.gradients);
   const what = found.length
-    ? `of ${all} ${listed(found)}`
-    : `all ${all} are normal numbers`;
-  const skipped = verdict(state, n).endsWith("skipped");
+    ? t`of ${all} gradients ${listed(found)}`
+    : t`all ${all} gradients are normal numbers`;
+  const at = [format, e ? powerOfTwo(e) : 1, what];
+  const best = powerOfTwo(n.best);
   const beyond = inside(histogram, n.best) !== n.best;
-  return (
-    `In ${format} at a loss scale of ${e ? powerOfTwo(e) : 1}, ${what}` +
-    (skipped ? ": a scaler would skip the step. " : ". ") +
-    `The largest scale without overflow is ${powerOfTwo(n.best)}` +
-    (beyond ? ", beyond the slider." : ".")
-  );
+  return [
+    skips(state, n)
+      ? t(
+          "In {0} at a loss scale of {1}, {2}: a scaler would skip the step.",
+          ...at,
+        )
+      : t("In {0} at a loss scale of {1}, {2}.", ...at),
+    beyond
+      ? t`The largest scale without overflow is ${best}, beyond the slider.`
+      : t`The largest scale without overflow is ${best}.`,
+  ].join(t` `);
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -138,16 +148,16 @@ const MIDDLE = { "text-anchor": "middle" };
 const END = { "text-anchor": "end" };
 
 const ZONES = [
-  { part: "over", words: ["becomes 0", "→ 0"] },
-  { part: "subnormal", words: ["subnormal"] },
-  { part: "phase-forward", words: ["normal numbers", "normal"] },
-  { part: "over", words: ["overflow", "over"] },
+  { part: "over", words: [t`becomes 0`, "→ 0"] },
+  { part: "subnormal", words: [t`subnormal`] },
+  { part: "phase-forward", words: [t`normal numbers`, t`normal`] },
+  { part: "over", words: [t`overflow`, t`over`] },
 ];
 
 const COLUMNS = [
-  ["below", "lost to underflow", "underflow"],
-  ["subnormal", "subnormal: fewer bits", "subnormal"],
-  ["above", "lost to overflow", "overflow"],
+  ["below", t`lost to underflow`, t`underflow`],
+  ["subnormal", t`subnormal: fewer bits`, t`subnormal`],
+  ["above", t`lost to overflow`, t`overflow`],
 ];
 
 function* drawShares({ plot }, n, words) {
@@ -156,7 +166,8 @@ function* drawShares({ plot }, n, words) {
   const places = [[0, {}], [(plot.left + plot.right) / 2, MIDDLE]];
   places.push([plot.right, END]);
   yield text(0, 16, words, { class: big(n.above) });
-  yield text(plot.right, 14, narrow ? "◀ drag ▶" : "◀ drag the bars ▶", END);
+  const grab = narrow ? t`◀ drag ▶` : t`◀ drag the bars ▶`;
+  yield text(plot.right, 14, grab, END);
   for (const [i, [key, long, short]] of COLUMNS.entries()) {
     const [x, look] = places[i];
     const lost = key !== "subnormal" && n[key];
@@ -192,7 +203,7 @@ function* drawHistogram(id, plan, before) {
     yield line(x, bottom, x, bottom + 4, "mb-axis");
     yield text(x, bottom + 18, label, MIDDLE);
   }
-  yield text((left + right) / 2, bottom + 36, "size × loss scale", MIDDLE);
+  yield text((left + right) / 2, bottom + 36, t`size × loss scale`, MIDDLE);
 }
 
 function results(id, state) {
@@ -204,33 +215,34 @@ function results(id, state) {
     ],
   }));
   const words = COLUMNS.map(([, , word]) => word);
-  const head = ["format", ...words, "largest scale without overflow"];
+  const head = [t`format`, ...words, t`largest scale without overflow`];
   return [table(id, head, rows)];
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
+const NOTE = t(
   "A bar for each binade, from a power of two to the next. Its height is " +
-  "the share of the gradients there, but at least 3 pixels. A factor 2 of " +
-  "the loss scale moves all bars by one binade; axis and walls stay. " +
-  "Dotted: before the last change. " +
-  "A scale below 1 stands for a larger batch, because the mean divides by " +
-  "the tokens: 2⁻¹⁰ for 1 024 times as many.";
+    "the share of the gradients there, but at least 3 pixels. A factor 2 of " +
+    "the loss scale moves all bars by one binade; axis and walls stay. " +
+    "Dotted: before the last change. " +
+    "A scale below 1 stands for a larger batch, because the mean divides by " +
+    "the tokens: 2⁻¹⁰ for 1 024 times as many.",
+);
 
-const BEST = "Largest scale without overflow";
-const ANY = "No scale here overflows";
+const BEST = t`Largest scale without overflow`;
+const ANY = t`No scale here overflows`;
 
 function build({ id, get, set, bound, picture }) {
   const go = (e) => set({ scale: 2 ** inside(get().histogram, e) });
   const { formats, scales } = get().histogram;
   const scale = slider({
-    label: "Loss scale",
+    label: t`Loss scale`,
     key: "scale",
     min: scales[0],
     onInput: go,
   });
-  const format = bound(choice, "Format", "format", { options: formats });
+  const format = bound(choice, t`Format`, "format", { options: formats });
   const best = button({
     label: BEST,
     key: "best",
@@ -254,17 +266,19 @@ function build({ id, get, set, bound, picture }) {
       value: e,
       max: scales[1],
       text: e ? powerOfTwo(e) + words : "1",
-      spoken: `2 to the power of ${e}`,
+      spoken: t`2 to the power of ${e}`,
     });
     const any = largest[state.format] > scales[1];
     best.root.disabled = any;
     best.root.textContent = any ? ANY : BEST;
-    note.textContent =
-      NOTE +
-      (merged ? " The first bar holds what is smaller, too." : "") +
-      (zeros ? ` ${grouped(zeros)} gradients are zero and not counted.` : "");
+    const told = [NOTE];
+    if (merged) told.push(t`The first bar holds what is smaller, too.`);
+    if (zeros) {
+      told.push(t`${grouped(zeros)} gradients are zero and not counted.`);
+    }
+    note.textContent = told.join(t` `);
     return {
-      title: `Gradients × loss scale in ${state.format}`,
+      title: t`Gradients × loss scale in ${state.format}`,
       sentence: sentence(state),
       height: plan.height,
       drawn: [
@@ -277,9 +291,9 @@ function build({ id, get, set, bound, picture }) {
   return {
     controls: [scale, format, best],
     legend: legend(id, {
-      gradients: "gradients",
-      subnormal: "subnormal",
-      over: "lost",
+      gradients: t`gradients`,
+      subnormal: t`subnormal`,
+      over: t`lost`,
     }),
     note,
     draw,

@@ -16,6 +16,7 @@ import {
   slider,
   stairs,
   svg,
+  t,
   table,
   text,
   widget,
@@ -30,6 +31,12 @@ import {
 const STEP = 256; // of a width
 const WIDEST = 16384;
 const MOST = 40; // forward passes on the axis of time
+
+const NAMES = {
+  nothing: t`nothing`,
+  tapes: t`tapes`,
+  checkpoints: t`checkpoints`,
+};
 
 // ---- numbers -------------------------------------------------------------
 
@@ -142,18 +149,19 @@ function timeText(seconds) {
   return `${Number((seconds * factor).toPrecision(3))} ${unit}`;
 }
 
-/* "38 %", "no" */
+/* How much longer it takes. */
 function slower(time, plain) {
   const share = 100 * (time / plain - 1);
-  if (share < 1e-6) return "no";
-  if (share < 0.5) return "less than 1 %";
-  return `${Math.floor(share + 0.5)} %`;
+  if (share < 1e-6) return t`forward and backward take no longer`;
+  if (share < 0.5) return t`forward and backward take less than 1 % longer`;
+  return t`forward and backward take ${Math.floor(share + 0.5)} % longer`;
 }
 
 /* "from a width of 9 623 on" */
 function fromWidth(least) {
   const width = Math.ceil(least - 1e-6);
-  return width < 1 ? "at any width" : `from a width of ${grouped(width)} on`;
+  if (width < 1) return t`at any width`;
+  return t`from a width of ${grouped(width)} on`;
 }
 
 const modelOf = ({ tables, width }) =>
@@ -162,10 +170,9 @@ const modelOf = ({ tables, width }) =>
 /* "4 096, as Llama 3 8B" */
 function widthText(state) {
   const model = modelOf(state);
-  return grouped(state.width) + (model ? `, as ${model}` : "");
+  const width = grouped(state.width);
+  return model ? t`${width}, as ${model}` : width;
 }
-
-const how = ({ waited }) => (waited ? "stick out" : "hide");
 
 /** The key numbers in words. */
 export function sentence(state) {
@@ -174,25 +181,30 @@ export function sentence(state) {
   const { nothing: plain, tapes, checkpoints } = all;
   const whole = formatBytes(plain.peak);
   if (what === "nothing") {
-    return (
-      `Nothing moves: the eight tapes take ${whole} on the card. On this ` +
-      `one, copies of tapes hide ${fromWidth(tapes.least)}, those of ` +
-      `checkpoints ${fromWidth(checkpoints.least)}.`
+    return t(
+      "Nothing moves: the eight tapes take {0} on the card. On this one, " +
+        "copies of tapes hide {1}, those of checkpoints {2}.",
+      ...[whole, fromWidth(tapes.least), fromWidth(checkpoints.least)],
     );
   }
-  const run = all[what];
-  const least = run.waited
-    ? `hide ${fromWidth(run.least)}`
-    : `do ${fromWidth(run.least)}`;
-  const again = run.waited
-    ? ", of which 33 % are the second forward pass,"
-    : ", which is the second forward pass,";
-  return (
-    `The copies ${how(run)}: forward and backward take ` +
-    `${slower(run.time, plain.time)} longer${what === "tapes" ? "" : again} and keep ` +
-    `${formatBytes(run.peak)} in place of ${whole}. On this card they ` +
-    `${least}.`
-  );
+  const { waited, time, peak, least } = all[what];
+  let took = slower(time, plain.time);
+  if (what === "checkpoints") {
+    took = waited
+      ? t`${took}, of which 33 % are the second forward pass,`
+      : t`${took}, which is the second forward pass,`;
+  }
+  const keep = [took, formatBytes(peak), whole];
+  const told = waited
+    ? [
+        t("The copies stick out: {0} and keep {1} in place of {2}.", ...keep),
+        t`On this card they hide ${fromWidth(least)}.`,
+      ]
+    : [
+        t("The copies hide: {0} and keep {1} in place of {2}.", ...keep),
+        t`On this card they do ${fromWidth(least)}.`,
+      ];
+  return told.join(t` `);
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -244,6 +256,14 @@ export function layout(state, width) {
   const across = (h) => plot.left + (Math.min(h, WIDEST) * wide) / WIDEST;
   const marks = [0, 2, 4, 6, 8].map((n) => ({ label: `${n}`, y: y(n * tape) }));
   const ruler = plot.bottom + 92;
+  const timeWords = (n) => {
+    if (n === MOST) return t`${n} passes`;
+    return wide < 400 && n === 32 ? "" : `${n}`;
+  };
+  const hide = {
+    tapes: t`tapes hide ${fromWidth(n.tapes.least)}`,
+    checkpoints: t`checkpoints hide ${fromWidth(n.checkpoints.least)}`,
+  };
   return {
     ...{ n, run, plot, tape, x, width },
     compute: seen(run.compute, x),
@@ -257,16 +277,16 @@ export function layout(state, width) {
     whole: y(count * tape),
     times: [0, 8, 16, 24, 32, 40].map((n) => ({
       ...{ n, x: x(n * forward) },
-      words: n === MOST ? `${n} passes` : wide < 400 && n === 32 ? "" : `${n}`,
+      words: timeWords(n),
     })),
     ruler: {
       y: ruler,
       here: across(state.width),
-      bars: ["tapes", "checkpoints"].map((what, i) => ({
+      bars: Object.keys(hide).map((what, i) => ({
         what,
         y: ruler - 39 + 24 * i,
         x: across(n[what].least),
-        words: `${what} hide ${fromWidth(n[what].least)}`,
+        words: hide[what],
       })),
       models: modelMarks(state, across, wide),
     },
@@ -305,6 +325,8 @@ const KEPT = {
   checkpoints: "checkpoints",
 };
 
+const WAYS = { out: t`out`, back: t`back` };
+
 /* A heading of a row: what it is, and a number at its end. */
 const heading = (plot, y, name, words) => [
   text(1, y, name, BOLD),
@@ -333,8 +355,10 @@ function* drawCompute(id, plan) {
   const passes = formatNumber(
     Math.round((10 * run.time) / n.nothing.forward) / 10,
   );
-  const ends = beyond ? "ends →" : "ends";
-  yield* heading(plot, y - 7, "compute", `${ends} after ${passes} passes`);
+  const ends = beyond
+    ? t`ends → after ${passes} passes`
+    : t`ends after ${passes} passes`;
+  yield* heading(plot, y - 7, t`compute`, ends);
   yield lane(plan, y, LANE.tall);
   for (const { x, width } of plan.waits) {
     yield* filled(id, "over", "rect", { x, y, width, height: LANE.tall });
@@ -350,14 +374,14 @@ function* drawLink(id, plan, what) {
   const { plot, run, beyond } = plan;
   const { link: y, half } = LANE;
   const words = run.copy
-    ? `pass ${timeText(run.forward)}, copy ${timeText(run.copy)}`
-    : `pass ${timeText(run.forward)}, no copy`;
-  const name = plan.width < 380 ? "link" : "link to the host";
+    ? t`pass ${timeText(run.forward)}, copy ${timeText(run.copy)}`
+    : t`pass ${timeText(run.forward)}, no copy`;
+  const name = plan.width < 380 ? t`link` : t`link to the host`;
   yield* heading(plot, y - 7, name, words);
-  for (const [i, way] of ["out", "back"].entries()) {
+  for (const [i, [way, label]] of Object.entries(WAYS).entries()) {
     const top = y + i * (half + 2);
     yield lane(plan, top, half);
-    yield text(plot.left - 5, top + 12, way, END);
+    yield text(plot.left - 5, top + 12, label, END);
     for (const piece of plan.copies.filter(({ kind }) => kind === way)) {
       yield* drawPiece(id, KEPT[what], piece, top, half, "mb-on");
     }
@@ -367,8 +391,8 @@ function* drawLink(id, plan, what) {
 
 function* drawMemory(id, plan, what, before) {
   const { plot, memory, run, n } = plan;
-  const most = `at most ${formatBytes(run.peak)}`;
-  yield* heading(plot, plot.top - 14, "on the card, in tapes", most);
+  const most = t`at most ${formatBytes(run.peak)}`;
+  yield* heading(plot, plot.top - 14, t`on the card, in tapes`, most);
   for (const { y, label } of plan.marks) {
     const name = y < plot.bottom ? "mb-grid" : "mb-axis";
     yield line(plot.left, y, plot.right, y, name);
@@ -385,7 +409,7 @@ function* drawMemory(id, plan, what, before) {
   const { unhindered: x, end } = plan;
   yield line(x, plan.whole + 22, x, plot.bottom, "mb-leader");
   yield line(end, plot.top, end, plot.bottom, "mb-end");
-  const words = `eight tapes: ${formatBytes(n.nothing.peak)}`;
+  const words = t`eight tapes: ${formatBytes(n.nothing.peak)}`;
   const look = { ...END, class: "mb-halo" };
   yield text(plot.right, plan.whole + 15, words, look);
   for (const { n: passes, x: at, words: label } of plan.times) {
@@ -410,7 +434,7 @@ function* drawRuler(id, { plot, ruler }) {
     yield* filled(id, KEPT[what], "rect", bar);
   }
   yield line(plot.left, axis, plot.right, axis, "mb-axis");
-  yield text(plot.left - 6, axis + 4, "width", END);
+  yield text(plot.left - 6, axis + 4, t`width`, END);
   for (const { name, x } of ruler.models) {
     yield line(x, axis, x, axis + 5, "mb-axis");
     const last = x > plot.right - 1;
@@ -440,65 +464,73 @@ function results(id, n) {
     return [key, value, key.startsWith("nothing") ? "–" : words];
   };
   const all = [
-    row("forward pass of a block", "forward", seconds),
-    row("copy of a block", "copy", seconds),
-    row("forward and backward", "time", seconds),
-    row("of which it waits", "waited", seconds),
-    row("moved, each way", "moved", byteCell),
-    row("on the card at most", "peak", byteCell),
-    row("copies hide from width", "least", width),
+    row(t`forward pass of a block`, "forward", seconds),
+    row(t`copy of a block`, "copy", seconds),
+    row(t`forward and backward`, "time", seconds),
+    row(t`of which it waits`, "waited", seconds),
+    row(t`moved, each way`, "moved", byteCell),
+    row(t`on the card at most`, "peak", byteCell),
+    row(t`copies hide from width`, "least", width),
   ];
-  return [table(id, ["in the host’s memory", ...Object.keys(n)], all)];
+  const head = Object.keys(n).map((what) => NAMES[what]);
+  return [table(id, [t`in the host’s memory`, ...head], all)];
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
+const NOTE = t(
   "Above is what the card computes, below what its link to the host copies " +
-  "meanwhile; the numbers are those of the blocks. A copy out begins when the " +
-  "block’s forward pass is over and the link is free. A copy back begins with " +
-  "the backward pass of the block above. Two blocks’ tapes or checkpoints are " +
-  "on the card at a time, so who is ahead waits. The last block’s stays. Time " +
-  "is counted in forward passes of a block and memory in its tapes, so that " +
-  "the axes stay: a wider block takes longer, and its copy less of that time. " +
-  "The dashed line is all eight tapes. Blocks are " +
-  "GPT’s, in 16 bits and with fused attention: 24·h² + 4·T·h FLOPs for a " +
-  "token, 32·h bytes of tape, 2·h of a checkpoint. The micro-batch is one " +
-  "sequence. Cards sustain 40 % of their data sheet’s FLOP/s and links 80 % " +
-  "of their bytes/s, unless you say otherwise; nothing was measured. The " +
-  "models’ names stand for their widths.";
+    "meanwhile; the numbers are those of the blocks. A copy out begins when " +
+    "the block’s forward pass is over and the link is free. A copy back " +
+    "begins with the backward pass of the block above. Two blocks’ tapes or " +
+    "checkpoints are on the card at a time, so who is ahead waits. The last " +
+    "block’s stays. Time is counted in forward passes of a block and memory " +
+    "in its tapes, so that the axes stay: a wider block takes longer, and " +
+    "its copy less of that time. The dashed line is all eight tapes. Blocks " +
+    "are GPT’s, in 16 bits and with fused attention: 24·h² + 4·T·h FLOPs " +
+    "for a token, 32·h bytes of tape, 2·h of a checkpoint. The micro-batch " +
+    "is one sequence. Cards sustain 40 % of their data sheet’s FLOP/s and " +
+    "links 80 % of their bytes/s, unless you say otherwise; nothing was " +
+    "measured. The models’ names stand for their widths.",
+);
 
 const LEGEND = {
-  "phase-forward": "forward",
-  recomputation: "made again",
-  "phase-backward": "backward",
-  over: "waits for the link",
-  activations: "tape",
-  checkpoints: "checkpoint",
+  "phase-forward": t`forward`,
+  recomputation: t`made again`,
+  "phase-backward": t`backward`,
+  over: t`waits for the link`,
+  activations: t`tape`,
+  checkpoints: t`checkpoint`,
 };
 
 function build({ id, get, set, bound, picture }) {
   const { machines, kept } = get().tables;
-  const options = kept.map(([name]) => name);
-  const what = radios({
-    ...{ label: "In the host’s memory", key: "what" },
-    onChange: (value) => set({ what: value }),
-  });
+  const choices = kept.map(([name]) => name);
+  const options = choices.map((name) => NAMES[name]);
+  const choose = (value) => choices.includes(value) && set({ what: value });
+  const what = {
+    ...radios({
+      ...{ label: t`In the host’s memory`, key: "what" },
+      onChange: (words) => choose(choices[options.indexOf(words)]),
+    }),
+    held: () => get().what, // a link is the same in every language
+    enter: choose,
+  };
   const width = slider({
-    ...{ label: "Width", key: "width" },
+    ...{ label: t`Width`, key: "width" },
     onInput: (value) => set({ width: value * STEP }),
   });
-  const machine = bound(choice, "Card", "machine", {
+  const machine = bound(choice, t`Card`, "machine", {
     options: machines.map(([name]) => name),
   });
   const tokens = slider({
-    ...{ label: "Tokens of the sequence", key: "tokens", min: 10 },
+    ...{ label: t`Tokens of the sequence`, key: "tokens", min: 10 },
     onInput: (value) => set({ tokens: 2 ** value }),
   });
   const share = (label, key) =>
     slider({ label, key, min: 10, onInput: (value) => set({ [key]: value }) });
-  const busy = share("Sustained of the card’s FLOP/s", "busy");
-  const full = share("Sustained of the link’s bytes/s", "full");
+  const busy = share(t`Sustained of the card’s FLOP/s`, "busy");
+  const full = share(t`Sustained of the link’s bytes/s`, "full");
 
   let plan; // as it is drawn
   drag(picture, {
@@ -516,13 +548,16 @@ function build({ id, get, set, bound, picture }) {
     plan = layout(state, size);
     const { flops, link } = speeds(state);
     const words = widthText(state);
-    what.update({ value: state.what, options });
+    let spoken = words;
+    if (state.what !== "nothing") {
+      spoken = plan.run.waited
+        ? t`${words}: the copies stick out`
+        : t`${words}: the copies hide`;
+    }
+    what.update({ value: NAMES[state.what], options });
     width.update({
       ...{ value: state.width / STEP, max: WIDEST / STEP, text: words },
-      spoken:
-        state.what === "nothing"
-          ? words
-          : `${words}: the copies ${how(plan.run)}`,
+      spoken,
     });
     tokens.update({
       ...{ value: Math.log2(state.tokens), max: 17 },
@@ -533,11 +568,11 @@ function build({ id, get, set, bound, picture }) {
       [full, state.full, `${formatNumber(link / 1e9)} GB/s`],
     ];
     for (const [control, value, speed] of shares) {
-      const told = `${value} %: ${speed}`;
+      const told = t`${value} %: ${speed}`;
       control.update({ value, max: 100, text: told, spoken: told });
     }
     return {
-      title: "Compute and copy, side by side",
+      title: t`Compute and copy, side by side`,
       sentence: sentence(state),
       height: plan.height,
       drawn: draw(id, plan, state.what, before && layout(before, size)),
@@ -547,7 +582,7 @@ function build({ id, get, set, bound, picture }) {
   return {
     controls: [what, width, machine],
     more: [tokens, busy, full],
-    legend: legend(id, LEGEND, "dotted: the end without waiting"),
+    legend: legend(id, LEGEND, t`dotted: the end without waiting`),
     note: html("p", { class: "mb-note" }, NOTE),
     draw: draw_,
   };

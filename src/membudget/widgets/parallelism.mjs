@@ -26,8 +26,10 @@ import {
   spread,
   stairs,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -97,10 +99,10 @@ export const moved = (rows, rank, from, to) =>
 
 // ---- time ----------------------------------------------------------------
 
-const nameOf = (kind, { m, stage }) => `${kind}${m} of stage ${stage}`;
+const nameOf = (kind, { m, stage }) => t`${kind}${m} of stage ${stage}`;
 
 /** When each operation runs, as parallelism/tables.py says; or `waits`, what
-    each rank waits for, if the order cannot run. */
+    each rank waits for, if the order cannot run: { rank, words }. */
 export function replay(rows, lasts) {
   const chunks = rows.map((row) => new Set(row.map((o) => o.stage)).size);
   const last = Math.max(...rows.flat().map(({ stage }) => stage));
@@ -138,7 +140,8 @@ export function replay(rows, lasts) {
       (one) => one.kind === kind && one.stage === stage && one.m === m,
     );
     const named = nameOf(!other && whole ? "B" : kind, { m, stage });
-    return [`rank ${rank} waits at ${nameOf(o.kind, o)} for ${named}`];
+    const words = t`rank ${rank} waits at ${nameOf(o.kind, o)} for ${named}`;
+    return [{ rank, words }];
   });
   if (waits.length) return { waits };
   const time = Math.max(...ends.map((row) => row.at(-1)));
@@ -167,10 +170,10 @@ function heldBy(row, chunks) {
 /* Ranks, rounds and the rows of what is shown, without the reader's moves. */
 function boardOf({ schedule, ranks, rounds, tables }) {
   const level = tables.levels[schedule];
-  const of = level ?? { schedule, ranks, rounds };
-  const micro = of.ranks * of.rounds;
+  const of = level ?? { schedule, ranks, micro: ranks * rounds };
+  const { micro } = of;
   const shape = {
-    ...{ ranks: of.ranks, rounds: of.rounds, micro, level },
+    ...{ ranks: of.ranks, rounds: micro / of.ranks, micro, level },
     ...{ from: of.schedule, vshaped: tables.vshaped.includes(of.schedule) },
   };
   const rows = level?.rows ?? tables.orders[schedule][`${ranks} ${micro}`];
@@ -178,17 +181,20 @@ function boardOf({ schedule, ranks, rounds, tables }) {
   return { ...shape, base: counted(rows, shape, down) };
 }
 
-/* PyTorch's schedules for these ranks and micro-batches. */
+/* PyTorch's schedules for these ranks and micro-batches, if they can. */
 const points = new WeakMap();
 function pointsOf(tables, ranks, rounds) {
   if (!points.has(tables)) points.set(tables, {});
-  const key = `${ranks} ${rounds}`;
+  const key = `${ranks} ${ranks * rounds}`;
+  const can = (name) => key in tables.orders[name];
   const find = (name) => {
     const { base } = boardOf({ schedule: name, ranks, rounds, tables });
     const { bubble, peaks } = replay(base, { F: 1, B: 2, I: 1, W: 1 });
     return { name, bubble, tapes: Math.max(...peaks) };
   };
-  return (points.get(tables)[key] ??= Object.keys(tables.orders).map(find));
+  return (points.get(tables)[key] ??= Object.keys(tables.orders)
+    .filter(can)
+    .map(find));
 }
 
 /** What the order costs: times in forward passes of a rank. */
@@ -252,18 +258,24 @@ export function worst({ loads, peaks, run }) {
 
 // ---- words ---------------------------------------------------------------
 
-const countText = (count, one, more = "s") =>
-  `${formatNumber(count)} ${one}${count === 1 ? "" : more}`;
-const tapesText = (count) => countText(count, "tape");
-const inputsText = (count) => `inputs of ${countText(count, "micro-batch", "es")}`;
+const tapesText = (count) =>
+  count === 1 ? t`1 tape` : t`${formatNumber(count)} tapes`;
+const inputsText = (count) =>
+  count === 1
+    ? t`inputs of 1 micro-batch`
+    : t`inputs of ${formatNumber(count)} micro-batches`;
+const keptOf = ({ again }) => (again ? t`inputs` : t`tapes`);
 const bubbleText = (bubble) => percent(bubble, 1);
 
-/* "Rank 0 has", "Ranks 0 and 1 have" */
-function rankText(ranks, count) {
-  if (ranks.length === count) return "Each rank has";
+/* What these ranks of so many have at their peak. */
+function rankText(ranks, count, size, kept) {
+  if (ranks.length === count) {
+    return t`Each rank has ${size} at its peak, with ${kept}`;
+  }
+  const all = listed(ranks.map(String));
   return ranks.length > 1
-    ? `Ranks ${listed(ranks.map(String))} have`
-    : `Rank ${ranks[0]} has`;
+    ? t`Ranks ${all} have ${size} at their peak, with ${kept}`
+    : t`Rank ${all} has ${size} at its peak, with ${kept}`;
 }
 
 /* Who has most and who has least. */
@@ -271,62 +283,67 @@ function sharesText({ peaks, run, again }) {
   const at = (bytes) =>
     peaks.flatMap((peak, rank) => (peak === bytes ? [rank] : []));
   const [most, least] = [Math.max(...peaks), Math.min(...peaks)];
-  const of = (bytes) => {
-    const ranks = at(bytes);
-    const kept = (again ? inputsText : tapesText)(run.peaks[ranks[0]]);
-    const who = rankText(ranks, peaks.length);
-    return `${who} ${formatBytes(bytes)} at its peak, with ${kept}`;
-  };
-  const other = least < most ? `; rank ${at(least)[0]} has ${formatBytes(least)}` : "";
-  return `${of(most).replace(/(have .*) at its/, "$1 at their")}${other}.`;
+  const ranks = at(most);
+  const kept = (again ? inputsText : tapesText)(run.peaks[ranks[0]]);
+  const words = rankText(ranks, peaks.length, formatBytes(most), kept);
+  return least < most
+    ? t`${words}; rank ${at(least)[0]} has ${formatBytes(least)}.`
+    : t`${words}.`;
 }
 
 function fitText({ peaks, card }) {
   const over = peaks.filter((peak) => peak > card).length;
-  if (!over) return "All fit a card of 80 GB.";
+  if (!over) return t`All fit a card of 80 GB.`;
   return over === peaks.length
-    ? "None fits a card of 80 GB."
-    : `${over} of ${peaks.length} do not fit a card of 80 GB.`;
+    ? t`None fits a card of 80 GB.`
+    : t`${over} of ${peaks.length} do not fit a card of 80 GB.`;
 }
 
 const askedText = ({ tapes, time }) =>
-  `≤ ${tapesText(tapes)}, ends by ${formatNumber(time)}`;
+  t`≤ ${tapesText(tapes)}, ends by ${formatNumber(time)}`;
 
 /** The key numbers in words, and in a level the next medal for who had so
     many. */
 export function sentence(state, had = 0) {
   const n = describe(state);
   const { run, micro, ranks, own, level, medals, won } = n;
+  const bubble = bubbleText(run.bubble);
   if (level) {
-    const best = won.length ? `: ${won.at(-1)}` : "";
+    const of = [tapesText(n.tapes), formatNumber(run.time), bubble];
+    const said = won.length
+      ? t(
+          "The fullest rank holds {0}, and the last operation ends at {1}, " +
+            "a bubble of {2}: {3}.",
+          ...[...of, t(won.at(-1))],
+        )
+      : t(
+          "The fullest rank holds {0}, and the last operation ends at {1}, " +
+            "a bubble of {2}.",
+          ...of,
+        );
     const next = medals[Math.max(had, won.length)];
     const more = next
-      ? `Next, ${next.name}: ${askedText(next)}.`
-      : "All medals of this level are yours.";
-    return (
-      `The fullest rank holds ${tapesText(n.tapes)}, and the last operation ` +
-      `ends at ${formatNumber(run.time)}, a bubble of ` +
-      `${bubbleText(run.bubble)}${best}. ${more}`
-    );
+      ? t`Next, ${t(next.name)}: ${askedText(next)}.`
+      : t`All medals of this level are yours.`;
+    return [said, more].join(t` `);
   }
-  const who = own ? `Your order, from ${n.from}` : state.schedule;
-  const how = n.again ? " with checkpointed blocks" : "";
-  return (
-    `${who}${how}: ${micro} micro-batches on ${ranks} ranks, and a bubble of ` +
-    `${bubbleText(run.bubble)}. ${sharesText(n)} ${fitText(n)}`
+  const order = own ? t`Your order, from ${n.from}` : state.schedule;
+  const who = n.again ? t`${order} with checkpointed blocks` : order;
+  const said = t(
+    "{0}: {1} micro-batches on {2} ranks, and a bubble of {3}.",
+    ...[who, micro, ranks, bubble],
   );
+  return [said, sharesText(n), fitText(n)].join(t` `);
 }
 
-const LEVEL_WORDS = {
-  "level 1": "1F1B by hand",
-  "level 2": "on four ranks",
-  "level 3": "fill the bubble",
-  "level 4": "on four ranks",
-  "level 5": "less than ZBV",
+const LEVELS = {
+  "level 1": t`Level 1: 1F1B by hand`,
+  "level 2": t`Level 2: on four ranks`,
+  "level 3": t`Level 3: fill the bubble`,
+  "level 4": t`Level 4: on four ranks`,
+  "level 5": t`Level 5: less than ZBV`,
 };
-const capital = (words) => words[0].toUpperCase() + words.slice(1);
-const shownAs = (name) =>
-  LEVEL_WORDS[name] ? `${capital(name)}: ${LEVEL_WORDS[name]}` : name;
+const shownAs = (name) => LEVELS[name] ?? name;
 
 // ---- geometry ------------------------------------------------------------
 
@@ -373,9 +390,15 @@ const SHORT = {
   "DualPipeV": "Dual",
 };
 
+const shortened = () =>
+  Object.entries(SHORT)
+    .filter(([name, short]) => name !== short)
+    .map(([name, short]) => t`${short} is ${name}`)
+    .join(t`, `);
+
 /* Whether the names of a point would hide a medal. */
 function covers({ x, label, names }, goals) {
-  const right = x + 18 + LETTER * names.join(", ").length;
+  const right = x + 18 + wideOf(names.join(t`, `));
   const beside = (goal) => goal.x > x && goal.x < right;
   return goals.some((g) => beside(g) && Math.abs(g.y + 4 - label) < 11);
 }
@@ -386,7 +409,7 @@ function planeOf(n, plot) {
   const asked = n.medals.map(({ time }) => 1 - work / time);
   const drawn = Math.max(...n.points.map(({ bubble }) => bubble));
   const most = Math.max(1.3 * drawn, ...asked.map((bubble) => 1.1 * bubble));
-  const axis = heights(plot, top, "tapes");
+  const axis = heights(plot, top, keptOf(n));
   const wide = plot.right - plot.left;
   const x = (bubble) => plot.left + (clamp(bubble, 0, most) / most) * wide;
   const y = (tapes) => axis.y(Math.min(tapes, top));
@@ -531,7 +554,7 @@ function* drawBox(id, { o, x, y, width, height }, look) {
 function* drawRow(id, plan, rank, mark) {
   const { left, right, n, narrow, x } = plan;
   const row = plan.rows[rank];
-  const label = narrow ? String(rank) : `rank ${rank}`;
+  const label = narrow ? String(rank) : t`rank ${rank}`;
   yield text(2, row.y + row.strip / 2 + 4, label, BOLD);
   const lane = { x: left, width: x(n.run.time) - left };
   yield svg("rect", { ...lane, y: row.y, height: row.strip, class: "mb-lane" });
@@ -555,7 +578,7 @@ function* drawRow(id, plan, rank, mark) {
 
 function* drawGauge(id, plan, rank) {
   const { right, gauge, n } = plan;
-  const { y, strip, fill, base, peak, now } = plan.rows[rank];
+  const { y, strip, fill, base, peak } = plan.rows[rank];
   const x = right + 8;
   const height = Math.min(strip, 13);
   const part = n.again ? "checkpoints" : "activations";
@@ -563,14 +586,14 @@ function* drawGauge(id, plan, rank) {
   const rest = { ...bar, x: x + base, width: Math.max(fill - base, 0) };
   yield* filled(id, "parameters", "rect", { ...bar, x, width: base });
   yield* filled(id, part, "rect", rest);
-  const over = now.load > n.card;
+  const over = n.peaks[rank] > n.card;
   yield svg("rect", {
     ...{ ...bar, x, width: gauge },
     class: over ? "mb-spill" : "mb-outline",
   });
   yield line(x + peak, y - 2, x + peak, y + height + 2, "mb-end");
   const look = over ? "mb-value mb-broken" : "mb-value";
-  const words = formatBytes(now.load);
+  const words = formatBytes(n.peaks[rank]);
   yield text(x + gauge, y + height + 12, words, { ...END, class: look });
 }
 
@@ -578,11 +601,13 @@ function* drawTime(plan) {
   const { n, left, right, top, bottom, end, ideal, cursor, narrow } = plan;
   const work = formatNumber(n.run.time * (1 - n.run.bubble));
   const time = formatNumber(n.run.time);
-  const rest = narrow ? "" : `; ${work} is work`;
-  yield text(left, top - 9, `ends at ${time}${rest}`, BOLD);
-  const bubble = `bubble ${bubbleText(n.run.bubble)}`;
+  const ends = narrow
+    ? t`ends at ${time}`
+    : t`ends at ${time}; ${work} is work`;
+  yield text(left, top - 9, ends, BOLD);
+  const bubble = t`bubble ${bubbleText(n.run.bubble)}`;
   yield text(right, top - 9, bubble, { ...END, class: "mb-value" });
-  yield text(right + 8, top - 9, narrow ? "80 GB" : "card of 80 GB");
+  yield text(right + 8, top - 9, narrow ? "80 GB" : t`card of 80 GB`);
   yield line(left, bottom, right, bottom, "mb-axis");
   for (const { x, label } of plan.ticks) {
     yield line(x, bottom, x, bottom + 4, "mb-axis");
@@ -597,12 +622,11 @@ function* drawTime(plan) {
 function* drawSide(plan, had) {
   const { n, side, narrow } = plan;
   if (!n.level) {
-    const words = [
-      "Grab the line: the cards fill and empty.",
-      "Grab an operation, move it in its row:",
-      "the bubble and each peak move along.",
-    ];
-    for (const [i, word] of words.entries()) {
+    const words = t(
+      "Grab the line: the cards fill and empty. | Grab an operation, move " +
+        "it in its row: | the bubble and each peak move along.",
+    );
+    for (const [i, word] of words.split(" | ").entries()) {
       yield text(side.left, side.y + 12 + 17 * i, word);
     }
     return;
@@ -618,9 +642,9 @@ function* drawSide(plan, had) {
     const at = [left + r + 2, y + 5, "✓"];
     if (won) yield text(...at, { ...MIDDLE, class: "mb-won" });
     const x = left + 2 * r + 10;
-    yield text(x, y - (narrow ? -4 : 2), medal.name, BOLD);
+    yield text(x, y - (narrow ? -4 : 2), t(medal.name), BOLD);
     const limits = narrow
-      ? [`≤ ${tapesText(medal.tapes)}`, `by ${formatNumber(medal.time)}`]
+      ? [t`≤ ${tapesText(medal.tapes)}`, t`by ${formatNumber(medal.time)}`]
       : [askedText(medal)];
     for (const [j, words] of limits.entries()) {
       const below = narrow ? y + r + 16 + 15 * j : y + 14;
@@ -636,7 +660,7 @@ function* drawPlane(plan, before, had) {
   for (const { x, label } of ticks) {
     yield text(x, plot.bottom + 16, label, MIDDLE);
   }
-  yield text(plot.right, plot.top - 8, "bubble →", END);
+  yield text(plot.right, plot.top - 8, t`bubble →`, END);
   const goal = goals[Math.min(had, goals.length - 1)];
   if (goal) {
     const box = { x: plot.left, width: goal.x - plot.left, y: goal.y };
@@ -650,7 +674,7 @@ function* drawPlane(plan, before, had) {
     yield svg("path", { d, class: `mb-medal mb-had mb-${name}` });
   }
   for (const { x, names, label } of spots) {
-    yield text(x + 11, label, names.join(", "), { class: "mb-halo" });
+    yield text(x + 11, label, names.join(t`, `), { class: "mb-halo" });
   }
   const was = before?.plane.now;
   if (was && (was.x !== now.x || was.y !== now.y)) yield dot(was, "mb-ghost", 6);
@@ -674,7 +698,8 @@ function* draw(id, plan, { mark, before, had }) {
 }
 
 function results(id, n) {
-  const head = ["rank", "tapes at most", "bytes at most"];
+  const most = n.again ? t`inputs at most` : t`tapes at most`;
+  const head = [t`rank`, most, t`bytes at most`];
   const rows = n.peaks.map((peak, rank) => ({
     label: String(rank),
     cells: [
@@ -689,46 +714,65 @@ function results(id, n) {
       [`worst.${name}`, tapes],
     ],
   }));
+  const won = n.won.map((name) => t(name)).join(t`, `);
   return [
     table(id, head, rows),
-    table(id, ["schedule", "bubble", "tapes"], others),
+    table(id, [t`schedule`, t`bubble`, keptOf(n)], others),
     numberList([
-      ["the last operation ends at", "time", n.run.time],
-      ["bubble", "bubble", n.run.bubble, bubbleText(n.run.bubble)],
-      ["weights, gradients and optimizer", "states", n.states, formatBytes(n.states)],
-      ["medals", "won", JSON.stringify(n.won), n.won.join(", ") || "none"],
+      [t`the last operation ends at`, "time", n.run.time],
+      [t`bubble`, "bubble", n.run.bubble, bubbleText(n.run.bubble)],
+      [
+        t`weights, gradients and optimizer`,
+        ...["states", n.states, formatBytes(n.states)],
+      ],
+      [t`medals`, "won", JSON.stringify(n.won), won || t`none`],
     ]),
   ];
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
-  "A row is a rank, with its operations in PyTorch’s own order: F a forward " +
-  "pass, B a whole backward pass, I its part for the inputs and W its part " +
-  "for the weights; the number is the micro-batch, and italics are the " +
-  "rank’s second stage. F, I and W take a time of one each, of a rank’s " +
-  "share of the network; a second stage halves it, and messages take none. " +
-  "What is blank in a row is bubble; the dotted line is where the step would " +
-  "end without one. Beneath a row are the rank’s bytes, on a card of 80 GB: " +
-  "its blocks’ weights, gradients and optimizer states, 16 bytes for each " +
-  "weight, and a tape for each micro-batch that is in flight, from the " +
-  "beginning of F to the end of B or W. The blocks are those of Llama 2 7B, " +
-  "with 4 096 tokens of a micro-batch and in bf16; embeddings, head and what " +
-  "an operation needs for itself stay out. Below is the plane of bubble and " +
-  "of the fullest rank’s tapes: dots are PyTorch’s schedules, the ring is " +
-  "what you see. By keyboard: in the picture the arrows choose an operation, " +
-  "with Shift they move it.";
+/* For a card that has so many bytes. */
+const noteOf = (card) =>
+  t(
+    "A row is a rank, with its operations in PyTorch’s own order: F a " +
+      "forward pass, B a whole backward pass, I its part for the inputs and" +
+      " W its part for the weights; the number is the micro-batch, and " +
+      "italics are the rank’s second stage. F, I and W take a time of one " +
+      "each, of a rank’s share of the network; a second stage halves it, " +
+      "and messages take none. What is blank in a row is bubble; the dotted" +
+      " line is where the step would end without one. Beneath a row are the" +
+      " rank’s bytes, as high as an H100 of 80 GB, on which a step can have" +
+      " {0}: its blocks’ weights, gradients and optimizer states, 16 bytes " +
+      "for each weight, and a tape for each micro-batch that is in flight, " +
+      "from the beginning of F to the end of B or W. The blocks are those " +
+      "of Llama 2 7B, with 4 096 tokens of a micro-batch and in bf16; " +
+      "embeddings, head and what an operation needs for itself stay out. At" +
+      " the right the card is filled as at the blue line; its tick and its " +
+      "number are the peak. Below is the plane of bubble and of the fullest" +
+      " rank’s tapes, or inputs with checkpoints: dots are PyTorch’s " +
+      "schedules ({1}), the ring is what you see. By keyboard: in the " +
+      "picture the arrows choose an operation, with Shift they move it.",
+    ...[formatBytes(card), shortened()],
+  );
 
 const LEGEND = {
-  "phase-forward": "forward",
-  subnormal: "weights’ part",
-  "phase-backward": "backward",
-  checkpoints: "checkpoints",
-  parameters: "states",
-  over: "no room",
-  activations: "tapes",
+  "phase-forward": t`forward`,
+  subnormal: t`weights’ part`,
+  "phase-backward": t`backward`,
+  checkpoints: t`checkpoints`,
+  parameters: t`states`,
+  over: t`no room`,
+  activations: t`tapes`,
 };
+
+/* Which of them the picture has. */
+function seen({ rows, again, peaks, card }) {
+  const kinds = new Set(rows.flat().map(({ kind }) => FILLS[kind]));
+  const kept = again ? "checkpoints" : "activations";
+  const over = peaks.some((peak) => peak > card) ? ["over"] : [];
+  return new Set([...kinds, "parameters", kept, ...over]);
+}
 
 const MEDALS = "mb-pipelines"; // what this browser keeps: by level, how many
 
@@ -780,33 +824,31 @@ function build({ id, get, set, bound, picture, again }) {
   const refusal = (n, rows) => {
     const { waits } = replay(rows, n.lasts);
     if (!waits.length) return null;
-    const first = waits.filter((w) => w.startsWith(`rank ${spot.rank} `));
-    const rest = waits.filter((w) => !first.includes(w));
-    const words = [...first, ...rest].slice(0, 2).join("; ");
-    return { words: `That order cannot run: ${words}.`, wrong: true };
+    const own = waits.find(({ rank }) => rank === spot.rank) ?? waits[0];
+    return { words: t`That order cannot run: ${own.words}.`, wrong: true };
   };
 
   const level = (traits) => tables.levels[traits.schedule];
   const names = [...Object.keys(tables.orders), ...Object.keys(tables.levels)];
   const schedule = choice({
-    ...{ label: "Schedule", key: "schedule" },
+    ...{ label: t`Schedule`, key: "schedule" },
     options: Object.fromEntries(names.map((name) => [name, shownAs(name)])),
     onChange: (value) => change({ schedule: value }),
   });
   const ranks = choice({
-    ...{ label: "Ranks", key: "ranks", options: ["2", "4", "8"] },
+    ...{ label: t`Ranks`, key: "ranks", options: ["2", "4", "8"] },
     onChange: (value) => change({ ranks: Number(value) }),
   });
   const rounds = slider({
-    ...{ label: "Micro-batches", key: "rounds", min: 2 },
+    ...{ label: t`Micro-batches`, key: "rounds", min: 2 },
     onInput: (value) => change({ rounds: value }),
   });
   const checkpointed = checkBox({
-    ...{ label: "Checkpoint each block", key: "checkpointed" },
+    ...{ label: t`Checkpoint each block`, key: "checkpointed" },
     onChange: (value) => set({ checkpointed: value }),
   });
   const moment = slider({
-    ...{ label: "Time", key: "moment", min: 0, onInput: see },
+    ...{ label: t`Time`, key: "moment", min: 0, onInput: see },
   });
   moment.held = () => (at === null ? "" : String(at));
   const play = player({
@@ -819,15 +861,15 @@ function build({ id, get, set, bound, picture, again }) {
     },
   });
   const undo = button({
-    ...{ label: "Undo", key: "undo" },
+    ...{ label: t`Undo`, key: "undo" },
     onClick: () => history.length && go(history.pop(), false),
   });
   const clear = button({
-    ...{ label: "As it was", key: "clear" },
+    ...{ label: t`As it was`, key: "clear" },
     onClick: () => go(""),
   });
   const onward = button({
-    ...{ label: "Play the game", key: "next" },
+    ...{ label: t`Play the game`, key: "next" },
     onClick: () => change({ schedule: after() }),
   });
   const after = () => {
@@ -835,8 +877,8 @@ function build({ id, get, set, bound, picture, again }) {
     return levels[1 + levels.indexOf(get().schedule)];
   };
   const typed = field({
-    ...{ label: "Your order", key: "order", write: (words) => words },
-    how: "write each operation of a rank once, ranks apart by a point",
+    ...{ label: t`Your order`, key: "order", write: (words) => words },
+    how: t`write each operation of a rank once, ranks apart by a point`,
     read(words) {
       const n = describe({ ...get(), order: "" });
       const rows = words ? parse(words, n.rows) : n.rows;
@@ -855,7 +897,7 @@ function build({ id, get, set, bound, picture, again }) {
     if (rows && !replay(rows, n.lasts).waits.length) go(words, false);
   };
   const forget = button({
-    ...{ label: "Forget them", key: "forget" },
+    ...{ label: t`Forget them`, key: "forget" },
     onClick() {
       medals = {};
       remember(MEDALS, medals);
@@ -873,14 +915,14 @@ function build({ id, get, set, bound, picture, again }) {
     if (told) return again();
     spot = next;
     place(rows);
-    told = { words: `${chosenText()} ${sentence(get(), had())}` };
+    told = { words: [chosenText(), sentence(get(), had())].join(t` `) };
     again();
   };
   const chosenText = () => {
     const { rank, index } = spot;
     const row = describe(get()).rows[rank];
     const { kind, m } = row[index];
-    return `${kind}${m} of rank ${rank}, ${index + 1} of ${row.length}.`;
+    return t`${kind}${m} of rank ${rank}, ${index + 1} of ${row.length}.`;
   };
   picture.setAttribute("tabindex", "0");
   picture.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -904,7 +946,8 @@ function build({ id, get, set, bound, picture, again }) {
     }
     fresh();
     spot = first ? spot : { rank, index };
-    told = { words: `${chosenText()} Shift and an arrow move it.` };
+    const how = t`Shift and an arrow move it.`;
+    told = { words: [chosenText(), how].join(t` `) };
     again();
   });
   drag(picture, {
@@ -937,45 +980,57 @@ function build({ id, get, set, bound, picture, again }) {
       else {
         const wrong = told;
         fresh();
-        told = wrong ?? { words: `${chosenText()} Drag it, or Shift and an arrow.` };
+        const how = t`Drag it, or Shift and an arrow.`;
+        told = wrong ?? { words: [chosenText(), how].join(t` `) };
         again();
       }
     },
   });
 
+  const parts = legend(id, LEGEND);
+  const spans = Object.keys(LEGEND).map((part, i) => [part, parts.children[i]]);
   const drawn = (state, width, before) => {
     const shown = draft ? { ...state, order: written(draft) } : state;
     plan = layout(shown, width, at);
     const { n } = plan;
     const ours = draft ? state : before;
     const ghost = ours && layout({ ...ours, tables }, width, at);
-    const theirs = level(state) ? "the level’s" : "";
+    const theirs = level(state) ? t`the level’s` : "";
     const rank = had();
     schedule.update({ value: state.schedule });
     ranks.update({ value: String(n.ranks), disabled: theirs });
     rounds.update({
-      ...{ value: n.rounds, max: 4, text: String(n.micro), disabled: theirs },
-      spoken: `${n.micro}, ${n.rounds} for each rank`,
+      ...{ value: state.rounds, max: 4, disabled: theirs },
+      text: String(n.micro),
+      spoken: level(state)
+        ? String(n.micro)
+        : t`${n.micro}, ${n.rounds} for each rank`,
     });
-    const cannot = n.split ? "not with a backward pass in two parts" : theirs;
+    const split = n.split && t`not with a backward pass in two parts`;
+    const cannot = split || theirs;
     checkpointed.update({ value: state.checkpointed, disabled: cannot });
     moment.update({
       ...{ value: plan.at, max: plan.moments - 1 },
       text: formatNumber(plan.at / 2),
-      spoken: `${formatNumber(plan.at / 2)} of ${formatNumber(n.run.time)}`,
+      spoken: t`${formatNumber(plan.at / 2)} of ${formatNumber(n.run.time)}`,
     });
     typed.update({ value: state.order });
     undo.root.disabled = !history.length;
     clear.root.disabled = !n.own;
-    onward.root.textContent = n.level ? "Next level" : "Play the game";
+    onward.root.textContent = n.level ? t`Next level` : t`Play the game`;
     onward.root.disabled = !after();
     const count = Object.values(medals).reduce((a, b) => a + b, 0);
     const most = 3 * Object.keys(tables.levels).length;
-    tally.textContent = `Your medals, ${count} of ${most}, stay in this browser.`;
+    tally.textContent =
+      t`Your medals, ${count} of ${most}, stay in this browser.`;
     forget.root.disabled = !count;
+    const here = seen(n);
+    for (const [part, span] of spans) span.hidden = !here.has(part);
     const mark = spot && { ...spot, wrong: told?.wrong };
     return {
-      title: n.level ? shownAs(state.schedule) : "A pipeline, and what its ranks hold",
+      title: n.level
+        ? shownAs(state.schedule)
+        : t`A pipeline, and what its ranks hold`,
       sentence: told?.words ?? sentence(shown, rank),
       wrong: told?.wrong,
       height: plan.height,
@@ -986,9 +1041,9 @@ function build({ id, get, set, bound, picture, again }) {
   return {
     controls: [schedule, ranks, rounds],
     picture: html("div", {}, picture, buttons),
-    legend: legend(id, LEGEND),
+    legend: parts,
     more: [checkpointed, moment, typed, { root: mine }],
-    note: html("p", { class: "mb-note" }, NOTE),
+    note: html("p", { class: "mb-note" }, noteOf(tables.card)),
     draw: drawn,
     stop() {
       fresh();

@@ -18,7 +18,13 @@ from membudget.parallelism import (
     table,
 )
 from membudget.parallelism.tables import V_SHAPED
-from membudget.widgets.base import Checked, Widget, checked, format_bytes
+from membudget.widgets.base import (
+    Checked,
+    Widget,
+    checked,
+    format_bytes,
+    later,
+)
 
 MODEL, TOKENS, ITEMSIZE = "Llama 2 7B", 4096, 2
 """Whose blocks the ranks hold, tokens of a micro-batch, and bf16."""
@@ -64,7 +70,7 @@ class Level(NamedTuple):
 
 
 def _medals(*limits: tuple[float, float]) -> tuple[Medal, ...]:
-    names = ("bronze", "silver", "gold")
+    names = (later("bronze"), later("silver"), later("gold"))
     return tuple(
         Medal(name, *limit) for name, limit in zip(names, limits, strict=True)
     )
@@ -72,7 +78,7 @@ def _medals(*limits: tuple[float, float]) -> tuple[Medal, ...]:
 
 LEVELS = {
     "level 1": Level("GPipe", 2, 4, False, _medals((3, 18), (3, 15), (2, 15))),
-    "level 2": Level("GPipe", 4, 8, False, _medals((6, 36), (5, 33), (4, 33))),
+    "level 2": Level("GPipe", 4, 5, False, _medals((4, 30), (4, 27), (4, 24))),
     "level 3": Level("1F1B", 2, 4, True, _medals((4, 13), (3, 13), (2, 13))),
     "level 4": Level("1F1B", 4, 8, True, _medals((4, 29), (4, 28), (4, 27))),
     "level 5": Level(
@@ -152,6 +158,23 @@ def read(text: str, base: Table) -> Table:
     return tuple(tuple(names[key] for key in row) for row in keys)
 
 
+def _sizes(name: str) -> list[tuple[int, int]]:
+    """Ranks and micro-batches that a schedule is shown with: those to choose,
+    and the levels' own where it can have them."""
+    chosen = [(ranks, ranks * rounds) for ranks in RANKS for rounds in ROUNDS]
+    levels = {(one.ranks, one.micro_batches) for one in LEVELS.values()}
+    more = sorted(levels.difference(chosen))
+    return chosen + [size for size in more if _runs(name, *size)]
+
+
+def _runs(name: str, ranks: int, micro_batches: int) -> bool:
+    try:
+        board(name, ranks, micro_batches)
+    except ValueError:
+        return False
+    return True
+
+
 @cache
 def _tables() -> dict[str, Any]:
     """All orders, and the model's bytes, as the module reads them."""
@@ -160,11 +183,10 @@ def _tables() -> dict[str, Any]:
     return {
         "orders": {
             name: {
-                f"{ranks} {ranks * rounds}": list(
-                    map(letters, board(name, ranks, ranks * rounds))
+                f"{ranks} {micro_batches}": list(
+                    map(letters, board(name, ranks, micro_batches))
                 )
-                for ranks in RANKS
-                for rounds in ROUNDS
+                for ranks, micro_batches in _sizes(name)
             }
             for name in SCHEDULES
         },
@@ -172,7 +194,7 @@ def _tables() -> dict[str, Any]:
             name: {
                 "schedule": level.schedule,
                 "ranks": level.ranks,
-                "rounds": level.micro_batches // level.ranks,
+                "micro": level.micro_batches,
                 "rows": list(map(letters, board(name, 0, 0))),
                 "medals": [medal._asdict() for medal in level.medals],
             }

@@ -9,17 +9,19 @@ import {
   filled,
   formatBytes,
   grouped,
+  HOLDERS,
   html,
   legend,
   line,
-  LETTER,
   numberField,
   numberList,
   plural,
   slider,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -34,35 +36,27 @@ import {
    reader asks for, with one recipe of precision.
    layout(state, width): where everything stands in the picture. */
 
-const SHOWN = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer: "optimizer states",
-  activations: "activations",
-  inputs: "inputs",
-  temporaries: "temporaries",
-};
-
 const [MIB, GIB] = [2 ** 20, 2 ** 30];
 const [SCALED, TOKEN] = [8, 16]; // bytes: of a scaled loss, of a token
 const CHUNKS = [null, 2, 4, 8, 16];
 const SHARDED = ["zero-2", "zero-3"];
 export const STAGES = ["ddp", ...SHARDED];
-export const CAUSES = [
-  "recomputation",
-  "small micro-batches",
-  "traffic",
-  "precision",
-];
-const TRAINED = { all: "all weights", lora: "LoRA", qlora: "QLoRA" };
+const CAUSE_WORDS = {
+  recomputation: t`recomputation`,
+  "small micro-batches": t`small micro-batches`,
+  traffic: t`traffic`,
+  precision: t`precision`,
+};
+export const CAUSES = Object.keys(CAUSE_WORDS);
+const TRAINED = { all: t`all weights`, lora: "LoRA", qlora: "QLoRA" };
 const FREE = { checkpointed: "any", chunks: "any", micro: 0, stage: "any" };
 const WORDS = {
-  master: "bf16 with an fp32 copy",
+  master: t`bf16 with an fp32 copy`,
   sgd: "SGD",
-  momentum: "SGD with momentum",
+  momentum: t`SGD with momentum`,
   adam: "Adam",
-  "adam-8bit": "8-bit Adam",
-  "lion-8bit": "8-bit Lion",
+  "adam-8bit": t`8-bit Adam`,
+  "lion-8bit": t`8-bit Lion`,
 };
 
 // ---- one plan ------------------------------------------------------------
@@ -280,9 +274,9 @@ function causesOf(plan, fastest) {
 
 /* Why nothing is sharded; "" where it can be. */
 function whyDdp(state) {
-  if (state.ranks === 1) return "one card is not split";
-  if (state.optimizer.endsWith("8bit")) return "8-bit states go with ddp";
-  return adapted(state) ? "an adapter goes with ddp" : "";
+  if (state.ranks === 1) return t`one card is not split`;
+  if (state.optimizer.endsWith("8bit")) return t`8-bit states go with ddp`;
+  return adapted(state) ? t`an adapter goes with ddp` : "";
 }
 
 /** What the locks leave of each axis. */
@@ -450,16 +444,20 @@ export function otherwise(state) {
 export function planText(plan) {
   const { size, blocks, chunks, stage, space } = plan;
   const { share, model, recipe, optimizer, adapter, ranks } = space;
-  const rest = share % size;
-  const words = [`${Math.floor(share / size)} × ${size} sequences`];
-  if (rest) words[0] += ` and a last micro-batch of ${rest}`;
-  if (blocks === model.depth) words.push("every block checkpointed");
-  else if (blocks) words.push(`${blocks} of ${model.depth} blocks checkpointed`);
-  if (chunks) words.push(`the loss in ${chunks} chunks`);
+  const [full, rest] = [Math.floor(share / size), share % size];
+  const { depth } = model;
+  const words = [
+    rest
+      ? t`${full} × ${size} sequences and a last micro-batch of ${rest}`
+      : t`${full} × ${size} sequences`,
+  ];
+  if (blocks === depth) words.push(t`every block checkpointed`);
+  else if (blocks) words.push(t`${blocks} of ${depth} blocks checkpointed`);
+  if (chunks) words.push(t`the loss in ${chunks} chunks`);
   words.push(WORDS[recipe] ?? recipe, WORDS[optimizer]);
-  if (adapter) words.push(adapter.told);
-  if (ranks > 1) words.push(`${stage} on ${ranks} ranks`);
-  return words.join(", ");
+  if (adapter) words.push(t(adapter.told));
+  if (ranks > 1) words.push(t`${stage} on ${ranks} ranks`);
+  return words.join(t`, `);
 }
 
 const times = (slowdown) => `× ${slowdown.toFixed(2)}`;
@@ -469,9 +467,9 @@ function shortText({ size, blocks, chunks, stage, space }) {
   const { share, model, ranks, way } = space;
   const parts = Math.ceil(share / size);
   const words = [TRAINED[way] ?? way];
-  words.push(parts > 1 ? `${parts} × ${size}` : `${size} at once`);
-  if (blocks) words.push(`${blocks}/${model.depth} checkpointed`);
-  if (chunks) words.push(`loss in ${chunks}`);
+  words.push(parts > 1 ? `${parts} × ${size}` : t`${size} at once`);
+  if (blocks) words.push(t`${blocks}/${model.depth} checkpointed`);
+  if (chunks) words.push(t`loss in ${chunks}`);
   if (ranks > 1) words.push(stage);
   return words.join(" · ");
 }
@@ -480,41 +478,47 @@ function shortText({ size, blocks, chunks, stage, space }) {
 export function gapWords({ yours, gap, space }) {
   if (!yours) return "";
   const over = yours.peak - space.budget;
-  if (over > 0) return `Yours needs ${formatBytes(over)} too much.`;
+  if (over > 0) return t`Yours needs ${formatBytes(over)} too much.`;
   const more = Math.round(100 * gap);
-  if (!more) return "Yours is as fast as the best.";
-  return `Yours takes ${more} % longer than the best that fits.`;
+  if (!more) return t`Yours is as fast as the best.`;
+  return t`Yours takes ${more} % longer than the best that fits.`;
 }
 
 /* Where nothing fits: the least, and what another precision would need. */
 function leastWords(state, { space, plans, frontier }) {
   const [least] = frontier;
-  const told =
-    `Nothing fits in ${formatBytes(space.budget)}. The smallest of ` +
-    `${grouped(plans)} plans needs ${formatBytes(least.peak)}: ` +
-    `${planText(least)}.`;
-  const others = otherwise(state)
+  const told = t(
+    "Nothing fits in {0}. The smallest of {1} plans needs {2}: {3}.",
+    ...[formatBytes(space.budget), grouped(plans)],
+    ...[formatBytes(least.peak), planText(least)],
+  );
+  const [one, two] = otherwise(state)
     .filter(({ peak }) => peak < least.peak)
-    .map(({ space: { way }, peak }) => [TRAINED[way] ?? way, formatBytes(peak)])
-    .map(([way, size], i) => `${way} ${i ? "" : "the smallest needs "}${size}`);
-  return others.length ? `${told} With ${others.join(", with ")}.` : told;
+    .map(({ space: { way }, peak }) => [
+      ...[TRAINED[way] ?? way, formatBytes(peak)],
+    ]);
+  if (!one) return [told];
+  const other = two
+    ? t("With {0} the smallest needs {1}, with {2} {3}.", ...one, ...two)
+    : t("With {0} the smallest needs {1}.", ...one);
+  return [told, other];
 }
 
 /** The key numbers in words. */
 export function sentence(state) {
   const n = describe(state);
   const { space, best } = n;
-  const budget = formatBytes(space.budget);
-  let buys = best.length ? " The next GiB buys nothing." : "";
-  if (n.next) buys = ` The next GiB buys ${times(n.slowdown(n.next))}.`;
-  if (!best.length) return leastWords(state, n) + buys;
+  let buys = best.length ? [t`The next GiB buys nothing.`] : [];
+  if (n.next) buys = [t`The next GiB buys ${times(n.slowdown(n.next))}.`];
+  if (!best.length) return [...leastWords(state, n), ...buys].join(t` `);
   const told = gapWords(n);
-  const rest = told ? ` ${told}` : buys;
-  return (
-    `The fastest plan in ${budget}: ${planText(best[0])}. It needs ` +
-    `${formatBytes(best[0].peak)} and takes ${times(n.slowdown(best[0]))} as ` +
-    `long as the fastest of all.${rest}`
+  const first = t(
+    "The fastest plan in {0}: {1}. It needs {2} and takes {3} as long as " +
+      "the fastest of all.",
+    ...[formatBytes(space.budget), planText(best[0])],
+    ...[formatBytes(best[0].peak), times(n.slowdown(best[0]))],
   );
+  return [first, ...(told ? [told] : buys)].join(t` `);
 }
 
 /** A program that makes the plan, and prints its whole training loop. */
@@ -588,7 +592,7 @@ export function layout(state, width, before = null) {
     .filter((tick) => tick.x < plot.right - 28);
   ticks.at(-1).label += ` ${unit}`;
   let size = 0;
-  const parts = Object.keys(SHOWN).map((part) => {
+  const parts = Object.keys(HOLDERS).map((part) => {
     const from = x(size);
     size += n.moment.split[part];
     return { part, x: from, width: x(size) - from };
@@ -603,9 +607,10 @@ export function layout(state, width, before = null) {
   const told = CAUSES.filter((key) => Math.abs(n.causes[key]) >= 0.005);
   const words = told.map((key) => {
     const sign = n.causes[key] < 0 ? "−" : "+";
-    const name = narrow ? key.replace("micro-", "") : key;
+    const short = narrow && key.startsWith("small");
+    const name = short ? t`small batches` : CAUSE_WORDS[key];
     const label = `${name} ${sign}${Math.abs(n.causes[key]).toFixed(2)}`;
-    const long = 18 + LETTER * label.length;
+    const long = 18 + wideOf(label);
     if (left + long > width) [left, under] = [3, under + ROW];
     const one = { key, label, x: left, y: under };
     left += long + 10;
@@ -645,10 +650,10 @@ const END = { "text-anchor": "end" };
 const MIDDLE = { "text-anchor": "middle" };
 const HALO = { class: "mb-halo" };
 const PHASES = {
-  forward: "forward pass",
-  backward: "backward pass",
-  recomputation: "recomputation",
-  optimizer: "optimizer’s step",
+  forward: t`forward pass`,
+  backward: t`backward pass`,
+  recomputation: t`recomputation`,
+  optimizer: t`optimizer’s step`,
 };
 
 const FILL = {
@@ -661,8 +666,8 @@ const FILL = {
 function* drawBar(id, n, { plot, parts, at, ghost, budget }) {
   for (const { part, x, width } of parts.filter((one) => one.width)) {
     yield* filled(id, part, "rect", { x, y: BAR, width, height: TALL });
-    const name = SHOWN[part];
-    if (LETTER * name.length + 10 < width) {
+    const name = HOLDERS[part];
+    if (wideOf(name) + 10 < width) {
       const look = { ...MIDDLE, class: "mb-halo" };
       yield text(x + width / 2, BAR + TALL / 2 + 4, name, look);
     }
@@ -674,12 +679,21 @@ function* drawBar(id, n, { plot, parts, at, ghost, budget }) {
   if (ghost) yield line(ghost, BAR - 4, ghost, BAR + TALL + 4, "mb-ghost");
 }
 
+/* A row's name, which is that of an operator. */
+const rowText = (row) =>
+  row
+    .replace(/^a block’s /, t`a block’s `)
+    .replace("(sum of gradients)", t`(sum of gradients)`);
+
 function* drawWords(id, n, { plot, words }) {
   const { row, phase } = n.moment;
-  const where = row === phase ? "" : `, at ${row}`;
-  const long = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}${where}`;
-  const short = `peak ${formatBytes(n.plan.peak)}: ${PHASES[phase]}`;
-  const fits = LETTER * long.length < plot.right;
+  const peak = formatBytes(n.plan.peak);
+  const short = t`peak ${peak}: ${PHASES[phase]}`;
+  const long =
+    row === phase
+      ? short
+      : t`peak ${peak}: ${PHASES[phase]}, at ${rowText(row)}`;
+  const fits = wideOf(long) < plot.right;
   yield text(3, BAR + TALL + ROW, fits ? long : short, HALO);
   for (const { key, label, x, y } of words) {
     const box = { x, y: y - 10, width: 12, height: 12 };
@@ -715,7 +729,7 @@ function* drawFrontier(id, n, plan) {
     yield dot(at, "mb-chosen", 7);
   }
   const look = { ...END, ...HALO };
-  if (beyond) yield text(plot.right, BOTTOM - 8, `${beyond} more →`, look);
+  if (beyond) yield text(plot.right, BOTTOM - 8, t`${beyond} more →`, look);
 }
 
 function* drawBudget(id, n, state, { plot, budget, pinned }) {
@@ -727,11 +741,12 @@ function* drawBudget(id, n, state, { plot, budget, pinned }) {
   const grip = `M${budget} ${BOTTOM + 22}l-9 14h18z`;
   yield svg("path", { d: grip, class: "mb-grip" });
   const left = budget > (plot.left + plot.right) / 2;
-  const name = state.budget ? "budget" : state.card;
-  const size = `${formatBytes(n.space.budget)}${pinned ? " →" : ""}, drag`;
+  const name = state.budget ? t`budget` : state.card;
+  const bytes = formatBytes(n.space.budget);
+  const size = pinned ? t`${bytes} →, drag` : t`${bytes}, drag`;
   const room = left ? budget - 13 : plot.right - budget - 13;
-  const long = `${name}: ${size}`;
-  const label = LETTER * long.length < room ? long : size;
+  const long = t`${name}: ${size}`;
+  const label = wideOf(long) < room ? long : size;
   const look = { class: "mb-value", ...(left ? END : {}) };
   yield text(budget + (left ? -13 : 13), BOTTOM + 36, label, look);
 }
@@ -739,16 +754,19 @@ function* drawBudget(id, n, state, { plot, budget, pinned }) {
 function verdict(n) {
   const { best, plan, yours, frontier, space } = n;
   if (!best.length) {
-    return `nothing fits: least ${formatBytes(frontier[0].peak)}`;
+    return t`nothing fits: least ${formatBytes(frontier[0].peak)}`;
   }
   const free = space.budget - plan.peak;
-  const whose = plan === yours ? "yours: " : "";
-  if (free < 0) return `${whose}${formatBytes(-free)} too much`;
-  if (whose) {
-    const more = Math.round(100 * n.gap);
-    return more ? `yours: ${more} % longer` : "yours: as fast as the best";
+  const own = plan === yours;
+  if (free < 0) {
+    const over = formatBytes(-free);
+    return own ? t`yours: ${over} too much` : t`${over} too much`;
   }
-  return `it fits, ${times(n.slowdown(plan))} as long`;
+  if (own) {
+    const more = Math.round(100 * n.gap);
+    return more ? t`yours: ${more} % longer` : t`yours: as fast as the best`;
+  }
+  return t`it fits, ${times(n.slowdown(plan))} as long`;
 }
 
 function draw(id, state, n, plan) {
@@ -772,7 +790,7 @@ function results(id, n) {
   const { space, plan, moment, best } = n;
   const size = (key, bytes) => [key, bytes, bytes ? formatBytes(bytes) : "–"];
   const slow = (key, value) => [key, value, times(value)];
-  const rows = Object.entries(SHOWN).map(([part, label]) => ({
+  const rows = Object.entries(HOLDERS).map(([part, label]) => ({
     part,
     label,
     cells: [size(part, moment.split[part])],
@@ -785,40 +803,41 @@ function results(id, n) {
     ],
   }));
   const causes = CAUSES.map((key) => [
-    ...[key, `cause.${key}`, n.causes[key]],
+    ...[CAUSE_WORDS[key], `cause.${key}`, n.causes[key]],
     n.causes[key].toFixed(2),
   ]);
   return [
-    table(id, ["at the peak", "bytes"], [
+    table(id, [t`at the peak`, t`bytes`], [
       ...rows,
-      { sum: true, label: "together", cells: [size("peak", moment.bytes)] },
+      { sum: true, label: t`together`, cells: [size("peak", moment.bytes)] },
     ]),
-    table(id, ["the best plans", "peak", "slowdown"], plans),
+    table(id, [t`the best plans`, t`peak`, t`slowdown`], plans),
     numberList([
-      ["parameters", "count", space.model.parameters,
+      [t`parameters`, "count", space.model.parameters,
         grouped(space.model.parameters)],
-      ["budget", ...size("budget", space.budget)],
-      ["a step", "seconds", plan.seconds, `${plan.seconds.toPrecision(3)} s`],
-      ["slowdown", ...slow("slowdown", n.slowdown(plan))],
+      [t`budget`, ...size("budget", space.budget)],
+      [t`a step`, "seconds", plan.seconds, `${plan.seconds.toPrecision(3)} s`],
+      [t`slowdown`, ...slow("slowdown", n.slowdown(plan))],
       ...causes,
-      ["the least peak", ...size("least", n.frontier[0].peak)],
-      ["plans on the frontier", "frontier", n.frontier.length],
+      [t`the least peak`, ...size("least", n.frontier[0].peak)],
+      [t`plans on the frontier`, "frontier", n.frontier.length],
     ]),
   ];
 }
 
-const NOTE =
+const NOTE = t(
   "The bar is what a card holds at the worst moment. Below it, on the same " +
-  "axis, stands each plan that no other beats in both bytes and time: the " +
-  "more memory, the faster. The ring is the plan of your own switches. The " +
-  "dashed line is the budget: drag it. Click a " +
-  "point to look at its plan; its column says what takes the time. The time " +
-  "is an estimate from data sheets, × 0.4, not measured. LoRA stands in " +
-  "all linear layers of the blocks, in fp32 and without dropout, beside " +
-  "frozen weights in bf16; with QLoRA the blocks’ are in 4 bits. The bytes are " +
-  "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
-  "NCCL’s buffers come on top. 16 bits are bf16; for autocast on a card " +
-  "without it take fp16.";
+    "axis, stands each plan that no other beats in both bytes and time: the " +
+    "more memory, the faster. The ring is the plan of your own switches. " +
+    "The dashed line is the budget: drag it. Click a point to look at its " +
+    "plan; its column says what takes the time. The time is an estimate " +
+    "from data sheets, × 0.4, not measured. LoRA stands in all linear " +
+    "layers of the blocks, in fp32 and without dropout, beside frozen " +
+    "weights in bf16; with QLoRA the blocks’ are in 4 bits. The bytes are " +
+    "tensors with a CPU’s kernels; an allocator’s rounding, libraries and " +
+    "NCCL’s buffers come on top. 16 bits are bf16; for autocast on a card " +
+    "without it take fp16.",
+);
 
 /* Problems, with switches that are set badly: until yours is as fast. */
 const MISSION = {
@@ -826,15 +845,15 @@ const MISSION = {
   ...{ checkpointed: "all", chunks: "16", micro: 1, stage: "any" },
 };
 const MISSIONS = {
-  "GPT-2 on an RTX 3070": {
+  [t`GPT-2 on an RTX 3070`]: {
     ...{ model: "GPT-2 124M", card: "RTX 3070", ranks: 1, batch: 32 },
     ...{ tokens: 1024, recipe: "autocast" },
   },
-  "8B on eight H100s": {
+  [t`8B on eight H100s`]: {
     ...{ model: "Llama 3 8B", card: "H100 80 GB", ranks: 8, batch: 64 },
     ...{ tokens: 8192, recipe: "master", stage: "zero-3" },
   },
-  "8B on one A100": {
+  [t`8B on one A100`]: {
     ...{ model: "Llama 3 8B", card: "A100 80 GB", ranks: 1, batch: 8 },
     ...{ tokens: 8192, recipe: "autocast" },
   },
@@ -860,59 +879,63 @@ function build({ id, get, set, picture }) {
       onInput: (place) => change(key)(2 ** place),
     });
 
-  const model = select("Model", "model", Object.keys(tables.models), (name) => {
+  const models = Object.keys(tables.models);
+  const model = select(t`Model`, "model", models, (name) => {
     const tokens = tables.models[name].tokens.at(-1);
     set({ model: name, tokens, pick: 0 });
   });
-  const card = select("Card", "card", Object.keys(tables.cards), (name) =>
+  const card = select(t`Card`, "card", Object.keys(tables.cards), (name) =>
     set({ card: name, budget: 0, pick: 0 }),
   );
-  const ranks = power("Number of cards", "ranks");
+  const ranks = power(t`Number of cards`, "ranks");
   const budget = numberField({
-    label: "Budget of a card, in MiB",
+    label: t`Budget of a card, in MiB`,
     key: "budget",
     max: 2 ** 22,
     onChange: change("budget"),
   });
-  const batch = power("Sequences of a step", "batch");
+  const batch = power(t`Sequences of a step`, "batch");
   const texts = Object.entries(tables.recipes);
   const recipes = {
-    any: "any, as is best",
+    any: t`any, as is best`,
     ...Object.fromEntries(
-      texts.map(([name, { text }]) => [name, text.split(",")[0]]),
+      texts.map(([name, { text }]) => [name, t(text.split(",")[0])]),
     ),
   };
-  const recipe = select("Precision", "recipe", recipes);
-  const trained = select("Trained", "trained", {
+  const recipe = select(t`Precision`, "recipe", recipes);
+  const trained = select(t`Trained`, "trained", {
     all: TRAINED.all,
     ...Object.fromEntries(
       Object.entries(tables.adapters).map(([name, { given }]) => [
-        ...[name, `${TRAINED[name]}, rank ${parseInt(given, 10)}`],
+        ...[name, t`${TRAINED[name]}, rank ${parseInt(given, 10)}`],
       ]),
     ),
   });
-  const optimizer = select("Optimizer", "optimizer", tables.optimizers);
-  const checkpointed = select("Checkpoint", "checkpointed", {
-    any: "as is best",
-    none: "no block",
-    all: "every block",
+  const optimizers = Object.fromEntries(
+    Object.entries(tables.optimizers).map(([name, text]) => [name, t(text)]),
+  );
+  const optimizer = select(t`Optimizer`, "optimizer", optimizers);
+  const checkpointed = select(t`Checkpoint`, "checkpointed", {
+    any: t`as is best`,
+    none: t`no block`,
+    all: t`every block`,
   });
-  const chunks = select("Loss in chunks", "chunks", {
-    ...{ any: "as is best", none: "no" },
+  const chunks = select(t`Loss in chunks`, "chunks", {
+    ...{ any: t`as is best`, none: t`no` },
     ...{ 2: "2", 4: "4", 8: "8", 16: "16" },
   });
   const micro = select(
-    "Micro-batch",
+    t`Micro-batch`,
     "micro",
-    { 0: "as is best", 1: "1", 2: "2", 4: "4", 8: "8", 16: "16" },
+    { 0: t`as is best`, 1: "1", 2: "2", 4: "4", 8: "8", 16: "16" },
     (value) => change("micro")(Number(value)),
   );
-  const stage = select("Sharding", "stage", {
-    ...{ any: "as is best", ddp: "ddp" },
+  const stage = select(t`Sharding`, "stage", {
+    ...{ any: t`as is best`, ddp: "ddp" },
     ...{ "zero-2": "zero-2", "zero-3": "zero-3" },
   });
   const pick = slider({
-    ...{ label: "Plan that is shown", key: "pick", min: 0 },
+    ...{ label: t`Plan that is shown`, key: "pick", min: 0 },
     onInput: (place) => set({ pick: place }),
   });
 
@@ -925,7 +948,7 @@ function build({ id, get, set, picture }) {
   const none = html(
     "p",
     { class: "mb-none" },
-    "Here stand the three fastest plans that fit, once one does.",
+    t`Here stand the three fastest plans that fit, once one does.`,
   );
   const code = html("pre", { class: "mb-code" });
   const whole = html(
@@ -936,7 +959,7 @@ function build({ id, get, set, picture }) {
     html(
       "p",
       { class: "mb-missions" },
-      html("b", {}, "Beat the planner: "),
+      html("b", {}, t`Beat the planner: `),
       ...Object.entries(MISSIONS).map(
         ([label, more], i) =>
           button({
@@ -981,7 +1004,7 @@ function build({ id, get, set, picture }) {
     batch.update({
       value: log(n.space.batch),
       ...{ max: log(tables.most) },
-      text: `${n.space.batch} × ${grouped(state.tokens)} tokens`,
+      text: t`${n.space.batch} × ${grouped(state.tokens)} tokens`,
       spoken: plural(n.space.batch, "sequence"),
     });
     budget.update({ value: n.space.budget / MIB });
@@ -990,12 +1013,12 @@ function build({ id, get, set, picture }) {
     const fixed = adapted(state);
     recipe.update({
       value: fixed ? n.space.recipe : state.recipe,
-      disabled: fixed ? "but the adapter in fp32" : "",
+      disabled: fixed ? t`but the adapter in fp32` : "",
     });
     const shown = n.offered[state.pick] ? state.pick : 0;
     const first = n.yours ? 1 : 0;
-    let text = shown < offered ? "of the best" : "on the frontier";
-    if (shown < first) text = "yours";
+    let text = shown < offered ? t`of the best` : t`on the frontier`;
+    if (shown < first) text = t`yours`;
     pick.update({
       ...{ value: shown, max: n.offered.length - 1 },
       ...{ text, spoken: planText(n.plan) },
@@ -1018,7 +1041,7 @@ function build({ id, get, set, picture }) {
   return {
     controls: [model, card, ranks, trained],
     picture: whole,
-    legend: legend(id, SHOWN),
+    legend: legend(id, HOLDERS),
     more: [
       ...[recipe, budget, batch, optimizer, checkpointed, chunks],
       ...[micro, stage, pick],
@@ -1026,7 +1049,7 @@ function build({ id, get, set, picture }) {
     note: html(
       "div",
       {},
-      html("p", {}, "Code to paste, for the plan that is shown:"),
+      html("p", {}, t`Code to paste, for the plan that is shown:`),
       code,
       html("p", {}, NOTE),
     ),
@@ -1037,7 +1060,7 @@ function build({ id, get, set, picture }) {
       plan = layout(state, width, before);
       show(state, n);
       return {
-        title: "What fits, and at which price",
+        title: t`What fits, and at which price`,
         sentence: sentence(state),
         height: HEIGHT,
         drawn: draw(id, state, n, plan),

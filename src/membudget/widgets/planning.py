@@ -19,7 +19,7 @@ from membudget.planning import (
 )
 from membudget.planning.machine import EFFICIENCY, LAUNCH
 from membudget.planning.memory import static
-from membudget.widgets.base import Checked, Widget, format_bytes
+from membudget.widgets.base import Checked, Widget, format_bytes, later
 from membudget.widgets.planning_rows import (
     ADAPTERS,
     MIXES,
@@ -43,6 +43,20 @@ CHUNKS = (ANY, "none", "2", "4", "8", "16")
 
 LARGEST = 256
 """Sequences of a step."""
+
+LABELS = (
+    later("fp32: everything in fp32"),
+    later("autocast: fp32 parameters"),
+    later("bf16: everything in bf16"),
+    later("master: bf16 model"),
+    later("SGD with momentum"),
+    later("Adam, AdamW"),
+    later("Adam with 8-bit states"),
+    later("Lion with 8-bit states"),
+    later("LoRA of rank 16 in all linear layers"),
+    later("LoRA of rank 16 in all linear layers over 4 bits"),
+)
+"""Of the tables, as the page shows them: those with words in them."""
 
 SIZES = (0, 1, 2, 4, 8, 16)
 """What the micro-batch's lock may be."""

@@ -1,6 +1,5 @@
 import {
   HOLDERS,
-  LETTER,
   bar,
   cardFrame,
   checkBox,
@@ -23,8 +22,10 @@ import {
   spill,
   still,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -34,15 +35,16 @@ import {
    layout(state, width): where everything stands. */
 
 const PARTS = Object.keys(HOLDERS);
+const SHORT = { ...HOLDERS, optimizer: t`optimizer` };
 
 /* A weight's numbers, in Python's order, and what they count as. */
 const TILES = [
-  ["weight", "parameters"],
-  ["16-bit copy", "activations"],
-  ["gradient", "gradients"],
-  ["fp32 copy", "optimizer"],
-  ["Adam’s mean", "optimizer"],
-  ["Adam’s square", "optimizer"],
+  [t`weight`, "parameters"],
+  [t`16-bit copy`, "activations"],
+  [t`gradient`, "gradients"],
+  [t`fp32 copy`, "optimizer"],
+  [t`Adam’s mean`, "optimizer"],
+  [t`Adam’s square`, "optimizer"],
 ];
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -83,26 +85,30 @@ function tileWords({ tiles }, full) {
       .filter(({ bytes }, i) => bytes && test(bytes, full.tiles[i].bytes))
       .map(({ name }) => name);
   const halved = names((now, then) => now === then / 2);
-  const added = names((now, then) => !then);
-  const more = added.map((name) => `, and the ${name} is new`);
-  const verb = halved.length > 1 ? "halve" : "halves";
-  const all = halved.length ? `the ${listed(halved)}` : "no tile";
-  return `${all} ${verb}${more.join("")}.`;
+  const [added] = names((now, then) => !then); // at most one
+  const all = listed(halved);
+  let words = all ? t`the ${all} halves` : t`no tile halves`;
+  if (halved.length > 1) words = t`the ${all} halve`;
+  return added ? t`${words}, and the ${added} is new.` : t`${words}.`;
 }
 
 /* What the rest of the peak takes of fp32's. */
 function partWords({ phase, recipe, parts }, full) {
   if (phase === "optimizer") {
-    const on = recipe === "master" ? ", on fp32 copies of the gradients" : "";
-    return `At the peak, Adam’s update${on}, no activation is alive.`;
+    return recipe === "master"
+      ? t(
+          "At the peak, Adam’s update, on fp32 copies of the gradients, no " +
+            "activation is alive.",
+        )
+      : t`At the peak, Adam’s update, no activation is alive.`;
   }
   const share = (part) => {
     const i = PARTS.indexOf(part);
     return percent(parts[i], full.parts[i]);
   };
-  return (
-    `Activations take ${share("activations")} of fp32’s, ` +
-    `temporaries ${share("temporaries")}.`
+  return t(
+    "Activations take {0} of fp32’s, temporaries {1}.",
+    ...[share("activations"), share("temporaries")],
   );
 }
 
@@ -110,14 +116,15 @@ function partWords({ phase, recipe, parts }, full) {
 function advice(state) {
   const { card, recipe } = state;
   if (recipe === "fp32" || cardOf(state).bf16) return "";
-  const how = recipe === "autocast" ? "use fp16, same bytes" : "it emulates it";
-  return ` The ${card} has no bf16 units: ${how}.`;
+  return recipe === "autocast"
+    ? t`The ${card} has no bf16 units: use fp16, same bytes.`
+    : t`The ${card} has no bf16 units: it emulates it.`;
 }
 
 const verdict = ({ left }) =>
   left < 0
-    ? `${formatBytes(-left)} too much`
-    : `it fits, ${formatBytes(left)} free`;
+    ? t`${formatBytes(-left)} too much`
+    : t`it fits, ${formatBytes(left)} free`;
 
 /** The key numbers in words. */
 export function sentence(state) {
@@ -126,15 +133,20 @@ export function sentence(state) {
   const [full] = describe(state);
   const plain = recipe === full.recipe;
   const what = plain
-    ? "each of a weight’s numbers takes 4 bytes."
-    : `${tileWords(of, full)} ${partWords(of, full)}`;
-  const share = plain ? "" : `, ${percent(of.bytes, full.bytes)} of fp32’s`;
+    ? t`each of a weight’s numbers takes 4 bytes.`
+    : [tileWords(of, full), partWords(of, full)].join(t` `);
+  const [size, share] = [formatBytes(of.bytes), percent(of.bytes, full.bytes)];
   const usable = formatBytes(cardOf(state).usable);
-  return (
-    `${recipe}, batch ${batch}${checkpointed ? ", checkpointed" : ""}: ` +
-    `${what} The peak is ${formatBytes(of.bytes)}${share}. ` +
-    `The ${card} has ${usable}: ${verdict(of)}.${advice(state)}`
-  );
+  return [
+    checkpointed
+      ? t`${recipe}, batch ${batch}, checkpointed: ${what}`
+      : t`${recipe}, batch ${batch}: ${what}`,
+    plain
+      ? t`The peak is ${size}.`
+      : t`The peak is ${size}, ${share} of fp32’s.`,
+    t`The ${card} has ${usable}: ${verdict(of)}.`,
+    ...(advice(state) ? [advice(state)] : []),
+  ].join(t` `);
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -213,13 +225,16 @@ function drop({ part, left, bottom, bytes, lands }, { plot }) {
    `from` the plan they come from, where they move. */
 function* drawTiles(id, plan, before, from) {
   const count = Math.round(plan.weights / 1e6);
-  yield text(0, 14, `One of ${count} million weights: a square is a byte`);
+  yield text(0, 14, t`One of ${count} million weights: a square is a byte`);
   for (const [i, tile] of plan.tiles.entries()) {
     const { name, part, bytes, lands, left, bottom, squares } = tile;
     const later = bytes && !lands;
-    const when = plan.phase === "optimizer" ? ", gone" : ", later";
+    let words = bytes ? `${bytes} B` : t`none`;
+    if (later) {
+      const gone = plan.phase === "optimizer";
+      words = gone ? t`${bytes} B, gone` : t`${bytes} B, later`;
+    }
     yield text(left, bottom - 64, name, { class: bytes && "mb-value" });
-    const words = bytes ? `${bytes} B${later ? when : ""}` : "none";
     yield text(left, bottom - 50, words);
     for (const [k, square] of squares.entries()) {
       const look = { class: `mb-tile${later ? " mb-later" : ""}` };
@@ -251,8 +266,8 @@ function* drawStep(id, plan, before, from) {
     yield from ? come(shape, { opacity: 0 }, 400) : shape;
   }
   for (const [i, { part, x, width }] of parts.entries()) {
-    const words = [part, formatBytes(plan.sizes[i])];
-    if (LETTER * Math.max(...words.map((w) => w.length)) + 8 > width) continue;
+    const words = [SHORT[part], formatBytes(plan.sizes[i])];
+    if (Math.max(...words.map(wideOf)) + 8 > width) continue;
     const look = { "text-anchor": "middle", class: "mb-halo" };
     const y = plot.top + TALL / 2;
     yield text(x + width / 2, y - 4, words[0], look);
@@ -266,7 +281,7 @@ function* drawStep(id, plan, before, from) {
     const width = before.end - plot.left;
     yield svg("rect", { ...box, width, class: "mb-ghost" });
   }
-  yield text(plot.right, plot.bottom + 12, "◀ drag ▶", END);
+  yield text(plot.right, plot.bottom + 12, t`◀ drag ▶`, END);
   yield* lengthAxis(plot, plot.bottom + 17, plan.axis);
 }
 
@@ -274,10 +289,10 @@ function* draw(id, plan, state, before, from) {
   const { plot, bytes, left } = plan;
   yield* drawTiles(id, plan, before, from);
   const look = `mb-value mb-big${left < 0 ? " mb-broken" : ""}`;
-  const words = `${formatBytes(bytes)}: ${verdict(plan)}`;
+  const words = t`${formatBytes(bytes)}: ${verdict(plan)}`;
   yield text(0, plot.top - 32, words, { class: look });
   const usable = formatBytes(cardOf(state).usable);
-  const told = `${state.card}: ${usable}; not measured on a GPU`;
+  const told = t`${state.card}: ${usable}; not measured on a GPU`;
   yield text(0, plot.top - 12, told);
   yield* drawStep(id, plan, before, from);
 }
@@ -300,41 +315,42 @@ function results(id, state) {
       [`${recipe}.states`, each, `${states.join(" + ")} = ${each}`],
       [`${recipe}.bytes`, bytes, formatBytes(bytes)],
       [`${recipe}.share`, bytes / all[0].bytes, percent(bytes, all[0].bytes)],
-      [`${recipe}.phase`, phase],
+      [`${recipe}.phase`, phase, t(phase)],
     ];
     return { label: recipe, cells };
   };
-  const head = ["bytes per parameter", "peak", "of fp32’s", "moment"];
-  return [table(id, ["recipe", ...head], all.map(row))];
+  const head = [t`bytes per parameter`, t`peak`, t`of fp32’s`, t`moment`];
+  return [table(id, [t`recipe`, ...head], all.map(row))];
 }
 
 // ---- the widget ----------------------------------------------------------
 
-const NOTE =
+const NOTE = t(
   "The card holds what is alive at the peak of a training step with Adam, " +
-  "predicted by a GPU’s rules and not measured on a GPU. The peak is one " +
-  "moment: a pale tile is not there yet, or not any more. The 16-bit copy " +
-  "is kept for the backward pass and counts among the activations. " +
-  "Temporaries are mostly gradients of the logits, which take 4 bytes " +
-  "under autocast, too: at the peak there are two in fp32 and one under " +
-  "autocast. In the optimizer’s step they are its workspace. Bytes per " +
-  "parameter: parameters + gradients + optimizer states.";
+    "predicted by a GPU’s rules and not measured on a GPU. The peak is one " +
+    "moment: a pale tile is not there yet, or not any more. The 16-bit copy " +
+    "is kept for the backward pass and counts among the activations. " +
+    "Temporaries are mostly gradients of the logits, which take 4 bytes " +
+    "under autocast, too: at the peak there are two in fp32 and one under " +
+    "autocast. In the optimizer’s step they are its workspace. Bytes per " +
+    "parameter: parameters + gradients + optimizer states.",
+);
 
 function build({ id, get, set, bound, picture }) {
   const { recipes, batches, cards } = get().account;
   const recipe = radios({
-    ...{ label: "Recipe", key: "recipe" },
+    ...{ label: t`Recipe`, key: "recipe" },
     onChange: (value) => set({ recipe: value }),
   });
   const batch = slider({
-    label: "Batch",
+    label: t`Batch`,
     key: "batch",
     min: 0,
     onInput: (place) => set({ batch: batches[place] }),
   });
-  const checkpointed = bound(checkBox, "Checkpointed", "checkpointed");
+  const checkpointed = bound(checkBox, t`Checkpointed`, "checkpointed");
   const names = cards.map(({ name }) => name);
-  const onCard = bound(choice, "Card", "card", { options: names });
+  const onCard = bound(choice, t`Card`, "card", { options: names });
   let plan; // as it is drawn
   drag(picture, {
     grab: ({ y }) => (y > plan.plot.top - 8 ? true : null),
@@ -360,11 +376,12 @@ function build({ id, get, set, bound, picture }) {
         value: batches.indexOf(state.batch),
         max: batches.length - 1,
         text: state.batch,
-        spoken: `batch ${state.batch}`,
+        spoken: t`batch ${state.batch}`,
       });
       const then = same ? layout(before, width) : null;
+      const step = t(state.account.name);
       return {
-        title: `Predicted peak of a training step: ${state.account.name}`,
+        title: t`Predicted peak of a training step: ${step}`,
         sentence: sentence(state),
         height: plan.height,
         drawn: draw(id, plan, state, then, from),

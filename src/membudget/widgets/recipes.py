@@ -8,7 +8,7 @@ import traitlets
 from membudget.cards import CARDS
 from membudget.checks import whole
 from membudget.ledger import GPT2, OPTIMIZERS, RECIPES, predict, rules
-from membudget.widgets.base import Checked, Widget, format_bytes
+from membudget.widgets.base import Checked, Widget, format_bytes, later
 
 PARTS = (
     "parameters",
@@ -98,7 +98,7 @@ def _account() -> dict[str, Any]:
         for on in (False, True)
     ]
     return {
-        "name": f"GPT-2 124M, {TOKENS} tokens",
+        "name": later("GPT-2 124M, 1024 tokens"),
         "weights": GPT2.parameters,
         "batches": list(BATCHES),
         "recipes": list(RECIPES),

@@ -1,5 +1,4 @@
 import {
-  LETTER,
   axes,
   budgetLine,
   button,
@@ -18,8 +17,10 @@ import {
   remember,
   remembered,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 import {
@@ -155,71 +156,98 @@ const boss = ({ level }) => level === "boss";
 const timeText = (n, time) =>
   String(boss(n) ? Number((time / n.forward).toFixed(3)) : time);
 
-const extraUnit = (n) => (boss(n) ? "extra passes" : "extra runs");
-const extraText = (n, time = n.extra_time) =>
-  `${timeText(n, time)} ${time === 1 ? "extra run" : extraUnit(n)}`;
+const extraText = (n) =>
+  boss(n)
+    ? t`${timeText(n, n.extra_time)} extra passes`
+    : plural(n.extra_time, "extra run");
 
 /* "8 u, 12 extra runs", with arrows where it is beyond the axes. */
-const score = (n, { up, right }) =>
-  `${n.peak} u${up ? " ↑" : ""}, ${extraText(n)}${right ? " →" : ""}`;
+const score = (n, { up, right }) => {
+  const peak = t`${n.peak} u`;
+  const extra = extraText(n);
+  return [up ? `${peak} ↑` : peak, right ? `${extra} →` : extra].join(t`, `);
+};
 
 /** "16 stages: 7 units, 14 runs, silver" */
 export function result(n) {
-  const time = extraText(n).replace("extra ", "");
-  const of = boss(n) ? "The boss" : nameOf(n.level);
-  const all = [plural(n.peak, "unit"), time, ...n.won.slice(-1)];
-  return `${of}: ${all.join(", ")}`;
+  const [peak, time] = [plural(n.peak, "unit"), timeText(n, n.extra_time)];
+  const of = boss(n) ? t`The boss` : nameOf(n.level);
+  let told = t`${peak}, ${time} runs`;
+  if (time === "1") told = t`${peak}, 1 run`;
+  if (boss(n)) told = t`${peak}, ${time} passes`;
+  const won = n.won.slice(-1).map((name) => t(name));
+  const all = [told, ...won].join(t`, `);
+  return t`${of}: ${all}`;
 }
 
 /* What a medal asks for beside its peak, from long to short. */
 function asked(n, { extra }) {
-  const most = `≤ ${timeText(n, extra)}`;
-  return [`≤ ${extraText(n, extra)}`, `${most} extra`, most];
+  const time = timeText(n, extra);
+  const all = boss(n) ? t`≤ ${time} extra passes` : t`≤ ${time} extra runs`;
+  return [all, t`≤ ${time} extra`, `≤ ${time}`];
 }
 
 /** The score in words, and the next goal for who had so many medals. */
 export function sentence(n, had = 0) {
-  const best = n.won.length ? `: ${n.won.at(-1)}` : "";
-  const all = plural(n.peak, "unit");
-  const said = [`The peak is ${all} with ${extraText(n)}${best}.`];
+  const best = n.won.at(-1);
+  const [peak, extra] = [plural(n.peak, "unit"), extraText(n)];
+  const said = [
+    best
+      ? t`The peak is ${peak} with ${extra}: ${t(best)}.`
+      : t`The peak is ${peak} with ${extra}.`,
+  ];
   const next = n.medals[Math.max(had, n.won.length)];
   if (next) {
+    const name = t(next.name);
     const missed = [
-      ...(n.peak > next.peak ? [`≤ ${next.peak} units`] : []),
+      ...(n.peak > next.peak ? [t`≤ ${next.peak} units`] : []),
       ...(n.extra_time > next.extra ? asked(n, next).slice(0, 1) : []),
-    ];
+    ].join(t`, `);
     const deep = next.name === "platinum" || next.peak < n.medals[1].peak;
-    const how = deep && n.most_extra < 2 ? " (nest deeper)" : "";
-    said.push(`Next, ${next.name}: ${missed.join(", ")}${how}.`);
+    said.push(
+      deep && n.most_extra < 2
+        ? t`Next, ${name}: ${missed} (nest deeper).`
+        : t`Next, ${name}: ${missed}.`,
+    );
   }
-  if (had === n.medals.length) said.push("All medals of this level are yours.");
-  return said.join(" ");
+  if (had === n.medals.length) {
+    said.push(t`All medals of this level are yours.`);
+  }
+  return said.join(t` `);
 }
 
 const stagesOf = ({ from, to }) =>
-  from === to ? `Stage ${from}` : `Stages ${from} to ${to}`;
+  from === to ? t`Stage ${from}` : t`Stages ${from} to ${to}`;
 
 /* Why a segment cannot be drawn, or null: it crosses another, or is there. */
 function refusal({ length, segments, spans }, span) {
   if (drawn(length, segments, span)) return null;
   const other = crossed(spans, span);
-  const why = other
-    ? `would cross the segment ${other.from} to ${other.to}: segments nest ` +
-      "or stand side by side."
-    : "are a segment: click its bar to remove it.";
-  return { words: `${stagesOf(span)} ${why}`, wrong: true };
+  const words = other
+    ? t(
+        "{0} would cross the segment {1} to {2}: segments nest or stand " +
+          "side by side.",
+        ...[stagesOf(span), other.from, other.to],
+      )
+    : t`${stagesOf(span)} are a segment: click its bar to remove it.`;
+  return { words, wrong: true };
 }
 
 /* Where a level's numbers come from, and what to beat. */
 function about(n) {
   const [cut, best] = n.medals.slice(-2).map((m) => timeText(n, m.extra));
   return boss(n)
-    ? `The ${n.length} stages are the attention and MLP halves of ` +
-        `${n.length / 2} GPT blocks; a unit is a block’s input, a pass the ` +
-        "forward FLOPs of all. Gold is the best without nesting, " +
-        `${cut} extra passes; the optimum is ${best}.`
-    : "A unit is one stage’s output. Equal segments reach bronze, segments " +
-        "side by side silver, only nested ones gold; platinum is the optimum.";
+    ? t(
+        "The {0} stages are the attention and MLP halves of {1} GPT blocks; " +
+          "a unit is a block’s input, a pass the forward FLOPs of all. Gold " +
+          "is the best without nesting, {2} extra passes; the optimum is {3}.",
+        ...[n.length, n.length / 2, cut, best],
+      )
+    : t(
+        "A unit is one stage’s output. Equal segments reach bronze, " +
+          "segments side by side silver, only nested ones gold; platinum is " +
+          "the optimum.",
+      );
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -248,7 +276,7 @@ export function layout(state, width, moment = null, before = null, pan = 0) {
   const form = width < 480 ? NARROW : WIDE;
   const [step, plane] = plots(width);
   const top = Math.min(boss(n) ? 45 : 25, n.plain_peak);
-  const axis = heights(step, top, "units");
+  const axis = heights(step, top, t`units`);
   const y = (plot) => (size) => Math.max(heights(plot, top).y(size), plot.top);
   const old = before && describe(before);
   const at = Math.min(moment ?? n.place, n.moments.length - 1);
@@ -300,7 +328,7 @@ function planeLayout(n, plot, top, y) {
     .reverse(); // from few extra runs to many
   return {
     ...{ plot, points },
-    axis: heights(plot, top, "peak"),
+    axis: heights(plot, top, t`peak`),
     now: { x: x(n.extra_time), y: y(n.peak) },
     cut: { up: n.peak > top, right: n.extra_time > most },
     goals: n.medals.map((m) => ({ ...m, x: x(m.extra), y: y(m.peak) })),
@@ -343,11 +371,20 @@ const END = { "text-anchor": "end" };
 const rankOf = ({ medals }, name) =>
   1 + medals.findIndex((medal) => medal.name === name);
 
-const fits = (words, width) => LETTER * words.length <= width;
+const fits = (words, width) => wideOf(words) <= width;
 const fitting = (all, width) => all.find((w) => fits(w, width)) ?? all.at(-1);
 
 const didAt = ({ moments }, at) =>
-  deed(moments[at], `stage ${moments[at].stage}`);
+  deed(moments[at], t`stage ${moments[at].stage}`);
+
+/* What is done, where there is less room. */
+const KINDS = {
+  forward: t`forward`,
+  record: t`record`,
+  keep: t`keep`,
+  drop: t`drop`,
+  backward: t`backward`,
+};
 
 function* drawStrip(id, plan, mark) {
   const { strip, form } = plan;
@@ -355,7 +392,7 @@ function* drawStrip(id, plan, mark) {
   const room = { x: 3, y: bars, width: plan.width - 6, height: top - bars - 4 };
   yield svg("rect", { ...room, rx: 4, class: "mb-tray" });
   if (!strip.bars.length) {
-    const words = "Drag across the cells: they become a segment";
+    const words = t`Drag across the cells: they become a segment`;
     const look = { ...MIDDLE, class: "mb-value" };
     yield text(plan.width / 2, (top + bars) / 2 + 2, words, look);
   }
@@ -385,7 +422,8 @@ function* drawStrip(id, plan, mark) {
   if (strip.more) yield* drawPan(plan);
   if (!mark) return;
   const width = (mark.to - mark.from + 1) * strip.wide;
-  const words = mark.from < mark.to ? `${mark.from} to ${mark.to}` : mark.from;
+  const { from, to } = mark;
+  const words = from < to ? t`${from} to ${to}` : from;
   const middle = strip.x(mark.from) + width / 2;
   const x = Math.min(Math.max(middle, 28), plan.width - 28);
   yield text(x, bars + 14, words, { ...MIDDLE, class: "mb-value mb-halo" });
@@ -420,8 +458,8 @@ function* drawMedals({ n, width, form }, had) {
     if (now) yield text(x, y + 5, "✓", { ...MIDDLE, class: "mb-won" });
     const [left, top] = wide ? [x + r + 8, y - 8] : [x - r, y + r + 15];
     const long = wide ? room - 2 * r - 14 : room - 6;
-    yield text(left, top, name, { class: "mb-value" });
-    yield text(left, top + 14, `≤ ${peak} units`);
+    yield text(left, top, t(name), { class: "mb-value" });
+    yield text(left, top + 14, t`≤ ${peak} units`);
     yield text(left, top + 28, fitting(asked(n, medal), long));
   }
 }
@@ -433,11 +471,13 @@ function* drawMemory(id, { n, step, axis, at, ghost, moment }, goal) {
   const y = axis.y(goal.peak);
   yield* budgetLine(id, plot, y, n.peak > goal.peak);
   const look = { ...END, class: "mb-value mb-halo" };
-  yield text(plot.right - 2, y - 5, `${goal.name}: ${goal.peak} u`, look);
-  const place = `${at + 1} of ${n.moments.length}: `;
+  const limit = t`${t(goal.name)}: ${goal.peak} u`;
+  yield text(plot.right - 2, y - 5, limit, look);
+  const count = n.moments.length;
+  const told = (words) => t`${at + 1} of ${count}: ${words}`;
   const did = didAt(n, at);
   const x = plot.left + 22;
-  const all = [place + did, did, place + n.moments[at].kind];
+  const all = [told(did), did, told(KINDS[n.moments[at].kind])];
   const words = fitting(all, plot.right - x);
   yield text(x, plot.top - 11, words, { class: "mb-value" });
 }
@@ -448,7 +488,8 @@ function* drawPlane({ n, plane, step, ghost, width }, goal, scores) {
   for (const { x, label } of ticks) {
     yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  yield text(plot.right, plot.bottom + 33, extraUnit(n), END);
+  const unit = boss(n) ? t`extra passes` : t`extra runs`;
+  yield text(plot.right, plot.bottom + 33, unit, END);
   const steps = points.map(({ x, y }) => `H${x.toFixed(1)}V${y.toFixed(1)}`);
   const d = `M${plot.left} ${plot.top}${steps.join("")}H${plot.right}`;
   const below = `${d}V${plot.bottom}H${plot.left}Z`;
@@ -485,31 +526,33 @@ function results(id, n) {
     return { part, label, cells: both };
   });
   const peaks = cells("peak", n.peak, n.plain_peak);
-  const total = { sum: true, label: "peak", cells: peaks };
-  const head = ["units at the peak", "yours", "no segments"];
+  const total = { sum: true, label: t`peak`, cells: peaks };
+  const head = [t`units at the peak`, t`yours`, t`no segments`];
   const passes = (n.extra_time / n.forward).toFixed(3);
+  const won = n.won.map((name) => t(name)).join(t`, `);
   return [
     table(id, head, [...rows.reverse(), total]),
     numberList([
-      ["extra runs", "extra_runs", n.extra_runs],
-      ["most extra runs of one stage", "most_extra", n.most_extra],
-      ["extra forward passes", "extra_time", n.extra_time, passes],
-      ["medals", "won", JSON.stringify(n.won), n.won.join(", ") || "none"],
+      [t`extra runs`, "extra_runs", n.extra_runs],
+      [t`most extra runs of one stage`, "most_extra", n.most_extra],
+      [t`extra forward passes`, "extra_time", n.extra_time, passes],
+      [t`medals`, "won", JSON.stringify(n.won), won || t`none`],
     ]),
   ];
 }
 
-const NOTE =
-  "Drag across cells: they become a segment, whose input is kept and whose " +
-  "stages are recomputed together. Drag inside a segment to nest, around it " +
-  "to wrap it, on one cell for a segment of one. Click a bar to remove it; " +
-  "its tile is the input, hollow while it is not kept. By keyboard: arrows " +
-  "choose a cell, with Shift more, Enter makes a segment, Delete removes " +
-  "it. On a phone a long strip moves with the space above its cells, or with " +
-  "the bar below them. Left: the memory at every action; drag there to see " +
-  "each. Right: the ring is your score, ↑ or → if it is beyond an axis. Dots " +
-  "are the best scores, blue ones are yours. Dashed: before the last move. " +
-  "Diamonds are the medals’ limits, the shaded corner is the next one.";
+const NOTE = t(
+  "Drag across cells: they become a segment, whose input is kept and " +
+    "whose stages are recomputed together. Drag inside a segment to nest, " +
+    "around it to wrap it, on one cell for a segment of one. Click a bar to " +
+    "remove it; its tile is the input, hollow while not kept. By keyboard: " +
+    "arrows choose a cell, with Shift more, Enter makes a segment, Delete " +
+    "removes it. A long strip moves with the space above its cells, or the " +
+    "bar below. Left: the memory at every action; drag there to see each. " +
+    "Right: the ring is your score, ↑ or → beyond an axis. Dots are the " +
+    "best scores, yours blue. Diamonds are the medals’ limits, shaded the " +
+    "next one.",
+);
 
 // ---- medals that stay ----------------------------------------------------
 
@@ -519,7 +562,7 @@ const [MEDALS, SCORES] = ["mb-medals", "mb-scores"];
 // ---- the widget ----------------------------------------------------------
 
 const nameOf = (level) =>
-  level === "boss" ? "boss: a GPT" : `${level} stages`;
+  level === "boss" ? t`boss: a GPT` : t`${level} stages`;
 
 function build({ id, get, set, picture, again, address }) {
   let plan;
@@ -585,26 +628,26 @@ function build({ id, get, set, picture, again, address }) {
     const length = get().tables[name].stages.length;
     go({ level, segments: nested(length, []) });
   };
-  const level = radios({ label: "Stages", key: "level", onChange: enter });
+  const level = radios({ label: t`Stages`, key: "level", onChange: enter });
   const names = Object.keys(get().tables);
   const after = () => names[1 + names.indexOf(String(get().level))];
   const onward = button({
-    label: "Next level",
+    label: t`Next level`,
     key: "next",
     onClick: () => enter(after()),
   });
   const undo = button({
-    label: "Undo",
+    label: t`Undo`,
     key: "undo",
     onClick: () => history.length && go(history.pop(), false),
   });
   const clear = button({
-    label: "Clear",
+    label: t`Clear`,
     key: "clear",
     onClick: () => go({ segments: nested(plan.n.length, []) }),
   });
   const share = button({
-    label: "Share",
+    label: t`Share`,
     key: "share",
     async onClick() {
       const n = describe(get());
@@ -614,9 +657,13 @@ function build({ id, get, set, picture, again, address }) {
       fresh();
       try {
         await navigator.clipboard.writeText(words);
-        told = { words: `Copied${link && ", with a link"}: ${result(n)}.` };
+        told = {
+          words: link
+            ? t`Copied, with a link: ${result(n)}.`
+            : t`Copied: ${result(n)}.`,
+        };
       } catch {
-        prompt("To share:", words);
+        prompt(t`To share:`, words);
       }
       again();
     },
@@ -624,9 +671,9 @@ function build({ id, get, set, picture, again, address }) {
   const all = [play.root, undo.root, clear.root, share.root];
   const buttons = { root: html("div", { class: "mb-buttons" }, ...all) };
   const typed = field({
-    label: "Segments, by first and last stage",
+    label: t`Segments, by first and last stage`,
     key: "segments",
-    how: "use its stages, such as 0-5.0-2.3-5; none may cross another",
+    how: t`use its stages, such as 0-5.0-2.3-5; none may cross another`,
     write: (words) => words,
     read(words) {
       const found = read(words, describe(get()).length);
@@ -635,17 +682,21 @@ function build({ id, get, set, picture, again, address }) {
     onChange: (words) => place(read(words, describe(get()).length)),
   });
   typed.held = () => written(describe(get()).segments);
-  typed.enter = (words) => {
-    const segments = read(words, describe(get()).length);
+  typed.enter = (given) => {
+    const segments = read(given, describe(get()).length);
     if (!segments) return;
     go({ segments }, false);
     const n = describe(get());
     if (n.won.length <= had(n)) return; // maybe the reader's own
-    const how = `${result(n)}. Clear it, and win that yourself.`;
-    told = { words: `This plan came with the link. ${how}` };
+    told = {
+      words: t(
+        "This plan came with the link. {0}. Clear it, and win that yourself.",
+        result(n),
+      ),
+    };
   };
   const forget = button({
-    label: "Forget them",
+    label: t`Forget them`,
     key: "forget",
     onClick() {
       [medals, scores] = [{}, {}];
@@ -658,8 +709,8 @@ function build({ id, get, set, picture, again, address }) {
   const mine = html("p", { class: "mb-tally" }, tally, forget.root);
 
   const words = html("p", { class: "mb-about" });
-  picture.setAttribute("tabindex", "0");
-  picture.setAttribute("data-lm-suppress-shortcuts", "true");
+  picture.tabIndex = 0;
+  picture.dataset.lmSuppressShortcuts = true;
   picture.addEventListener("mousedown", (event) => event.preventDefault());
   picture.addEventListener("keydown", (event) => {
     const { length, spans } = plan.n;
@@ -672,8 +723,9 @@ function build({ id, get, set, picture, again, address }) {
       const first = more ? from : next;
       spot = { from: first, to: Math.max(first, next) };
       fresh();
-      const keys = "Enter makes a segment, Delete removes it.";
-      told = { words: `${stagesOf(spot)}: ${keys}` };
+      told = {
+        words: t`${stagesOf(spot)}: Enter makes a segment, Delete removes it.`,
+      };
     } else if (event.key === "Enter" && spot) mark(spot);
     else if (/^(Delete|Backspace)$/.test(event.key) && spot) {
       const span = spans.findLast((s) => s.from <= from && to <= s.to);
@@ -750,13 +802,14 @@ function build({ id, get, set, picture, again, address }) {
       const { value: name } = input;
       const rank = had({ level: name, medals: tables[name].medals });
       const best = tables[name].medals[rank - 1]?.name ?? "no medal";
+      const words = [nameOf(name), rank ? t(best) : t`no medal`];
       input.parentElement.dataset.medal = best;
-      input.setAttribute("aria-label", `${nameOf(name)}, ${best}`);
+      input.setAttribute("aria-label", words.join(t`, `));
       count += rank;
     }
     const most = sum(names.map((name) => tables[name].medals.length));
-    const all = `Your medals, ${count} of ${most}, stay in this browser.`;
-    tally.textContent = all;
+    tally.textContent =
+      t`Your medals, ${count} of ${most}, stay in this browser.`;
     forget.root.disabled = !count;
   };
 
@@ -793,7 +846,7 @@ function build({ id, get, set, picture, again, address }) {
     const mark = draft ? { ...draft, wrong: told } : spot;
     words.textContent = about(n);
     return {
-      title: "Place your own checkpoints",
+      title: t`Place your own checkpoints`,
       sentence: told?.words ?? sentence(n, best),
       wrong: told?.wrong,
       height: plan.height,

@@ -17,7 +17,7 @@ from membudget.checkpointing import (
 from membudget.checkpointing.schedule import flatten, is_list
 from membudget.checks import one_of, whole
 from membudget.schedules import frontier, peak_of_runs
-from membudget.widgets.base import Checked, Widget
+from membudget.widgets.base import Checked, Widget, later
 from membudget.widgets.segments import ROW
 
 LENGTHS = (9, 12, 16, 20, 24, 36)
@@ -25,7 +25,7 @@ LENGTHS = (9, 12, 16, 20, 24, 36)
 
 TIMES = ("time", "recompute_time")
 
-BOSS = "boss"
+BOSS = later("boss")
 LEVELS = (*LENGTHS, BOSS)
 BUDGET = 28
 """Of the boss, in units: the input of a block is one."""
@@ -86,10 +86,10 @@ def _pars(length: int, points: Points) -> tuple[Medal, ...]:
     most, silver = 2 * length, peak_of_runs(length, 2)
     best, fewest = min(point for point in points if point[1] <= most)
     return (
-        Medal("bronze", max(least_peak(length), silver + 1), most),
-        Medal("silver", silver, most),
-        Medal("gold", silver - 1, most),
-        Medal("platinum", best, fewest),
+        Medal(later("bronze"), max(least_peak(length), silver + 1), most),
+        Medal(later("silver"), silver, most),
+        Medal(later("gold"), silver - 1, most),
+        Medal(later("platinum"), best, fewest),
     )
 
 

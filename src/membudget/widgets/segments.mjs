@@ -17,6 +17,7 @@ import {
   plural,
   slider,
   svg,
+  t,
   table,
   text,
   widget,
@@ -43,8 +44,8 @@ import {
    layout(state, width): where everything stands in the picture. */
 
 const SPLITS = {
-  balanced: "balanced, longer first",
-  pytorch: "PyTorch’s checkpoint_sequential",
+  balanced: t`balanced, longer first`,
+  pytorch: t`PyTorch’s checkpoint_sequential`,
 };
 
 const UNIT = 100; // a layer's tape, so that sizes are whole numbers
@@ -154,7 +155,7 @@ function sizesText({ sizes, rest }, own) {
   const parts = own
     ? [...sizes]
     : [...new Set(sizes)].map((size) => `${count(size)} × ${size}`);
-  if (rest) parts.push(`${rest} not checkpointed`);
+  if (rest) parts.push(t`${rest} not checkpointed`);
   return parts.join(" + ");
 }
 
@@ -165,12 +166,27 @@ function ranges(numbers) {
   return starts
     .map((n, i) => {
       if (ends[i] === n) return `${n}`;
-      return `${n}${ends[i] === n + 1 ? "," : " to"} ${ends[i]}`;
+      return ends[i] === n + 1 ? t`${n}, ${ends[i]}` : t`${n} to ${ends[i]}`;
     })
-    .join(", ");
+    .join(t`, `);
 }
 
 const thingOf = ({ chain }) => (chain ? "stage" : "layer");
+
+const counted = (count, thing) =>
+  thing === "stage" ? plural(count, "stage") : plural(count, "layer");
+
+/* What runs again. */
+function againText({ extra_runs, layers }, thing) {
+  if (!extra_runs) {
+    return thing === "stage" ? t`No stage runs again` : t`No layer runs again`;
+  }
+  const share = percent(extra_runs, layers);
+  const runs = counted(extra_runs, thing);
+  return extra_runs === 1
+    ? t`${runs} runs again, ${share} of a forward pass`
+    : t`${runs} run again, ${share} of a forward pass`;
+}
 
 /** The key numbers in words. */
 export function sentence(state) {
@@ -178,28 +194,27 @@ export function sentence(state) {
   const thing = thingOf(state);
   const size = (value) => sizeText(state, value);
   const own = state.cuts.length > 0;
-  let peak = `without checkpointing: the peak is ${size(n.peak)}`;
+  const layers = counted(n.layers, thing);
+  let peak = t`${layers} without checkpointing: the peak is ${size(n.peak)}`;
   if (n.segments) {
     const share = percent(n.peak, n.plain_peak);
-    peak =
-      `in ${plural(n.segments, "segment")} (${sizesText(n, own)}): the peak ` +
-      `is ${size(n.peak)}, ${share} of the ${size(n.plain_peak)} without ` +
-      "checkpointing";
+    peak = t(
+      "{0} in {1} ({2}): the peak is {3}, {4} of the {5} without checkpointing",
+      ...[layers, plural(n.segments, "segment"), sizesText(n, own)],
+      ...[size(n.peak), share, size(n.plain_peak)],
+    );
   }
-  const runs = n.extra_runs === 1 ? "runs" : "run";
-  const share = percent(n.extra_runs, n.layers);
-  const again = n.extra_runs
-    ? `${plural(n.extra_runs, thing)} ${runs} again, ${share} of a forward pass`
-    : `No ${thing} runs again`;
-  const least = `${size(n.best_peak)}, with k = ${ranges(n.best)}`;
-  let best = `${own ? "Equal segments reach" : "The least peak is"} ${least}`;
-  if (n.peak < n.best_peak) best = `That beats equal segments: ${least}`;
+  const again = againText(n, thing);
+  const least = t`${size(n.best_peak)}, with k = ${ranges(n.best)}`;
+  let best = t`The least peak is ${least}`;
+  if (own) best = t`Equal segments reach ${least}`;
+  if (n.peak < n.best_peak) best = t`That beats equal segments: ${least}`;
   else if (!own && n.best.includes(n.segments)) {
-    best = "No number of equal segments has a lower peak";
+    best = t`No number of equal segments has a lower peak`;
   }
-  const said = [`${plural(n.layers, thing)} ${peak}`, again, best];
-  if (n.measured !== null) said.push(`Measured here: ${size(n.measured)}`);
-  return `${said.join(". ")}.`;
+  const said = [peak, again, best];
+  if (n.measured !== null) said.push(t`Measured here: ${size(n.measured)}`);
+  return said.map((one) => t`${one}.`).join(t` `);
 }
 
 /* Where the checkpoints are. */
@@ -222,14 +237,15 @@ export function layout(state, width, moment = null, before = null) {
   const top = state.chain ? 1.04 * most : 20 * Math.ceil(most / 20);
   const step = { ...sides, top: 82, bottom: 228 };
   const curve = { ...sides, top: 280, bottom: 358 };
-  const units = state.chain ? undefined : "units";
+  const units = state.chain ? undefined : t`units`;
   const axis = heights(step, top, units);
   const below = heights(curve, top, units);
   const at = Math.min(moment ?? n.peak_moment, n.moments.length - 1);
   const stepOf = ({ moments, unit }) =>
     stepLayout(moments, step, (size) => axis.y(size / unit));
   const { stage } = n.moments[at];
-  const words = deed(n.moments[at], `${thingOf(state)} ${stage + 1}`);
+  const thing = state.chain ? t`stage ${stage + 1}` : t`layer ${stage + 1}`;
+  const words = deed(n.moments[at], thing);
   return {
     width,
     height: 398,
@@ -309,7 +325,8 @@ const MIDDLE = { "text-anchor": "middle" };
 
 function* drawLayers(id, { layers, cursor, step }, thing) {
   const [top, tall] = [24, 20];
-  yield text(0, 12, `${cursor.at + 1} of ${cursor.count}: ${cursor.words}`, {
+  const { at, count, words } = cursor;
+  yield text(0, 12, t`${at + 1} of ${count}: ${words}`, {
     class: "mb-value",
   });
   for (const { part, x, odd, runs } of layers.cells) {
@@ -327,15 +344,15 @@ function* drawLayers(id, { layers, cursor, step }, thing) {
   }
   if (!layers.cuts.length) return;
   const { right } = step.plot;
-  yield text(right + 12, top + 14, `${thing}s`);
-  yield text(right + 12, top + 33, "drag ▲");
+  yield text(right + 12, top + 14, thing === "stage" ? t`stages` : t`layers`);
+  yield text(right + 12, top + 33, t`drag ▲`);
 }
 
 function* drawMemory(id, { step, axis, plain, before, cursor }, state, n) {
   const { at, count } = cursor;
   yield* drawStep(id, { step, axis, at, reached: count, before });
-  const marks = [[step.peak, "peak", shortText(state, n.peak)]];
-  const other = [plain, "with k = 0", shortText(state, n.plain_peak)];
+  const marks = [[step.peak, t`peak`, shortText(state, n.peak)]];
+  const other = [plain, t`with k = 0`, shortText(state, n.plain_peak)];
   yield* names(step.plot, n.segments ? [...marks, other] : marks);
 }
 
@@ -346,7 +363,7 @@ function* drawCurve({ curve, width }, n, state) {
   for (const { x, label } of curve.ticks) {
     yield text(x, plot.bottom + 17, label, MIDDLE);
   }
-  yield text(width, plot.bottom + 17, "segments", END);
+  yield text(width, plot.bottom + 17, t`segments`, END);
   if (n.root !== null) {
     const plain = !state.chain && state.checkpoint === 1;
     const label = `${plain ? "√L" : "√(L·a/c)"} = ${formatNumber(n.root)}`;
@@ -365,7 +382,7 @@ function* drawCurve({ curve, width }, n, state) {
   const least = n.best.includes(n.segments) && n.peak === n.best_peak;
   yield* names(plot, [
     [now, `k = ${n.segments}`, size(n.peak)],
-    ...(least ? [] : [[best.at(-1), "least", size(n.best_peak)]]),
+    ...(least ? [] : [[best.at(-1), t`least`, size(n.best_peak)]]),
   ]);
   for (const point of measured) yield dot(point, "mb-measured", 4);
   for (const { x, y } of best) {
@@ -376,7 +393,7 @@ function* drawCurve({ curve, width }, n, state) {
 }
 
 function results(id, state, n) {
-  const unit = `${state.chain ? "bytes" : "units"} at the peak`;
+  const unit = state.chain ? t`bytes at the peak` : t`units at the peak`;
   const size = (value) => shortText(state, value);
   const cell = (key, value) => [key, value, value ? size(value) : "–"];
   const rows = Object.entries(PARTS).map(([part, label]) => ({
@@ -388,38 +405,41 @@ function results(id, state, n) {
     ],
   }));
   const peaks = [cell("peak", n.peak), cell("plain_peak", n.plain_peak)];
-  const total = { sum: true, label: "peak", cells: peaks };
+  const total = { sum: true, label: t`peak`, cells: peaks };
   const head = [unit, `k = ${n.segments}`, "k = 0"];
   const sizes = sizesText(n, state.cuts.length > 0);
-  const again = `${n.extra_runs} (${percent(n.extra_runs, n.layers)} of L)`;
-  const least = "least peak of equal segments";
+  const again = t`${n.extra_runs} (${percent(n.extra_runs, n.layers)} of L)`;
+  const least = t`least peak of equal segments`;
+  const extra = state.chain ? t`extra stage runs` : t`extra layer runs`;
   const list = [
-    ["segment sizes", "sizes", JSON.stringify(n.sizes), sizes],
-    [`extra ${thingOf(state)} runs`, "extra_runs", n.extra_runs, again],
-    ["best k", "best", JSON.stringify(n.best), ranges(n.best)],
+    [t`segment sizes`, "sizes", JSON.stringify(n.sizes), sizes],
+    [extra, "extra_runs", n.extra_runs, again],
+    [t`best k`, "best", JSON.stringify(n.best), ranges(n.best)],
     [least, "best_peak", n.best_peak, size(n.best_peak)],
   ];
   const { measured } = n;
   if (measured !== null) {
-    list.push(["measured peak", "measured", measured, size(measured)]);
+    list.push([t`measured peak`, "measured", measured, size(measured)]);
   }
   return [table(id, head, [...rows.reverse(), total]), numberList(list)];
 }
 
 const NOTES = {
-  units:
+  units: t(
     "In units: a layer’s tape is 1, of which its output, and so a " +
-    "checkpoint, is c. As large as c are the gradient on its way back and " +
-    "the one that the layer at work makes (workspace). ",
-  bytes: "In bytes, from the sizes of the stages. ",
-  all:
+      "checkpoint, is c. As large as c are the gradient on its way back and " +
+      "the one that the layer at work makes (workspace). ",
+  ),
+  bytes: t`In bytes, from the sizes of the stages. `,
+  all: t(
     "At the top are the layers at the chosen moment: a filled one has its " +
-    "tape, the framed one runs, a filled triangle is a checkpoint that is " +
-    "kept. Below is the memory at every moment; click there to choose " +
-    "one. The curve is the peak of each number of equal segments: diamonds " +
-    "are the least, the dotted line is √(L·a/c) with a layer’s tape a and a " +
-    "checkpoint c. Click it to choose k.",
-  points: " Points were measured.",
+      "tape, the framed one runs, a filled triangle is a checkpoint that is " +
+      "kept. Below is the memory at every moment; click there to choose " +
+      "one. The curve is the peak of each number of equal segments: diamonds " +
+      "are the least, the dotted line is √(L·a/c) with a layer’s tape a and a " +
+      "checkpoint c. Click it to choose k.",
+  ),
+  points: t` Points were measured.`,
 };
 
 // ---- the widget ----------------------------------------------------------
@@ -448,31 +468,31 @@ function build({ id, get, set, bound, picture, again }) {
   };
 
   const layers = slider({
-    label: "Layers L",
+    label: t`Layers L`,
     key: "layers",
-    unit: " layers",
+    unit: t` layers`,
     onInput: (value) =>
       go({ layers: value, segments: Math.min(get().segments, value) }),
   });
   const segments = slider({
-    label: "Segments k",
+    label: t`Segments k`,
     key: "segments",
     min: 0,
     onInput: (value) => go({ segments: value }),
   });
   const checkpoint = slider({
-    label: "Cost c of a checkpoint (a layer’s tape is 1)",
+    label: t`Cost c of a checkpoint (a layer’s tape is 1)`,
     key: "checkpoint",
     onInput: (value) => go({ checkpoint: value / 20 }),
   });
-  const split = bound(choice, "Split", "split", {
+  const split = bound(choice, t`Split`, "split", {
     options: SPLITS,
     onChange: (value) => go({ split: value }),
   });
   const cuts = field({
-    label: "Checkpoints before",
+    label: t`Checkpoints before`,
     key: "cuts",
-    how: "use numbers in ascending order, such as 5-9-12",
+    how: t`use numbers in ascending order, such as 5-9-12`,
     write: (list) => list.join("-"),
     read(text) {
       const found = text.trim() ? text.split(/[-,\s]+/).map(Number) : [];
@@ -533,7 +553,7 @@ function build({ id, get, set, bound, picture, again }) {
     segments.update({
       value: n.segments,
       max: n.layers,
-      spoken: `${plural(n.segments, "segment")}: peak ${size(n.peak)}`,
+      spoken: t`${plural(n.segments, "segment")}: peak ${size(n.peak)}`,
     });
     cuts.update({ value: cutsOf(n) });
     note.textContent =
@@ -541,7 +561,7 @@ function build({ id, get, set, bound, picture, again }) {
       NOTES.all +
       (Object.keys(state.measured).length ? NOTES.points : "");
     return {
-      title: "Memory during one step",
+      title: t`Memory during one step`,
       sentence: sentence(state),
       height: plan.height,
       drawn: [
@@ -557,8 +577,8 @@ function build({ id, get, set, bound, picture, again }) {
     legend: legend(
       id,
       PARTS,
-      "R recomputation, B backward pass",
-      ...(Object.keys(get().measured).length ? ["● measured"] : []),
+      t`R recomputation, B backward pass`,
+      ...(Object.keys(get().measured).length ? [t`● measured`] : []),
     ),
     more: [when, cuts, checkpoint, split],
     note,

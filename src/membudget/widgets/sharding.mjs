@@ -1,4 +1,5 @@
 import {
+  HOLDERS,
   PHASE_WORDS,
   byteCell,
   checkBox,
@@ -26,6 +27,7 @@ import {
   still,
   strip,
   svg,
+  t,
   table,
   text,
   widget,
@@ -41,13 +43,13 @@ import {
 const RANKS = Array.from({ length: 11 }, (_, i) => 2 ** i);
 const OWN = "own number"; // of parameters
 const TICKS = 10; // of a moment that is played
-const KEY = "F is forward, B is backward."; // where the letters stand
+const KEY = t`F is forward, B is backward.`; // where the letters stand
 
 const PARTS = {
-  parameters: "parameters (P)",
-  gradients: "gradients (G)",
-  waiting: "not yet reduced",
-  optimizer: "optimizer states (O)",
+  parameters: t`parameters (P)`,
+  gradients: t`gradients (G)`,
+  waiting: t`not yet reduced`,
+  optimizer: t`optimizer states (O)`,
 };
 
 const ROWS = ["parameters", "gradients", "optimizer"]; // kept
@@ -128,28 +130,31 @@ export function describe(state) {
 
 // ---- a training step -----------------------------------------------------
 
+const GATHER = [t`all-gather`, t`gather`];
+const lines = (words) => words.split(" | ");
+
 /** Of each phase: its colour, its names and what happens, in two lines. */
 export const PHASES = {
-  rest: ["rest", ["Between two steps"],
-    ["Play a step, or drag along it."]],
-  gather: ["parameters", ["all-gather", "gather"],
-    ["Each passes a slice on, until", "all have the whole block."]],
+  rest: ["rest", [t`Between two steps`],
+    [t`Play a step, or drag along it.`]],
+  gather: ["parameters", GATHER,
+    lines(t`Each passes a slice on, until | all have the whole block.`)],
   forward: ["phase-forward", PHASE_WORDS.forward,
-    ["Each rank runs this", "on its own samples."]],
-  free: ["phase-optimizer", ["free"],
-    ["The block’s parameters go.", "Each keeps its own slice."]],
-  others: ["rest", ["and so on", "…"],
-    ["The other blocks do the same,", "one after the other."]],
+    lines(t`Each rank runs this | on its own samples.`)],
+  free: ["phase-optimizer", [t`free`],
+    lines(t`The block’s parameters go. | Each keeps its own slice.`)],
+  others: ["rest", [t`and so on`, "…"],
+    lines(t`The other blocks do the same, | one after the other.`)],
   backward: ["phase-backward", PHASE_WORDS.backward,
-    ["Each rank has whole gradients,", "of its own samples alone."]],
-  reduce: ["gradients", ["reduce-scatter", "reduce"],
-    ["Each passes a slice on,", "and the next adds its own."]],
-  spread: ["gradients", ["all-gather", "gather"],
-    ["This ends the all-reduce:", "each passes a sum on."]],
-  optimizer: ["phase-optimizer", ["optimizer step", "step"],
-    ["Each rank updates what it has", "the optimizer states of."]],
-  renew: ["parameters", ["all-gather", "gather"],
-    ["Each passes its new parameters", "on, until all have all."]],
+    lines(t`Each rank has whole gradients, | of its own samples alone.`)],
+  reduce: ["gradients", [t`reduce-scatter`, t`reduce`],
+    lines(t`Each passes a slice on, | and the next adds its own.`)],
+  spread: ["gradients", GATHER,
+    lines(t`This ends the all-reduce: | each passes a sum on.`)],
+  optimizer: ["phase-optimizer", [t`optimizer step`, t`step`],
+    lines(t`Each rank updates what it has | the optimizer states of.`)],
+  renew: ["parameters", GATHER,
+    lines(t`Each passes its new parameters | on, until all have all.`)],
 };
 
 /** The ranks that are drawn: their numbers, and null for those between. */
@@ -173,7 +178,7 @@ export function atRest(state) {
   const none = slices(state, false, "");
   const cells = { parameters, gradients: all, optimizer };
   const trays = { block: none, whole: none };
-  return { phase: "rest", batch: "", moves: [], cells: { ...cells, ...trays } };
+  return { phase: "rest", moves: [], cells: { ...cells, ...trays } };
 }
 
 /** The moments of a step. In each round of a ring every rank sends a slice to
@@ -190,8 +195,8 @@ export function step(state) {
   );
   cells.gradients = slices(state, gradients && !waits(state), "room");
   const moments = [];
-  let batch = "";
-  let block = "";
+  const alone = (words) => words; // what is said of a moment, and no more
+  let [batch, block] = [alone, alone];
   const add = (phase, moves = []) =>
     moments.push({ phase, batch, block, moves, cells: structuredClone(cells) });
   const ring = (phase, part, first, arrive) => {
@@ -222,16 +227,16 @@ export function step(state) {
   };
   const others = (lent) => {
     Object.assign(cells, lent);
-    block = `${blocks - 1} more`;
+    block = (head) => t`${head}, ${blocks - 1} more`;
     if (blocks > 1) add("others");
     Object.assign(cells, { block: all(""), whole: all("") });
-    block = "";
+    block = alone;
   };
   const numbered = (number, one) => {
-    if (one) block = `block ${number} of ${blocks}`;
+    if (one) block = (head) => t`${head}, block ${number} of ${blocks}`;
   };
   for (const number of new Set([1, steps])) {
-    if (steps > 1) batch = `micro-batch ${number}`;
+    if (steps > 1) batch = (place) => t`${place}, micro-batch ${number}`;
     numbered(1, gathers);
     borrow();
     add("forward");
@@ -258,7 +263,7 @@ export function step(state) {
     if (!reduces) reduce("gradients", gradients);
     if (!optimizer) gather("spread", "gradients", "own");
   }
-  batch = "";
+  batch = alone;
   add("optimizer");
   if (optimizer && !parameters) {
     cells.parameters = slices(state, true);
@@ -283,60 +288,76 @@ export function bytesAt({ bytes, lent }, { cells }) {
 export function sentence(state, all = describe(state)) {
   const { stage, ranks, card } = state;
   const [n, ddp] = [all[stage], all.ddp];
-  const against = (ratio, more) => {
-    if (stage === "ddp") return "";
-    const times = formatNumber(ratio);
-    return times === "1" ? ", as much as DDP" : `, ${times} times ${more} DDP`;
-  };
   const wait = n.parts.waiting;
-  const waiting = wait ? ` (${formatBytes(wait)} not yet reduced)` : "";
-  const less = against(ddp.bytes / n.bytes, "less than");
+  const whole = wait
+    ? t`${formatBytes(n.bytes)} (${formatBytes(wait)} not yet reduced)`
+    : formatBytes(n.bytes);
+  const on = [nameOf(state, stage), plural(ranks, "rank")];
+  const told =
+    ranks > 1
+      ? sharedWords(stage, n, ddp, on, whole)
+      : [
+          t("{0} on {1}: it holds all {2}.", ...on, whole),
+          t`There is no other to share with.`,
+        ];
+  if (card !== "none" && !n.fewest) {
+    told.push(t`However many ranks there are, it does not fit.`);
+  }
+  if (!wait && ranks > 1 && n.fewest === ranks) {
+    told.push(t`Half the ranks would be too few.`);
+  }
+  return told.join(t` `);
+}
+
+/* What each of several ranks holds and sends, beside DDP. */
+function sharedWords(stage, n, ddp, on, all) {
+  const times = (ratio) => (stage === "ddp" ? null : formatNumber(ratio));
+  const less = times(ddp.bytes / n.bytes);
+  let holds = t`each holds ${all}`;
+  if (less === "1") holds = t`each holds ${all}, as much as DDP`;
+  else if (less) holds = t`each holds ${all}, ${less} times less than DDP`;
   const lent = sum(n.lent);
-  const borrows = `, and borrows ${formatBytes(lent)} for a block`;
-  const more = against(sum(n.each) / sum(ddp.each), "as much as");
-  const sends = `Each sends ${formatBytes(n.sent)} per step${more}.`;
-  const never = card !== "none" && !n.fewest;
-  const least = !wait && ranks > 1 && n.fewest === ranks;
-  const alone = `it holds all ${formatBytes(n.bytes)}${waiting}. `;
-  const shares =
-    `each holds ${formatBytes(n.bytes)}${waiting}${less}` +
-    `${lent ? borrows : ""}. ${sends}`;
-  return (
-    `${nameOf(state, stage)} on ${plural(ranks, "rank")}: ` +
-    (ranks > 1 ? shares : `${alone}There is no other to share with.`) +
-    (never ? " However many ranks there are, it does not fit." : "") +
-    (least ? " Half the ranks would be too few." : "")
-  );
+  if (lent) holds = t`${holds}, and borrows ${formatBytes(lent)} for a block`;
+  const more = times(sum(n.each) / sum(ddp.each));
+  const size = formatBytes(n.sent);
+  let sends = t`Each sends ${size} per step.`;
+  if (more === "1") sends = t`Each sends ${size} per step, as much as DDP.`;
+  else if (more) {
+    sends = t`Each sends ${size} per step, ${more} times as much as DDP.`;
+  }
+  return [t("{0} on {1}: {2}.", ...on, holds), sends];
 }
 
 function titleOf({ model, recipe, tables }) {
   const name = typeof model === "number" ? grouped(model) : model;
-  const what = /( B|\d)$/.test(name) ? `${name} parameters` : name;
-  return `Model states of ${what}: ${row(tables.recipes, recipe)[0]}`;
+  const what = /( B|\d)$/.test(name) ? t`${name} parameters` : name;
+  return t`Model states of ${what}: ${t(row(tables.recipes, recipe)[0])}`;
 }
 
 /* What everybody sees, what it is of, and what it is compared with. */
 function verdict(state, { bytes, fits, lent, most }) {
   const card = cardOf(state);
-  const borrows = sum(lent) ? `, borrows ${formatBytes(sum(lent))}` : "";
-  const small = `keeps ${formatBytes(bytes)}${borrows}`;
-  if (fits === null) return [`${formatBytes(most)} at most`, small, ""];
+  const small = sum(lent)
+    ? t`keeps ${formatBytes(bytes)}, borrows ${formatBytes(sum(lent))}`
+    : t`keeps ${formatBytes(bytes)}`;
+  if (fits === null) return [t`${formatBytes(most)} at most`, small, ""];
   const over = formatBytes(Math.abs(card - most));
-  const big = fits ? `fits, ${over} left` : `${over} too much`;
-  return [big, small, `${state.card}: ${formatBytes(card)} usable`];
+  const big = fits ? t`fits, ${over} left` : t`${over} too much`;
+  return [big, small, t`${state.card}: ${formatBytes(card)} usable`];
 }
 
-const NOTE =
+const NOTE = t(
   "Each card is a rank, and each row a part of the states. A column is a " +
-  "slice: a filled one is on this rank, a pale one is borrowed, a hatched " +
-  "pale one is not yet reduced, a hollow one is room for a gradient. With " +
-  "more than four ranks one card, and its slice, stand for many. The card " +
-  "grows by the block that it borrows; the dashed line is the most so far. " +
-  "The bar below is to scale: what a rank keeps, then what it borrows. The " +
-  "blocks are equal, and one at a time is at work; FSDP2 begins the next " +
-  "before one is done. Activations and buffers are not counted. ZeRO-1 and " +
-  "ZeRO-2 are the paper’s: they gather new parameters once in a step, and " +
-  "FSDP2’s zero-2 for every micro-batch.";
+    "slice: a filled one is on this rank, a pale one is borrowed, a hatched " +
+    "pale one is not yet reduced, a hollow one is room for a gradient. With " +
+    "more than four ranks one card, and its slice, stand for many. The card " +
+    "grows by the block that it borrows; the dashed line is the most so " +
+    "far. The bar below is to scale: what a rank keeps, then what it " +
+    "borrows. The blocks are equal, and one at a time is at work; FSDP2 " +
+    "begins the next before one is done. Activations and buffers are not " +
+    "counted. ZeRO-1 and ZeRO-2 are the paper’s: they gather new parameters " +
+    "once in a step, and FSDP2’s zero-2 for every micro-batch.",
+);
 
 // ---- geometry ------------------------------------------------------------
 
@@ -445,7 +466,7 @@ export function layout(state, width, tick = TICKS / 2, before = null) {
     cursor: { x: edges[moment] + way * (edges[moment + 1] - edges[moment]) },
     bar: { y: bar, ...barOf(state, plot, n, width, before) },
     verdict: verdict(state, n),
-    pause: n.parts.waiting ? "Between micro-batches" : PHASES.rest[1][0],
+    pause: n.parts.waiting ? t`Between micro-batches` : PHASES.rest[1][0],
     over: n.fits === false,
     height: bar + 46,
   };
@@ -459,9 +480,8 @@ export const momentAt = ({ edges }, x) =>
 function momentOf({ now, moment, moments, pause }) {
   const [, [head]] = PHASES[now.phase];
   if (now.phase === "rest") return [pause, ""];
-  const place = `${moment} of ${moments.length - 2}`;
-  const of = [place, now.batch].filter(Boolean).join(", ");
-  return [[head, now.block].filter(Boolean).join(", "), of];
+  const place = t`${moment} of ${moments.length - 2}`;
+  return [now.block(head), now.batch(place)];
 }
 
 // ---- drawing -------------------------------------------------------------
@@ -531,9 +551,9 @@ function* drawCard(id, plan, { rank, x, y }, place, ranks) {
     const y = bottom - most;
     yield line(x, y, x + size.wide, y, "mb-mark");
   }
-  const name = rank === null ? `${ranks - 4} more` : rank || "rank 0";
-  const bytes = `: ${bytesNow(plan)}`;
-  const words = wide && rank !== null ? name + bytes : name;
+  const name = rank === null ? t`${ranks - 4} more` : rank || t`rank 0`;
+  const bytes = bytesNow(plan);
+  const words = wide && rank !== null ? t`${name}: ${bytes}` : name;
   yield text(x + size.wide / 2, bottom + 15, words, MIDDLE);
 }
 
@@ -591,14 +611,15 @@ function* drawTrack(id, plan) {
   yield dot({ x: plan.cursor.x, y: track + 3.5 }, "mb-handle", 6);
   const look = wide ? MIDDLE : {};
   const [head, place] = momentOf(plan);
-  const [, , lines] = PHASES[now.phase];
+  const [, , deed] = PHASES[now.phase];
   const short = named.some((run) => /^[FB]$/.test(labelOf(run)));
   const key = short && now.phase === "rest" ? [KEY] : [];
-  const on = plan.stations.length > 1 ? "on each rank" : "on the rank";
-  const bytes = `${bytesNow(plan)} ${on}`;
-  const last = place ? `${place}: ${bytes}` : bytes;
+  const size = bytesNow(plan);
+  const one = plan.stations.length < 2;
+  const bytes = one ? t`${size} on the rank` : t`${size} on each rank`;
+  const last = place ? t`${place}: ${bytes}` : bytes;
   yield text(middle, words, head, { ...look, class: "mb-value mb-moment" });
-  for (const [i, one] of [...lines, ...key, last].entries()) {
+  for (const [i, one] of [...deed, ...key, last].entries()) {
     yield text(middle, words + 17 + 16 * i, one, look);
   }
 }
@@ -610,10 +631,10 @@ function* drawResult(id, { bar, result, plot, over, wide, ...plan }) {
   const [y, height] = [bar.y, 15];
   yield text(plot.left, result + 10, big, { class: look });
   const [x, places] = wide ? [plot.right, [-6, 12]] : [plot.left, [28, 44]];
-  const lines = [usable, small].map((words, i) =>
+  const beside = [usable, small].map((words, i) =>
     text(x, result + places[i], words, wide ? END : {}),
   );
-  yield* lines.slice(usable ? 0 : 1);
+  yield* beside.slice(usable ? 0 : 1);
   for (const { part, x, width } of bar.kept) {
     yield* filled(id, part, "rect", { x, y, width, height });
   }
@@ -644,10 +665,10 @@ function numberTable(id, state, all) {
     return { part, label, sum: key === "most", cells: stages.map(cell) };
   };
   const head = stages.map((stage) => nameOf(state, stage));
-  return table(id, ["of each rank", ...head], [
-    ...ROWS.map((part) => row(part, PARTS[part].slice(0, -4), part)),
-    row("most", "most in a step"),
-    row("sent", "sent in a step"),
+  return table(id, [t`of each rank`, ...head], [
+    ...ROWS.map((part) => row(part, HOLDERS[part], part)),
+    row("most", t`most in a step`),
+    row("sent", t`sent in a step`),
   ]);
 }
 
@@ -662,11 +683,11 @@ function build({ id, get, set, bound, picture, again }) {
   const { models, stages, recipes, cards } = get().tables;
   const names = stages.map(([, name]) => name);
   const stage = radios({
-    label: "Stage",
+    label: t`Stage`,
     key: "stage",
     onChange: (name) => set({ stage: stages[names.indexOf(name)][0] }),
   });
-  const power = (label, key, most, thing) => {
+  const power = (label, key, most, spoken) => {
     const onInput = (i) => set({ [key]: 2 ** i });
     const control = slider({ label, key, min: 0, onInput });
     return {
@@ -674,21 +695,26 @@ function build({ id, get, set, bound, picture, again }) {
       update: (value) =>
         control.update({
           ...{ value: Math.log2(value), max: Math.log2(most), text: value },
-          spoken: plural(value, thing),
+          spoken: spoken(value),
         }),
       held: () => String(2 ** control.held()),
       enter: (text) => control.enter(String(Math.log2(text))),
     };
   };
-  const ranks = power("Ranks N", "ranks", RANKS.at(-1), "rank");
+  const ranks = power(t`Ranks N`, "ranks", RANKS.at(-1), (count) =>
+    plural(count, "rank"),
+  );
   const model = choice({
-    label: "Model",
+    label: t`Model`,
     key: "model",
-    options: [...models.map(([name]) => name), OWN],
+    options: Object.fromEntries([
+      ...models.map(([name]) => [name, name]),
+      [OWN, t`own number`],
+    ]),
     onChange: (name) => set({ model: name === OWN ? countOf(get()) : name }),
   });
   const count = numberField({
-    label: "Parameters Ψ",
+    label: t`Parameters Ψ`,
     key: "parameters",
     max: 2 ** 40,
     onChange: (model) => model !== countOf(get()) && set({ model }),
@@ -697,16 +723,21 @@ function build({ id, get, set, bound, picture, again }) {
     const options = Object.fromEntries(rows.map((one) => [one[0], words(one)]));
     return bound(choice, label, key, { options });
   };
-  const card = pick("Card, usable memory", "card", cards, ([name, size]) =>
-    size ? `${name}: ${formatBytes(size)}` : name,
+  const card = pick(t`Card, usable memory`, "card", cards, ([name, size]) =>
+    size ? t`${name}: ${formatBytes(size)}` : t`none`,
   );
-  const bytes = ([name, , each]) => `${name}: ${each.join(" + ")}`;
-  const recipe = pick("Recipe, bytes per parameter", "recipe", recipes, bytes);
-  const blocks = power("Blocks, one at a time", "blocks", 128, "block");
+  const bytes = ([name, , each]) => t`${t(name)}: ${each.join(" + ")}`;
+  const of = t`Recipe, bytes per parameter`;
+  const recipe = pick(of, "recipe", recipes, bytes);
+  const blocks = power(t`Blocks, one at a time`, "blocks", 128, (count) =>
+    plural(count, "block"),
+  );
   const micro = "accumulation_steps";
-  const steps = power("Accumulation steps", micro, 16, "accumulation step");
+  const steps = power(t`Accumulation steps`, micro, 16, (count) =>
+    plural(count, "accumulation step"),
+  );
   const last = checkBox({
-    label: "Reduce gradients with the last micro-batch only",
+    label: t`Reduce gradients with the last micro-batch only`,
     key: "synchronise_last",
     onChange: (synchronise_last) => set({ synchronise_last }),
   });
@@ -731,7 +762,7 @@ function build({ id, get, set, bound, picture, again }) {
     again();
   };
   const when = slider({
-    label: "Moment of the step",
+    label: t`Moment of the step`,
     key: "moment",
     min: 0,
     onInput: seek,
@@ -753,9 +784,9 @@ function build({ id, get, set, bound, picture, again }) {
     plan = layout(state, width, tick, before);
     const all = describe(state);
     const typed = typeof state.model === "number";
-    const alone = state[micro] === 1 ? "there is one micro-batch" : "";
+    const alone = state[micro] === 1 ? t`there is one micro-batch` : "";
     const max = plan.moments.length - 1;
-    const spoken = momentOf(plan).filter(Boolean).join(", ");
+    const spoken = momentOf(plan).filter(Boolean).join(t`, `);
     when.update({ value: plan.moment, max, spoken });
     stage.update({ value: nameOf(state, state.stage), options: names });
     ranks.update(state.ranks);
@@ -766,7 +797,8 @@ function build({ id, get, set, bound, picture, again }) {
     steps.update(state[micro]);
     last.update({ value: state.synchronise_last, disabled: alone });
     const [kept] = row(recipes, state.recipe);
-    note.textContent = `The recipe: ${kept}, with Adam. ${NOTE}`;
+    const how = t`The recipe: ${t(kept)}, with Adam.`;
+    note.textContent = [how, NOTE].join(t` `);
     return {
       title: titleOf(state),
       sentence: sentence(state, all),

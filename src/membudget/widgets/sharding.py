@@ -11,11 +11,10 @@ from membudget.checks import one_of, whole
 from membudget.ledger import (
     GPT2,
     PRESETS,
-    RECIPES,
     States,
     bytes_per_parameter,
 )
-from membudget.widgets.base import Checked, Widget, format_bytes
+from membudget.widgets.base import TEXTS, Checked, Widget, format_bytes, later
 
 MODELS = {
     "GPT-2 124M": GPT2.parameters,
@@ -34,10 +33,13 @@ STAGE_NAMES = {
 }
 """The stages of :data:`membudget.sharding.STAGES`, as they are written."""
 
-POLICY = "mixed-precision policy"
+POLICY = later("mixed-precision policy")
 
-HOW = {name: (name, None, of.text) for name, of in RECIPES.items()} | {
-    POLICY: ("autocast", 2, "fp32 shards, which ZeRO-3 gathers in bf16")
+HOW = {name: (name, None, text) for name, text in TEXTS.items()} | {
+    POLICY: (
+        *("autocast", 2),
+        later("fp32 shards, which ZeRO-3 gathers in bf16"),
+    )
 }
 """The widget's recipes: what is kept, by its name in
 :data:`membudget.ledger.RECIPES`; bytes of a parameter that is gathered to

@@ -11,18 +11,19 @@ import {
   stacked,
   stairs,
   svg,
+  t,
 } from "./base.mjs";
 
 /* The tape machine, for the widgets that run segments: the same as
    checkpointing/schedule.py and tape.py say. */
 
 export const PARTS = {
-  checkpoints: "checkpoints",
-  activations: "tapes",
-  recomputation: "recomputed tapes",
-  inputs: "value at work",
-  gradients: "gradients",
-  temporaries: "workspace",
+  checkpoints: t`checkpoints`,
+  activations: t`tapes`,
+  recomputation: t`recomputed tapes`,
+  inputs: t`value at work`,
+  gradients: t`gradients`,
+  temporaries: t`workspace`,
 };
 
 /* A stage's row, as Python sends it. */
@@ -230,7 +231,7 @@ export function chooser({ again, count, every }) {
     },
   });
   const when = slider({
-    label: "Moment of the step",
+    label: t`Moment of the step`,
     key: "moment",
     onInput: (value) => see(value - 1),
   });
@@ -287,10 +288,10 @@ export function* drawStep(id, { step, axis, at, reached, before }) {
 
 /** What a moment does; `thing` is "layer 3". */
 export function deed({ kind, extra }, thing) {
-  if (kind === "keep") return `the input of ${thing} is kept: a checkpoint`;
-  if (kind === "drop") return `the checkpoint before ${thing} is dropped`;
-  if (kind === "backward") return `${thing} goes backward`;
-  const runs = `${thing} runs${extra ? " again" : ""}`;
-  if (kind === "forward") return `${runs}, its tape is not kept`;
-  return `${runs} and keeps its tape`;
+  if (kind === "keep") return t`the input of ${thing} is kept: a checkpoint`;
+  if (kind === "drop") return t`the checkpoint before ${thing} is dropped`;
+  if (kind === "backward") return t`${thing} goes backward`;
+  const runs = extra ? t`${thing} runs again` : t`${thing} runs`;
+  if (kind === "forward") return t`${runs}, its tape is not kept`;
+  return t`${runs} and keeps its tape`;
 }

@@ -22,8 +22,10 @@ import {
   stairs,
   still,
   svg,
+  t,
   table,
   text,
+  wideOf,
   widget,
 } from "./base.mjs";
 
@@ -34,30 +36,32 @@ import {
    the outline of another step. */
 
 const SHOWN = {
-  optimizer: "optimizer states",
-  parameters: "parameters",
-  inputs: "inputs",
-  gradients: "gradients",
-  activations: "activations",
-  recomputation: "recomputed activations",
-  temporaries: "temporaries",
+  optimizer: t`optimizer states`,
+  parameters: t`parameters`,
+  inputs: t`inputs`,
+  gradients: t`gradients`,
+  activations: t`activations`,
+  recomputation: t`recomputed activations`,
+  temporaries: t`temporaries`,
 };
 
 const PARTS = Object.keys(SHOWN);
 const FLOOR = PARTS.slice(0, 3); // no module made them
 
-const NOTE =
+const NOTE = t(
   "A box is a module of the network. In it are the tensors that it made and " +
-  "that are still alive, as high as they are large: one with an outline is " +
-  "new, a dashed one was freed just now. The framed box runs now. The bar " +
-  "below holds what is there all the time. The curve counts the bytes alive " +
-  "after each operator, in colour as far as you have come; the optimizer " +
-  "step always has a fifth of the width. The dashed curve is the step that you chose " +
-  "before. Temporaries include the gradients on their way back through the " +
-  "layers. F forward, B backward, R recomputation.";
+    "that are still alive, as high as they are large: one with an outline " +
+    "is new, a dashed one was freed just now. The framed box runs now. The " +
+    "bar below holds what is there all the time. The curve counts the bytes " +
+    "alive after each operator, in colour as far as you have come; the " +
+    "optimizer step always has a fifth of the width. The dashed curve is " +
+    "the step that you chose before. Temporaries include the gradients on " +
+    "their way back through the layers. F forward, B backward, R " +
+    "recomputation.",
+);
 
 const STEP_SHARE = 0.2; // of the width, for the optimizer step
-const OUTSIDE = ["loss", "step"]; // boxes of no module
+const OUTSIDE = { loss: t`loss`, step: t`step` }; // boxes of no module
 const TICKS = 160; // of a step that is played
 const TICK = 30; // ms, where it plays by itself
 const REST = 2; // ticks more at a stop, until the sentence is said
@@ -157,7 +161,7 @@ const sum = (all) => all.reduce((bytes, one) => bytes + one.bytes, 0);
 function boxesOf(operators) {
   const inside = operators.filter(({ module }) => module);
   const name = ({ module, phase }) =>
-    module || OUTSIDE[+(phase === "optimizer")];
+    module || (phase === "optimizer" ? "step" : "loss");
   const last = operators.filter(({ module }) => !module);
   const labels = [...new Set([...inside, ...last].map(name))];
   return { labels, of: (one) => labels.indexOf(name(one)) };
@@ -219,32 +223,42 @@ export function sentence(state, reached = state.moment) {
   const [now, end, peak] = [n.now, n.forward_end, n.peak].map(
     ({ total }) => formatBytes(total),
   );
-  const alive = `${place(n)}: ${now} alive.`;
-  const rest = "Play the step, or drag along the curve: the peak is ahead.";
-  if (reached < n.peak_moment) return `${alive} ${rest}`;
+  const alive = t`${place(n)}: ${now} alive.`;
   const more = formatBytes(n.peak.total - n.forward_end.total);
-  return (
-    `${alive} The forward pass before the peak ends with ${end}, the peak ` +
-    `is ${peak}: ${more} more.`
-  );
+  const rest =
+    reached < n.peak_moment
+      ? t`Play the step, or drag along the curve: the peak is ahead.`
+      : t(
+          "The forward pass before the peak ends with {0}, the peak is {1}: " +
+            "{2} more.",
+          ...[end, peak, more],
+        );
+  return [alive, rest].join(t` `);
 }
 
 function place(n) {
-  if (n.moment < 0) return "Before the first operator";
-  const words = `Operator ${n.moment + 1} of ${n.operators}, ${whatRuns(n)}`;
-  if (!n.module && n.phase === "optimizer") return words;
-  return `${words}, ${PHASE_WORDS[n.phase][0]}`;
+  if (n.moment < 0) return t`Before the first operator`;
+  const words = [n.moment + 1, n.operators, whatRuns(n)];
+  if (!n.module && n.phase === "optimizer") {
+    return t("Operator {0} of {1}, {2}", ...words);
+  }
+  const [phase] = PHASE_WORDS[n.phase];
+  return t("Operator {0} of {1}, {2}, {3}", ...words, phase);
 }
 
 /* An operator and the modules that it belongs to. */
 function whatRuns({ operator, phase, modules }) {
-  const step = phase === "optimizer";
-  const outside = step ? "of the optimizer step" : "in the loss";
-  if (!modules[0]) return `${operator} ${outside}`;
+  if (!modules[0]) {
+    return phase === "optimizer"
+      ? t`${operator} of the optimizer step`
+      : t`${operator} in the loss`;
+  }
   const ends = `${modules[0]} … ${modules.at(-1)}`;
-  const names = modules.length > 4 ? ends : modules.join(", ");
-  const what = modules.length > 1 ? "modules " : "module ";
-  return `${operator} of ${/^[0-9]/.test(names) ? what : ""}${names}`;
+  const names = modules.length > 4 ? ends : modules.join(t`, `);
+  if (!/^[0-9]/.test(names)) return t`${operator} of ${names}`;
+  return modules.length > 1
+    ? t`${operator} of modules ${names}`
+    : t`${operator} of module ${names}`;
 }
 
 // ---- geometry ------------------------------------------------------------
@@ -299,7 +313,7 @@ export function layout(state, width, other = null) {
 /* The boxes of the modules, and as far as there is room the tensors that are
    alive in them at a moment; `most` bytes fill a box. */
 function network({ boxes, allocations, operator }, moment, width, most) {
-  const shares = boxes.labels.map((one) => (OUTSIDE.includes(one) ? 1.7 : 1));
+  const shares = boxes.labels.map((one) => (OUTSIDE[one] ? 1.7 : 1));
   const unit = width / Math.max(shares.reduce((a, b) => a + b, 0), 3);
   const running = moment < 0 ? -1 : boxes.of(operator(moment));
   const perByte = (BOX.bottom - BOX.top - 10) / most;
@@ -377,15 +391,15 @@ const MIDDLE = { "text-anchor": "middle" };
 
 /* The first of the texts that has room, or none. */
 function fitting(x, y, texts, width, look) {
-  const one = texts.find((words) => LETTER * words.length <= width);
+  const one = texts.find((words) => wideOf(words) <= width);
   return one ? [text(x, y, one, look)] : [];
 }
 
 function* drawNetwork(id, { boxes, floor, always, width }, n) {
-  const alive = `${formatBytes(n.now.total)} alive`;
-  const room = width - 11 * alive.length;
+  const alive = t`${formatBytes(n.now.total)} alive`;
+  const room = width - Math.round((11 / LETTER) * wideOf(alive));
   const running = [whatRuns(n), n.operator, shortened(n.operator, room)];
-  const words = n.moment < 0 ? ["before the step"] : running;
+  const words = n.moment < 0 ? [t`before the step`] : running;
   yield* fitting(0, 14, words, room, { class: "mb-value" });
   yield text(width, 15, alive, { ...END, class: "mb-value mb-now" });
   const tall = BOX.bottom - BOX.top;
@@ -399,14 +413,18 @@ function* drawNetwork(id, { boxes, floor, always, width }, n) {
       if (freed) yield svg("rect", { ...box, class: "mb-ghost mb-named" });
       else if (born) yield svg("rect", { ...box, class: "mb-born" });
     }
-    yield* fitting(x + width / 2, BOX.bottom + 14, [label], width - 2, MIDDLE);
+    const name = OUTSIDE[label] ?? label;
+    yield* fitting(x + width / 2, BOX.bottom + 14, [name], width - 2, MIDDLE);
   }
   const y = BOX.bottom + 20;
   for (const { key, lower: [x], upper: [right] } of floor) {
     yield* filled(id, key, "rect", { x, width: right - x, y, height: 9 });
   }
-  const all = (what) => `all the time: ${what}${formatBytes(always)}`;
-  const texts = [all("parameters, optimizer states and inputs, "), all("")];
+  const size = formatBytes(always);
+  const texts = [
+    t`all the time: parameters, optimizer states and inputs, ${size}`,
+    t`all the time: ${size}`,
+  ];
   yield* fitting(width, y + 23, texts, width, END);
 }
 
@@ -427,16 +445,16 @@ function* drawCurve(id, plan, n, reached) {
     yield svg("path", { d, class: "mb-ghost mb-named" });
   }
   yield* phaseStrip(id, plot, plan.phases);
-  yield text(plot.right + 12, plot.bottom + 11, "◂ drag ▸");
-  yield text(plot.right + 12, plot.bottom + 26, "operators");
+  yield text(plot.right + 12, plot.bottom + 11, t`◂ drag ▸`);
+  yield text(plot.right + 12, plot.bottom + 26, t`operators`);
   const top = reached >= n.peak_moment;
   const low = reached >= n.forward_end_moment;
   if (top) yield* drawRise(plan, n);
-  const end = width < 480 ? "forward" : "end of forward";
+  const end = width < 480 ? t`forward` : t`end of forward`;
   yield* names(plot, [
-    ...(top ? [[peak, "peak", formatBytes(n.peak.total)]] : []),
+    ...(top ? [[peak, t`peak`, formatBytes(n.peak.total)]] : []),
     ...(low ? [[forwardEnd, end, formatBytes(n.forward_end.total)]] : []),
-    ...(ghost ? [[ghost.peak, ghost.name, formatBytes(ghost.bytes)]] : []),
+    ...(ghost ? [[ghost.peak, t(ghost.name), formatBytes(ghost.bytes)]] : []),
   ]);
   if (low) yield dot(forwardEnd, "mb-open", 4.5);
   if (top) yield dot(peak, "mb-peak", 4.5);
@@ -450,14 +468,14 @@ function* drawCurve(id, plan, n, reached) {
 function* drawRise({ plot, peak, forwardEnd }, n) {
   yield line(peak.x, forwardEnd.y, peak.x, peak.y, "mb-rise");
   const words = `+${formatBytes(n.peak.total - n.forward_end.total)}`;
-  const right = peak.x + 12 + LETTER * words.length < plot.right;
+  const right = peak.x + 12 + wideOf(words) < plot.right;
   const look = { class: "mb-value mb-halo", ...(right ? {} : END) };
   yield text(peak.x + (right ? 8 : -8), peak.y - 6, words, look);
 }
 
 function memoryTable(id, n) {
   const row = (category) => ({
-    label: SHOWN[category] ?? category,
+    label: SHOWN[category] ?? t`total`,
     part: SHOWN[category] ? category : null,
     sum: category === "total",
     cells: ["now", "forward_end", "peak"].map((moment) => {
@@ -467,25 +485,25 @@ function memoryTable(id, n) {
     }),
   });
   const rows = [...PARTS.map(row).reverse(), row("total")];
-  return table(id, ["bytes alive", "now", "end of forward", "peak"], rows);
+  return table(id, [t`bytes alive`, t`now`, t`end of forward`, t`peak`], rows);
 }
 
 function largestTable(id, n) {
   const rows = n.largest.slice(0, ROWS).map((group, i) => {
     const { category, operator, sizes, bytes } = group;
-    const made = operator ? whatRuns(group) : "from before the step";
+    const made = operator ? whatRuns(group) : t`from before the step`;
     const [count, size] = [sizes.length, formatBytes(sizes[0])];
     const equal = sizes.every((one) => one === sizes[0]);
     return {
       part: category,
-      label: `${SHOWN[category]}: ${made}`,
+      label: t`${SHOWN[category]}: ${made}`,
       cells: [
         [`largest.${i}.count`, count, equal ? `${count} × ${size}` : count],
         [`largest.${i}.bytes`, bytes, formatBytes(bytes)],
       ],
     };
   });
-  return table(id, ["the largest alive now", "tensors", "bytes"], rows);
+  return table(id, [t`the largest alive now`, t`tensors`, t`bytes`], rows);
 }
 
 // ---- the widget ----------------------------------------------------------
@@ -530,7 +548,7 @@ function build({ id, get, set, picture, again }) {
   };
 
   const step = radios({
-    label: "Step",
+    label: t`Step`,
     key: "step",
     onChange(step) {
       other = now().step;
@@ -558,11 +576,11 @@ function build({ id, get, set, picture, again }) {
     "div",
     { class: "mb-buttons" },
     play.root,
-    to("End of forward", "forward_end").root,
-    to("Peak", "peak").root,
+    to(t`End of forward`, "forward_end").root,
+    to(t`Peak`, "peak").root,
   );
   const moment = slider({
-    label: "Operator",
+    label: t`Operator`,
     key: "moment",
     min: 0,
     onInput: (value) => jump(value - 1),
@@ -605,11 +623,11 @@ function build({ id, get, set, picture, again }) {
     moment.update({
       value: n.moment + 1,
       max: n.operators,
-      text: `${n.moment + 1} of ${n.operators}`,
-      spoken: `${place(n)}: ${formatBytes(n.now.total)}`,
+      text: t`${n.moment + 1} of ${n.operators}`,
+      spoken: t`${place(n)}: ${formatBytes(n.now.total)}`,
     });
     return {
-      title: "Memory during one training step",
+      title: t`Memory during one training step`,
       sentence: sentence(state, far),
       numbers: [memoryTable(id, n), largestTable(id, n)],
       height: plan.height,

@@ -19,7 +19,7 @@ from membudget.measuring import (
     trace_step,
 )
 from membudget.measuring.modules import block_of
-from membudget.widgets.base import Widget, checked, format_bytes
+from membudget.widgets.base import Widget, checked, format_bytes, later
 
 SHOWN = (
     "optimizer",
@@ -35,7 +35,7 @@ SHOWN = (
 BOXES = 40
 """Modules that have room beside each other, one box each."""
 
-STEPS = ("plain", "accumulated", "checkpointed")
+STEPS = later("plain"), later("accumulated"), later("checkpointed")
 """The names of :func:`example_steps`."""
 
 
@@ -226,7 +226,7 @@ class Timeline(Widget):
     step = traitlets.Enum(STEPS, STEPS[0]).tag(sync=True)
     moment = traitlets.Any(-1).tag(sync=True)
     label = traitlets.Unicode(
-        "an MLP on handwritten digits, with Adam", read_only=True
+        later("an MLP on handwritten digits, with Adam"), read_only=True
     ).tag(sync=True)
 
     @traitlets.default("steps")

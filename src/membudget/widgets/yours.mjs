@@ -19,6 +19,7 @@ import {
   numberList,
   ragged,
   field,
+  t,
   table,
   text,
   widget,
@@ -27,7 +28,6 @@ import {
 const GIB = 2 ** 30;
 const PARTS = Object.keys(HOLDERS);
 const [OTHER, OWN] = ["another", "your own"];
-const FITS = "the command membudget fits knows more models";
 
 // ---- a config ------------------------------------------------------------
 
@@ -37,9 +37,12 @@ const isEntries = (value) =>
 function parsed(words) {
   try {
     const entries = JSON.parse(words);
-    return isEntries(entries) ? { entries } : { wrong: "The text is no { … }" };
+    if (isEntries(entries)) return { entries };
+    const wrong = t`The text is no { … }: paste a model’s whole config.json.`;
+    return { wrong };
   } catch {
-    return { wrong: "The text is no JSON" };
+    const wrong = t`The text is no JSON: paste a model’s whole config.json.`;
+    return { wrong };
   }
 }
 
@@ -54,14 +57,14 @@ function rotary(entries) {
 }
 
 const show = (value) => {
-  const words = JSON.stringify(value) ?? "missing";
+  const words = JSON.stringify(value) ?? t`missing`;
   return words.length > 40 ? `${words.slice(0, 40)}…` : words;
 };
 
 /* The first option that is not among what it may be, in words; or "". */
 function without({ fine }, entries) {
   const rope = rotary(entries);
-  if (rope === null) return "rope_scaling is no { … }";
+  if (rope === null) return t`rope_scaling is no { … }`;
   const options = {
     ...entries,
     rope_type: rope.rope_type || rope.type,
@@ -72,12 +75,13 @@ function without({ fine }, entries) {
     const value = options[name];
     const empty = value === undefined || value === "" || value === false;
     if (!allowed.includes(empty ? null : value)) {
-      return `${name} is ${show(value)}: only ${show(allowed[0])} is known here`;
+      const known = show(allowed[0]);
+      return t`${name} is ${show(value)}: only ${known} is known here`;
     }
   }
   const [head] = [entries.architectures ?? []].flat();
   if (head !== undefined && !/^\w+ForCausalLM$/.test(head)) {
-    return `${show(head)} is no …ForCausalLM`;
+    return t`${show(head)} is no …ForCausalLM`;
   }
   return "";
 }
@@ -96,23 +100,29 @@ function misfit({ most, least, spans }, sizes) {
   const n = Object.fromEntries(sizes);
   for (const [name, value] of sizes) {
     if (!Number.isInteger(value) || value < 1 || value > most) {
-      return `${name} is ${show(value)}: use a whole number from 1 to ${grouped(most)}`;
+      return t(
+        "{0} is {1}: use a whole number from 1 to {2}",
+        ...[name, show(value), grouped(most)],
+      );
     }
   }
   if (n.num_hidden_layers < least || n.num_hidden_layers > 1000) {
-    return `num_hidden_layers is ${n.num_hidden_layers}: here from ${least} to 1 000`;
+    const depth = n.num_hidden_layers;
+    return t`num_hidden_layers is ${depth}: here from ${least} to 1 000`;
   }
   if (n.num_attention_heads % n.num_key_value_heads) {
-    return "num_key_value_heads does not divide num_attention_heads";
+    return t`num_key_value_heads does not divide num_attention_heads`;
   }
-  if (n.head_dim % 2) return `head_dim is ${n.head_dim}: use an even number`;
+  if (n.head_dim % 2) return t`head_dim is ${n.head_dim}: use an even number`;
   const queries = n.num_attention_heads * n.head_dim;
   const wide = { queries, MLP: n.intermediate_size };
   for (const [name, [low, high]] of Object.entries(spans)) {
     const times = wide[name] / n.hidden_size;
     if (times >= low && times <= high) continue;
-    const use = `here from ${low} to ${high} times hidden_size`;
-    return `the width of the ${name} is ${wide[name]}: ${use}`;
+    return t(
+      "the width of the {0} is {1}: here from {2} to {3} times hidden_size",
+      ...[name === "queries" ? t`queries` : name, wide[name], low, high],
+    );
   }
   return "";
 }
@@ -128,20 +138,26 @@ function windowOf({ window }, entries) {
     { wrong }, a sentence. */
 export function read(tables, words) {
   const { entries, wrong } = parsed(words);
-  const refuse = (why) => ({ wrong: `${why}; ${FITS}.` });
-  if (wrong) return { wrong: `${wrong}: paste a model’s whole config.json.` };
+  const refuse = (why) => ({
+    wrong: t`${why}; the command membudget fits knows more models.`,
+  });
+  if (wrong) return { wrong };
   const kind = entries.model_type;
   if (kind === undefined || kind === null) {
-    const use = "paste a model’s whole config.json";
-    return { wrong: `The text has no "model_type": ${use}.` };
+    const name = show("model_type");
+    return {
+      wrong: t`The text has no ${name}: paste a model’s whole config.json.`,
+    };
   }
   const rules = Object.hasOwn(tables.kinds, kind) && tables.kinds[kind];
   if (!rules) {
     const known = listed(Object.keys(tables.kinds));
-    return refuse(`The model_type ${show(kind)} is not known here, only ${known}`);
+    return refuse(
+      t`The model_type ${show(kind)} is not known here, only ${known}`,
+    );
   }
   const lacks = rules.needed.filter((name) => (entries[name] ?? null) === null);
-  if (lacks.length) return { wrong: `The config lacks ${listed(lacks)}.` };
+  if (lacks.length) return { wrong: t`The config lacks ${listed(lacks)}.` };
   const sizes = sizesOf(tables, entries);
   const bad = misfit(tables, sizes) || without(rules, entries);
   if (bad) return refuse(bad[0].toUpperCase() + bad.slice(1));
@@ -149,11 +165,11 @@ export function read(tables, words) {
   const switched = entries[rules.window] ?? false;
   if (typeof tied !== "boolean" || typeof switched !== "boolean") {
     const name = typeof tied === "boolean" ? rules.window : "tie_word_embeddings";
-    return { wrong: `${name} is ${show(entries[name])}: use true or false.` };
+    return { wrong: t`${name} is ${show(entries[name])}: use true or false.` };
   }
   const window = windowOf(rules, entries);
   if (window !== null && !(Number.isInteger(window) && window > 1)) {
-    return refuse(`Sliding_window is ${show(window)}`);
+    return refuse(t`Sliding_window is ${show(window)}`);
   }
   const on = { use_sliding_window: true, max_window_layers: 1 };
   const told = {
@@ -249,13 +265,14 @@ export function problem(state, model = modelOf(state.tables, state.config)) {
   const { window, linears } = model;
   const narrow = Math.min(...linears.flat());
   if (window !== null && state.tokens >= window) {
-    return (
-      `attention is local beyond ${grouped(window - 1)} tokens: use fewer ` +
-      "tokens, or the command membudget fits"
+    return t(
+      "attention is local beyond {0} tokens: use fewer tokens, or the " +
+        "command membudget fits",
+      grouped(window - 1),
     );
   }
   if (state.train.includes("lora") && state.rank > narrow) {
-    return `a linear layer is ${narrow} wide: use a rank up to that`;
+    return t`a linear layer is ${narrow} wide: use a rank up to that`;
   }
   return "";
 }
@@ -266,7 +283,7 @@ const waysOf = ({ tables, batch }) =>
   tables.ways.filter(([, , split]) => batch > 1 || !split).map(([way]) => way);
 
 const trainWords = ({ tables, train }) =>
-  tables.train.find(([key]) => key === train)[1];
+  t(tables.train.find(([key]) => key === train)[1]);
 
 /** Bytes of each way. */
 export function peaks(state) {
@@ -301,7 +318,8 @@ export function describe(state) {
   if (wrong) return { budget, wrong, ways: [] };
   const ways = waysOf(state).map((way) => {
     const most = worst(state, model, way);
-    return { way, words: wayOf(tables, way)[1], fits: most.peak <= budget, ...most };
+    const words = t(wayOf(tables, way)[1]);
+    return { way, words, fits: most.peak <= budget, ...most };
   });
   const first = ways.find(({ fits }) => fits) ?? null;
   const smallest = ways.reduce((a, b) => (b.peak < a.peak ? b : a));
@@ -329,54 +347,57 @@ export function modelName({ tables, config }) {
 
 const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
-const cardName = ({ card }) => (card === OTHER ? "your card" : `the ${card}`);
+const cardName = ({ card }) =>
+  card === OTHER ? t`your card` : t`the ${card}`;
 
 /* What would help where nothing fits. */
 function helps(state, { other, longest, larger }) {
+  const train = other && trainWords({ ...state, train: other.key });
   const all = [
-    ...(other
-      ? [`${trainWords({ ...state, train: other.key })} (${formatBytes(other.peak)})`]
-      : []),
-    ...(longest ? [`sequences of ${grouped(longest)} tokens`] : []),
-    ...(larger ? [`a card as large as the ${larger}`] : []),
+    ...(other ? [t`${train} (${formatBytes(other.peak)})`] : []),
+    ...(longest ? [t`sequences of ${grouped(longest)} tokens`] : []),
+    ...(larger ? [t`a card as large as the ${larger}`] : []),
   ];
-  if (!all.length) return "No card of the list is large enough either.";
-  const last = all.length > 1 ? ` or ${all.at(-1)}` : "";
-  const before = all.length > 1 ? all.slice(0, -1) : all;
-  return `What would fit: ${before.join(", ")}${last}.`;
+  if (!all.length) return t`No card of the list is large enough either.`;
+  if (all.length === 1) return t`What would fit: ${all[0]}.`;
+  const before = all.slice(0, -1).join(t`, `);
+  return t`What would fit: ${before} or ${all.at(-1)}.`;
 }
 
 /** The verdict. */
 export function sentence(state) {
   const { train, rank, batch, tokens } = state;
   const n = describe(state);
-  const of = train.includes("lora") ? ` of rank ${rank}` : "";
-  const told =
-    `${capital(modelName(state))}, ${trainWords(state)}${of}, ` +
-    `${batch} × ${grouped(tokens)} tokens: `;
-  if (n.wrong) return `${told}${n.wrong}.`;
-  const [whole] = n.ways;
-  const card = `${formatBytes(n.budget)} of ${cardName(state)}`;
-  const plain = `${told}${formatBytes(whole.peak)} all at once`;
-  if (n.first === whole) return `${plain}, which fits the ${card}.`;
+  const name = modelName(state);
+  const model = capital(name === OWN ? t`your own` : name);
+  const how = train.includes("lora")
+    ? t`${trainWords(state)} of rank ${rank}`
+    : trainWords(state);
+  const told = t`${model}, ${how}, ${batch} × ${grouped(tokens)} tokens`;
+  if (n.wrong) return t`${told}: ${n.wrong}.`;
+  const plain = t`${told}: ${formatBytes(n.ways[0].peak)} all at once`;
+  const card = [formatBytes(n.budget), cardName(state)];
+  if (n.first === n.ways[0]) {
+    return t("{0}, which fits the {1} of {2}.", plain, ...card);
+  }
+  const { words, peak } = n.first ?? n.smallest;
   if (n.first) {
-    const { words, peak } = n.first;
-    return (
-      `${plain}, too much for the ${card}. ${capital(words)} it fits in ` +
-      `${formatBytes(peak)}.`
+    return t(
+      "{0}, too much for the {1} of {2}. {3} it fits in {4}.",
+      ...[plain, ...card, capital(words), formatBytes(peak)],
     );
   }
-  const { peak, words } = n.smallest;
-  return (
-    `${plain}. The least is ${formatBytes(peak)}, ${words}: too much for ` +
-    `the ${card}. ${helps(state, n)}`
+  const least = t(
+    "{0}. The least is {1}, {2}: too much for the {3} of {4}.",
+    ...[plain, formatBytes(peak), words, ...card],
   );
+  return [least, helps(state, n)].join(t` `);
 }
 
 const verdict = ({ wrong, first, smallest, budget }) => {
-  if (wrong) return "No answer";
-  if (first) return `It fits in ${formatBytes(first.peak)}`;
-  return `${formatBytes(smallest.peak - budget)} too much`;
+  if (wrong) return t`No answer`;
+  if (first) return t`It fits in ${formatBytes(first.peak)}`;
+  return t`${formatBytes(smallest.peak - budget)} too much`;
 };
 
 // ---- the picture ---------------------------------------------------------
@@ -419,6 +440,20 @@ function draw(id, plan) {
   ];
 }
 
+/* A row's name, which is that of an operator. */
+const rowText = (row) =>
+  row
+    .replace(/^a block's /, t`a block's `)
+    .replace("(sum of gradients)", t`(sum of gradients)`)
+    .replace("four bits", t`four bits`);
+
+const PHASES = {
+  forward: t`forward`,
+  backward: t`backward`,
+  recomputation: t`recomputation`,
+  update: t`update`,
+};
+
 function results(id, n) {
   if (n.wrong) return [];
   const [whole] = n.ways;
@@ -428,32 +463,46 @@ function results(id, n) {
     ...{ part, label: HOLDERS[part] },
     cells: cells.map((cell) => cell(part)),
   }));
+  const head = [t`at the peak`, t`all at once`, n.first ? t`fits` : t`least`];
+  const [row, phase] = n.advised.moment;
   return [
-    table(id, ["at the peak", "all at once", n.first ? "fits" : "least"], rows),
+    table(id, head, rows),
     numberList([
       ...n.ways.map(({ way, words, peak }) => [
         ...[words, `peaks.${way}`, peak, formatBytes(peak)],
       ]),
-      ["the card has", "budget", n.budget, formatBytes(n.budget)],
+      [t`the card has`, "budget", n.budget, formatBytes(n.budget)],
       [
-        ...["longest sequence that fits", "longest", n.longest],
-        n.longest ? `${grouped(n.longest)} tokens` : "none",
+        ...[t`longest sequence that fits`, "longest", n.longest],
+        n.longest ? t`${grouped(n.longest)} tokens` : t`none`,
       ],
-      ["the peak comes at", "moment", n.advised.moment.join(", ")],
+      [
+        ...[t`the peak comes at`, "moment"],
+        [rowText(row), PHASES[phase]].join(t`, `),
+      ],
     ]),
   ];
 }
 
 const NOTES = [
-  "All of this is computed in your browser. What you paste is sent nowhere; " +
-    "only the page’s address holds it, for you to share.",
-  "The step is that of the library transformers, with AdamW, attention as " +
-    "one operator, no padding and no cache, by a GPU’s kernels. LoRA is in " +
-    "all linear layers, in fp32 over weights in bf16; QLoRA’s are in 4 bits.",
-  "One at a time: micro-batches of one sequence, their gradients summed. " +
-    "Checkpointed: every block keeps its input alone and runs again.",
-  "A step can have the memory of a card but half a GiB, for CUDA and what " +
-    "the allocator cannot use.",
+  t(
+    "All of this is computed in your browser. What you paste is sent " +
+      "nowhere; only the page’s address holds it, for you to share.",
+  ),
+  t(
+    "The step is that of the library transformers, with AdamW, attention as " +
+      "one operator, no padding and no cache, by a GPU’s kernels. LoRA is " +
+      "in all linear layers, in fp32 over weights in bf16; QLoRA’s are in " +
+      "4 bits.",
+  ),
+  t(
+    "One at a time: micro-batches of one sequence, their gradients summed. " +
+      "Checkpointed: every block keeps its input alone and runs again.",
+  ),
+  t(
+    "A step can have the memory of a card but half a GiB, for CUDA and what " +
+      "the allocator cannot use.",
+  ),
 ];
 
 // ---- the widget ----------------------------------------------------------
@@ -504,7 +553,9 @@ const between = ({ min, max, ...more }) =>
       const fits = value >= min && value <= max;
       return fits && (more.step || Number.isInteger(value)) ? value : undefined;
     },
-    how: `use a ${more.step ? "" : "whole "}number from ${min} to ${grouped(max)}`,
+    how: more.step
+      ? t`use a number from ${min} to ${grouped(max)}`
+      : t`use a whole number from ${min} to ${grouped(max)}`,
   });
 
 const keys = ["config", "train", "card", "gib", "tokens", "batch", "rank", "tables"];
@@ -512,8 +563,8 @@ const keys = ["config", "train", "card", "gib", "tokens", "batch", "rank", "tabl
 function build({ id, get, set, bound, again }) {
   const { tables } = get();
   const box = configBox({
-    ...{ label: "Its config.json: paste it, or change a number", key: "config" },
-    ...{ get, set },
+    label: t`Its config.json: paste it, or change a number`,
+    ...{ key: "config", get, set },
   });
   let pasted = false; // the reader wants to
   const pick = (name) => {
@@ -522,49 +573,54 @@ function build({ id, get, set, bound, again }) {
     again();
   };
   const model = choice({
-    ...{ label: "Model", key: "model", onChange: pick },
+    ...{ label: t`Model`, key: "model", onChange: pick },
     options: {
-      [OWN]: "your own: paste its config.json",
+      [OWN]: t`your own: paste its config.json`,
       ...Object.fromEntries(tables.choices.map(([name]) => [name, name])),
     },
   });
   model.root.append(box.root);
-  const train = bound(choice, "Trained", "train", {
-    options: Object.fromEntries(tables.train),
+  const train = bound(choice, t`Trained`, "train", {
+    options: Object.fromEntries(
+      tables.train.map(([key, words]) => [key, t(words)]),
+    ),
   });
   const sized = Object.entries(tables.cards)
     .sort(([, a], [, b]) => a - b)
-    .map(([name, size]) => [name, `${name}: ${formatBytes(size)}`]);
-  const options = { ...Object.fromEntries(sized), [OTHER]: "another: type its GiB" };
-  const card = bound(choice, "Card", "card", { options });
-  const gib = bound(between, "GiB that a step can have", "gib", {
+    .map(([name, size]) => [name, t`${name}: ${formatBytes(size)}`]);
+  const other = { [OTHER]: t`another: type its GiB` };
+  const options = { ...Object.fromEntries(sized), ...other };
+  const card = bound(choice, t`Card`, "card", { options });
+  const gib = bound(between, t`GiB that a step can have`, "gib", {
     ...{ min: 0.5, max: 1000, step: "any" },
   });
   card.root.append(gib.root);
-  const parts = Object.fromEntries(
-    PARTS.filter((part) => part !== "inputs").map((part) => [part, part]),
-  );
-  const mark = html("span", {}, html("i", { class: "mb-card-mark" }), "the card");
+  const { inputs, ...parts } = { ...HOLDERS, optimizer: t`optimizer` };
+  const sign = html("i", { class: "mb-card-mark" });
+  const mark = html("span", {}, sign, t`the card`);
   const shown = legend(id, parts);
   shown.append(mark);
   return {
     controls: [model, { ...box, root: null }, train, card, { ...gib, root: null }],
     legend: shown,
     more: [
-      bound(between, "Tokens of a sequence", "tokens", { min: 64, max: 2 ** 20 }),
-      bound(between, "Sequences of a step", "batch", { min: 1, max: 1024 }),
-      bound(between, "Rank of LoRA", "rank", { min: 1, max: 1024 }),
+      bound(between, t`Tokens of a sequence`, "tokens", {
+        ...{ min: 64, max: 2 ** 20 },
+      }),
+      bound(between, t`Sequences of a step`, "batch", { min: 1, max: 1024 }),
+      bound(between, t`Rank of LoRA`, "rank", { min: 1, max: 1024 }),
     ],
     note: html("ul", {}, ...NOTES.map((words) => html("li", {}, words))),
     draw(state, width) {
       const name = modelName(state);
+      const asked = name === OWN ? t`your model` : name;
       const plan = layout(state, width);
       model.update({ value: pasted ? OWN : name });
       box.update(state.config, name !== OWN);
       box.root.hidden = !pasted && name !== OWN;
       gib.root.hidden = state.card !== OTHER;
       return {
-        title: `Will ${name === OWN ? "your model" : name} fit ${cardName(state)}?`,
+        title: t`Will ${asked} fit ${cardName(state)}?`,
         sentence: sentence(state),
         wrong: Boolean(plan.n.wrong),
         height: plan.height,

@@ -11,7 +11,7 @@ from membudget.cards import CARDS, GIB
 from membudget.checks import number, refused, shown, whole
 from membudget.ledger import Adapter, CausalLM, from_config
 from membudget.planning import Job, Plan, memory
-from membudget.widgets.base import Checked, Widget, format_bytes
+from membudget.widgets.base import Checked, Widget, format_bytes, later
 from membudget.widgets.yours_rows import (
     CHOICES,
     KINDS,
@@ -28,10 +28,10 @@ OTHER = "another"
 """A card of which the reader says how many GiB a step can have."""
 
 WAYS = {
-    "whole": ("all at once", False, False),
-    "split": ("one at a time", True, False),
-    "checkpointed": ("all at once, blocks checkpointed", False, True),
-    "both": ("one at a time, blocks checkpointed", True, True),
+    "whole": (later("all at once"), False, False),
+    "split": (later("one at a time"), True, False),
+    "checkpointed": (later("all at once, blocks checkpointed"), False, True),
+    "both": (later("one at a time, blocks checkpointed"), True, True),
 }
 """Ways to run a step, the cheaper first: words, whether sequences run one at a
 time, and whether every block is checkpointed."""

@@ -24,12 +24,13 @@ from membudget.ledger import operators as op
 from membudget.ledger.adapters import checked_trained, stepped_recipe
 from membudget.ledger.recipes import optimizer_bytes
 from membudget.ledger.walk import _Held, _Walk
+from membudget.widgets.base import later
 
 FILE = Path(__file__).with_name("yours.json")
 
 TRAIN = {
-    "full": ("all weights, mixed precision", "autocast"),
-    "half": ("all weights, in bf16", "bf16"),
+    "full": (later("all weights, mixed precision"), "autocast"),
+    "half": (later("all weights, in bf16"), "bf16"),
     "lora": ("LoRA", "bf16"),
     "qlora": ("QLoRA", "bf16"),
 }

@@ -4,8 +4,8 @@ import pytest
 from traitlets import TraitError
 
 from membudget.cards import CARDS
-from membudget.ledger import GPT2, PRESETS
-from membudget.widgets import Ledger, ledger_rows
+from membudget.ledger import GPT2, OPTIMIZERS, PLANNED, PRESETS
+from membudget.widgets import Ledger, ledger, ledger_rows
 from tests.soak import SOAK
 
 
@@ -39,6 +39,11 @@ def test_a_gpu_works_on_all_parameters_at_once():
     assert widget.at_once
     widget.optimizer = "adam-8bit"
     assert not widget.at_once
+
+
+def test_names_are_the_rooms():
+    names = {name: OPTIMIZERS[name].text for name in PLANNED}
+    assert names == ledger.NAMES
 
 
 @pytest.mark.parametrize("name", ledger_rows.SHOWN)

@@ -16,6 +16,7 @@ from membudget.widgets.sharding import (
     MODELS,
     POLICY,
     STAGE_NAMES,
+    TEXTS,
 )
 
 
@@ -47,6 +48,7 @@ def test_defaults(widget):
 def test_names_are_the_rooms():
     assert list(STAGE_NAMES) == list(sharding.STAGES)
     assert list(HOW) == [*RECIPES, POLICY]
+    assert {name: of.text for name, of in RECIPES.items()} == TEXTS
     assert list(CARDS) == ["none", *cards.CARDS]
     assert CARDS["T4"] == cards.CARDS["T4"].usable
     for name, count in MODELS.items():
