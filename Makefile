@@ -32,8 +32,8 @@ $(shell mkdir -p "$(HOME)")
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help book serve test lab notebooks pictures measure peers zoo bench \
-        soak mutate matrix lint constraints clean FORCE
+.PHONY: help book serve test lab notebooks translations pictures measure \
+        peers zoo bench soak mutate matrix lint constraints clean FORCE
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) \
@@ -44,7 +44,7 @@ help:  ## list the commands
 book: $(VENV)/book.stamp  ## build the book and say where it is
 	@[ -e $(WHOLE) ] || rm -rf $(SITE) _build/.doctrees _build/jupyter_execute
 	@rm -f $(WHOLE)
-	@$(ALONE) $(VENV)/bin/jupyter-book build . -W -n --keep-going -q
+	@$(ALONE) $(PY) tools/build_book.py
 	@$(ALONE) $(PY) tools/site_checks.py $(SITE)
 	@touch $(WHOLE)
 	@$(PY) -c 'import pathlib; print("The book:", \
@@ -80,6 +80,9 @@ lab: $(VENV)/test.stamp  ## open the notebooks in JupyterLab
 
 notebooks: $(VENV)/test.stamp  ## execute notebooks in place (NB=one.ipynb)
 	$(ALONE) $(PY) tools/notebooks.py $(NB)
+
+translations: $(VENV)/book.stamp  ## update what is to be put into Chinese
+	$(ALONE) $(PY) tools/translations.py update
 
 pictures: $(VENV)/test.stamp book  ## what widgets draw at first, the front page
 	$(PY) tools/pictures.py

@@ -182,8 +182,8 @@ def check_head(site, page):
     picture = urlsplit(found.get("og:image", ""))
     file = site / unquote(urljoin(f"{page}.html", picture.path))
     good = {
-        "description": len(told) >= 40
-        and all(part in text for part in re.split(r"(?<=[.?!]) ", told)),
+        "description": len(told.encode()) >= 40
+        and all(part in text for part in re.split(r"(?<=[.?!。？！]) ", told)),
         "og:description": found.get("og:description") == told,
         "og:title": found.get("og:title", "-") in text,
         "og:image": bool(picture.netloc) or file.is_file(),
@@ -200,7 +200,9 @@ def check_words(site, page):
             continue
         for number in GROUPED.findall(text):
             problems.append(f"{page}: {number} can break")
-        if CHINESE.search(text) and not text.find_parent(lang="zh"):
+        if CHINESE.search(text) and not text.find_parent(
+            lang=re.compile("^zh")
+        ):
             problems.append(
                 f"{page}: {text!r} does not say that it is Chinese"
             )
@@ -271,8 +273,8 @@ def all_pages(site):
     return [
         path.with_suffix("").as_posix()
         for path in found
-        # The theme's own, and what only leads to the first page.
-        if path.parts[0] not in ("_static", "index.html")
+        # The theme's own, what only leads to the first page, other languages.
+        if path.parts[0] not in ("_static", "index.html", "zh")
     ]
 
 

@@ -18,7 +18,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from docutils import nodes
+from language import Html, of_page, say
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,9 +52,8 @@ def minutes(page):
 def duration(total):
     """Minutes as a reader says them."""
     hours, rest = divmod(total, 60)
-    parts = [f"{hours}\u00a0h"] * bool(hours) + [f"{rest}\u00a0min"] * bool(
-        rest
-    )
+    parts = [say("{hours}\u00a0h", hours=hours)] * bool(hours)
+    parts += [say("{minutes}\u00a0min", minutes=rest)] * bool(rest)
     return " ".join(parts)
 
 
@@ -67,8 +66,8 @@ def label(page):
     """What other pages call it."""
     number = key(page)
     if number.startswith("lab"):
-        return f"lab\u00a0{number[3:]}"
-    return f"chapter\u00a0{number.lstrip('0')}"
+        return say("lab\u00a0{number}", number=number[3:])
+    return say("chapter\u00a0{number}", number=number.lstrip("0"))
 
 
 def read(content):
@@ -99,11 +98,13 @@ class MapDirective(SphinxDirective):
             html = self.html(*read(self.content))
         except ValueError as error:
             raise self.error(str(error)) from error
-        return [nodes.raw("", html, format="html")]
+        said = Html("", html, format="html", messages=self.said)
+        self.set_source_info(said)
+        return [said]
 
     def html(self, stages, pages, routes):
         """The routes, then a band for each stage."""
-        self.pages = pages
+        self.pages, self.said = pages, []
         for page in pages:
             if page not in self.env.found_docs:
                 raise ValueError(f"there is no page {page!r}")
@@ -112,9 +113,10 @@ class MapDirective(SphinxDirective):
         self.on = {page: [] for page in pages}
         choices = [self.route(*one, n) for n, one in enumerate(routes)]
         bands = [self.band(*stage) for stage in stages]
+        legend = say("Show a route")
         return (
             '<div class="mb-map"><fieldset class="mb-routes">'
-            f"<legend>Show a route</legend>{''.join(choices)}</fieldset>"
+            f"<legend>{legend}</legend>{''.join(choices)}</fieldset>"
             '<p class="mb-forget" hidden></p>'
             f'<ol class="mb-stages">{"".join(bands)}</ol></div>'
         )
@@ -125,10 +127,11 @@ class MapDirective(SphinxDirective):
         for page in chosen:
             self.on[page].append(f"mb-on-{number}")
         total = duration(sum(map(minutes, chosen)))
+        name = f"<strong>{self.words(name)}</strong>"
+        told = say("{name} ({time}).", name=name, time=total)
         return (
             f'<label><input type="radio" name="mb-route" value="{number}">'
-            f" <span><strong>{escape(name)}</strong> ({total}). "
-            f"{escape(sentence)}</span></label>"
+            f" <span>{told} {self.words(sentence)}</span></label>"
         )
 
     def find(self, k):
@@ -147,9 +150,11 @@ class MapDirective(SphinxDirective):
             else:
                 groups.append([page])
         items = "".join(self.group(*group) for group in groups)
+        stop = say(".")
         return (
-            f'<li><p class="mb-stage"><strong>{escape(name)}.</strong> '
-            f'{escape(sentence)}</p><ul class="mb-pages">{items}</ul></li>'
+            f'<li><p class="mb-stage"><strong>{self.words(name)}{stop}'
+            f"</strong> {self.words(sentence)}</p>"
+            f'<ul class="mb-pages">{items}</ul></li>'
         )
 
     def group(self, chapter, *rest):
@@ -167,17 +172,22 @@ class MapDirective(SphinxDirective):
         needs = [self.find(k) for k in needs if self.find(k) != under]
         time = duration(minutes(page)) if minutes(page) else ""
         time = f' <span class="mb-time">{time}</span>' if time else ""
-        need = ", ".join(
+        need = say(", ").join(
             f'<a href="{self.uri(other)}">{label(other)}</a>'
             for other in needs
         )
-        need = f" Needs {need}." if need else ""
+        need = say(" Needs {pages}.", pages=need) if need else ""
         return (
             f'<div class="{" ".join(["mb-page", *self.on[page]])}" '
             f'data-page="{page}"><a class="mb-to" href="{self.uri(page)}">'
-            f"{escape(first_words(page)[0])}</a>{time}"
-            f"<p>{escape(gives)}{need}</p></div>"
+            f"{escape(of_page(page, first_words(page)[0]))}</a>{time}"
+            f"<p>{self.words(gives)}{need}</p></div>"
         )
+
+    def words(self, text):
+        """Words of the map's source: a message of its page."""
+        self.said.append(escape(text))
+        return escape(text)
 
     def uri(self, page):
         """The address of a page, seen from the map."""

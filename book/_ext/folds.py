@@ -8,9 +8,10 @@ of a widget is folded like other code.
 import re
 
 from docutils import nodes
+from language import later, say
 from myst_nb.sphinx_ import HideCodeCellNode
 
-SHOW, HIDE = "Show the code", "Hide the code"
+SHOW, HIDE = later("Show the code"), later("Hide the code")
 
 
 def gather(app, doctree, docname):
@@ -57,7 +58,7 @@ def shows_widget(cell):
 
 def move(row):
     """One fold for the code of these cells, after the last output."""
-    fold = HideCodeCellNode(prompt_show=SHOW, prompt_hide=HIDE)
+    fold = HideCodeCellNode(prompt_show=say(SHOW), prompt_hide=say(HIDE))
     fold["classes"] += ["above-input", "mb-code"]
     for cell in row:
         first = cell.children[0]

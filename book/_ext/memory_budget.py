@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import address  # noqa: E402
+import chinese  # noqa: E402
 import course_map  # noqa: E402
 import figures  # noqa: E402
 import find  # noqa: E402
@@ -52,23 +53,25 @@ import folds  # noqa: E402
 import formulas  # noqa: E402
 import hurry  # noqa: E402
 import icons  # noqa: E402
+import language  # noqa: E402
 import predict  # noqa: E402
 import publish  # noqa: E402
 import see  # noqa: E402
 import setup_cell  # noqa: E402
 import stills  # noqa: E402
 import words  # noqa: E402
+from language import Sentence, later, of_page, say  # noqa: E402
 from project import pages  # noqa: E402
 
 WIDGETS = ROOT / "src/membudget/widgets"
 RECORDS = ROOT / "src/membudget/records"
 OWN = "ext", "pictures", "static", "templates"
-MARK = re.compile(r'<div class="mb-widget" data-widget="([\w-]+)"')
 DETOUR = re.compile(r"/\d\d[a-z]_")
 SEARCH = re.compile(
     r'<script src="[^"]*/(searchtools|language_data|searchindex)\.js">'
     "</script>"
 )
+STATE = re.compile(r'(?<=class="mb-state">).*?(?=</script>)', re.S)
 PLAIN = re.compile(r'<span class="[npow]">([^<]*)</span>')
 EXPORT = re.compile(r"^export (?:(default) )?", re.M)
 
@@ -103,7 +106,7 @@ def find_widget(path, name):
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         for output in cell.get("outputs", []):
             html = "".join(output.get("data", {}).get("text/html", ""))
-            if name in MARK.findall(html):
+            if name in language.WIDGET.findall(html):
                 return html
     return None
 
@@ -138,8 +141,9 @@ class CardsDirective(SphinxDirective):
         uri = self.env.app.builder.get_relative_uri(self.env.docname, page)
         link = nodes.reference("", "", refuri=uri, internal=True)
         link += nodes.raw("", drawing.read_text("utf-8"), format="html")
-        link += nodes.strong(text=title(source))
-        link += nodes.inline(text=question)
+        link += nodes.strong(text=of_page(page, title(source)))
+        link += Sentence.of(question)
+        self.set_source_info(link[-1])
         return nodes.list_item("", nodes.paragraph("", "", link))
 
 
@@ -166,14 +170,20 @@ class RecordsDirective(SphinxDirective):
             for record in RECORD.load(name):
                 entries += nodes.list_item("", self.entry(record))
             if missing := RECORD.missing(name):
-                entries += nodes.list_item("", nodes.paragraph(text=missing))
-            summary = nodes.paragraph(text=experiment.summary)
+                entries += nodes.list_item("", self.words(missing))
+            summary = self.words(experiment.summary)
             terms += nodes.definition_list_item(
                 "",
                 nodes.term("", "", nodes.literal(text=name)),
                 nodes.definition("", summary, entries),
             )
         return terms
+
+    def words(self, text):
+        """A sentence of an experiment, as a message of its page."""
+        sentence = Sentence.of(text)
+        self.set_source_info(sentence)
+        return nodes.paragraph("", "", sentence)
 
     def entry(self, record):
         """A record's provenance, which leads to the record itself."""
@@ -278,8 +288,8 @@ def publish_package(app, exception):
             path.write_text(text, "utf-8")
     for wheel in out.glob("*.whl"):  # of another version
         wheel.unlink()
-    if app.config.memory_budget_site:
-        publish.wheels(out)
+    if app.config.memory_budget_site and language.language == "en":
+        publish.wheels(out)  # once for all languages
 
 
 # Nothing is drawn before the widgets are live: else what follows one jumps.
@@ -293,7 +303,7 @@ def add_widgets(app, pagename, templatename, context, doctree):
 
     Inline, because a browser loads no module from a file:// address.
     """
-    names = sorted(set(MARK.findall(context.get("body") or "")))
+    names = sorted(set(language.WIDGET.findall(context.get("body") or "")))
     if not names:
         return
     modules = {"base": BUNDLE.base_text()}
@@ -324,7 +334,7 @@ def add_predictions(app, pagename, templatename, context, doctree):
         return
     script = context["pathto"]("_static/predict.js", resource=True)
     context["body"] += f'<script src="{script}"></script>'
-    if not MARK.search(body):
+    if not language.WIDGET.search(body):
         context["metatags"] = context.get("metatags", "") + WAIT
         context["body"] += LIVE
 
@@ -401,6 +411,18 @@ def light(module):
     return rjsmin.jsmin(body)
 
 
+def pack_states(app, pagename, templatename, context, doctree):
+    """Write the widgets' states without the blanks that notebooks have."""
+
+    def pack(found):
+        state = json.loads(found[0])
+        text = json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+        return text.replace("</", r"<\/")
+
+    if "body" in context:
+        context["body"] = STATE.sub(pack, context["body"])
+
+
 def plain_code(app, pagename, templatename, context, doctree):
     """Drop the marks of names, operators, punctuation and blanks in code.
 
@@ -426,6 +448,9 @@ def plain_names(app, pagename, templatename, context, doctree):
             context["body"] = context["body"].replace(old, new)
 
 
+PARTS = later("Chapters"), later("Labs"), later("Reference")  # in _toc.yml
+
+
 def name_chevrons(app, pagename, templatename, context, doctree):
     """Say in the menu whose pages a chevron unfolds: the theme's is empty."""
     menu = context.get("generate_toctree_html")
@@ -436,7 +461,9 @@ def name_chevrons(app, pagename, templatename, context, doctree):
         soup = menu(*args, **kwargs)
         for summary in soup.find_all("summary") if soup else ():
             chapter = summary.find_parent("li").a.get_text(strip=True)
-            summary["aria-label"] = f"Pages below {chapter}"
+            summary["aria-label"] = say("Pages below {page}", page=chapter)
+        for part in soup.select(".caption-text") if soup else ():
+            part.string = say(part.get_text())
         return soup
 
     context["generate_toctree_html"] = named
@@ -445,7 +472,7 @@ def name_chevrons(app, pagename, templatename, context, doctree):
 def link_terms(app, doctree, docname):
     """Turn bold text that is a term of the glossary into a link to it."""
     terms = {
-        name.lower(): (page, anchor)
+        name.lower().partition("（")[0]: (page, anchor)  # Chinese（English）
         for name, _, kind, page, anchor, _ in app.env.domains[
             "std"
         ].get_objects()
@@ -489,7 +516,8 @@ def digest(*paths):
 def pages_digest():
     """A hash of what every page depends on besides its own source."""
     own = [ROOT.glob(f"book/_{kind}/*.*") for kind in OWN]
-    return digest(*WIDGETS.glob("*.*"), *itertools.chain(*own))
+    words = language.LOCALE.rglob(f"{language.SITE}.po")
+    return digest(*WIDGETS.glob("*.*"), *words, *itertools.chain(*own))
 
 
 def records_digest():
@@ -528,6 +556,8 @@ def setup(app):
     app.add_role("mb-see", see.See())
     app.add_directive("mb-widget", WidgetDirective)
     app.add_directive("mb-records", RecordsDirective)
+    app.connect("config-inited", language.use)
+    app.connect("config-inited", chinese.use)
     app.connect("config-inited", use_addresses)
     app.connect("builder-inited", add_colab, priority=600)
     app.connect("source-read", fill_set_up_cell)
@@ -540,9 +570,13 @@ def setup(app):
     app.connect("doctree-resolved", find.add)
     app.connect("env-updated", find.keep)
     app.connect("doctree-resolved", figures.take)
+    app.connect("html-page-context", pack_states)
     app.connect("html-page-context", plain_code)
     app.connect("html-page-context", plain_names)
     app.connect("html-page-context", name_chevrons, priority=600)
+    app.connect("html-page-context", language.translate_html)
+    app.connect("html-page-context", language.add_words)
+    app.connect("html-page-context", language.lead_over)
     app.connect("html-page-context", stills.add)
     app.connect("html-page-context", add_widgets, priority=600)
     app.connect("html-page-context", add_predictions)

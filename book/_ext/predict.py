@@ -9,21 +9,24 @@ import hashlib
 import re
 
 from docutils import nodes
+from language import later, say
 from sphinx.util import logging
 
 logger = logging.getLogger(__name__)
 OPTION = re.compile(r"\(([a-d])\)(?:\s+|$)")
-END = re.compile(r"[.?](?=\s|$)")
-JOINT = re.compile(r"(?:[,;]?\s+or|[,;])\s*$|\s+$")
+END = re.compile(r"[.?](?=\s|$)|[。？]")
+JOINT = re.compile(
+    r"(?:[,;]?\s+or|[,;])\s*$|[，；、]?\s*还是\s*$|[，；、]\s*$|\s+$"
+)
 ANSWER = re.compile(r"\(([a-d])\)")
-ANSWERED = "Reading", "Answer", "Verdict"
+ANSWERED = later("Reading."), later("Answer."), later("Verdict.")
 
 
 def mark(app, doctree, docname):
     """Mark the questions of a page, their options and their readings."""
     paragraphs = list(doctree.findall(nodes.paragraph))
     for number, paragraph in enumerate(paragraphs):
-        if not paragraph.astext().startswith("Predict"):
+        if not paragraph.astext().startswith(say("Predict.")):
             continue
         after = paragraphs[number + 1 :]
         options = mark_options(paragraph)
@@ -31,7 +34,7 @@ def mark(app, doctree, docname):
             options = mark_options(after[0])
         reading = find_reading(after)
         right = reading and ANSWER.search(reading.astext())
-        more = "?" in after_options(paragraph)
+        more = {*after_options(paragraph)} & {*"?？"}
         if len(options) < 2 or not right or right[1] not in options or more:
             logger.warning(
                 "a question needs options (a), (b) …, none after them, and a "
@@ -61,9 +64,10 @@ def find_reading(after):
     """The paragraph that answers, if it comes before another question."""
     for paragraph in after:
         text = paragraph.astext()
-        if text.startswith("Predict"):
+        if text.startswith(say("Predict.")):
             return None
-        if text.startswith(ANSWERED) or heading(paragraph) in ANSWERED:
+        answers = text.startswith(tuple(map(say, ANSWERED)))
+        if answers or f"{heading(paragraph)}." in ANSWERED:
             return paragraph
     return None
 
@@ -152,7 +156,7 @@ def rest(option):
         if found := END.search(node.astext()):
             text, end = node.astext(), found.end()
             left = [nodes.Text(text[end:]), *option[number + 1 :]]
-            mark = "?" * (found[0] == "?")
+            mark = found[0] if found[0] in "?？" else ""
             option[number:] = [nodes.Text(text[: end - len(mark)])]
             return mark, left
     return "", []

@@ -7,6 +7,7 @@ warning, so the build fails.
 
 import re
 
+import language
 from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
@@ -33,7 +34,8 @@ def resolve(app, doctree, docname):
     """Turn each `Pending` into a link with the page's title and heading."""
     env = app.env
     for node in list(doctree.findall(Pending)):
-        page, heading = node["page"], node["heading"]
+        page = node["page"]
+        heading = language.of_page(page, node["heading"])
         found = [""] if not heading and page in env.titles else []
         for link in (
             env.tocs[page].findall(nodes.reference)
@@ -49,5 +51,6 @@ def resolve(app, doctree, docname):
             continue
         title = env.titles[page].astext()
         uri = app.builder.get_relative_uri(docname, page) + found[0]
-        text = f"{title}: {heading}" if heading else title
+        between = language.say(": ")
+        text = f"{title}{between}{heading}" if heading else title
         node.replace_self(nodes.reference("", text, refuri=uri, internal=True))

@@ -7,10 +7,12 @@ run.
 import re
 from pathlib import Path
 
+from language import later, say
+
 FOLDER = Path(__file__).resolve().parents[1] / "_pictures"
 
 UNRUN = "(Run this cell for a picture to play with.)"
-STILL = "(With JavaScript it is a picture to play with.)"
+STILL = later("(With JavaScript it is a picture to play with.)")
 FALLBACK = re.compile(r'(<p class="mb-fallback">.*?</p>)', re.S)
 
 
@@ -26,7 +28,7 @@ def add(app, pagename, templatename, context, doctree):
         if not path.exists():  # a new one, before `make pictures`
             return found[1]
         picture = path.read_text("utf-8")
-        text = found[1].replace(UNRUN, STILL)
+        text = found[1].replace(UNRUN, say(STILL))
         return f"<noscript>{picture}</noscript>{text}"
 
     if "body" in context:

@@ -4,12 +4,14 @@ import re
 from itertools import groupby
 
 import hurry
+import language
 from docutils import nodes
+from language import later, say
 
 ENOUGH = 100  # characters of a description
 LABEL = 40  # characters of what is bold but says no sentence
-SENTENCE = re.compile(r"(?<=[.?!…])\s+(?=[^\sa-z])")
-DEEPER = "Going deeper"
+SENTENCE = re.compile(r"(?<=[.?!…])\s+(?=[^\sa-z])|(?<=[。？！])\s*")
+DEEPER = later("Going deeper")
 GROUPED = re.compile(r"(?<![\w.,-])\d{1,3}(?: \d{3})+(?!\w)")
 UNIT = "[KMGT]?i?B|%|m?s|µs|min|h"
 TOGETHER = re.compile(
@@ -37,7 +39,7 @@ def description(doctree):
         node
         for node in first.parent
         if isinstance(node, nodes.paragraph)
-        and not plain(node).startswith(DEEPER)
+        and not plain(node).startswith(say(DEEPER))
     ]
     bold = [
         node
@@ -58,8 +60,9 @@ def sentences(parts):
     """Sentences of these nodes, but for those with a formula or HTML."""
     for node in parts:
         for sentence in SENTENCE.split(plain(node)):
-            whole = sentence[-1:] in ".?!" and not {*sentence} & {*"\\<"}
-            if whole and sentence != hurry.WORDS:
+            whole = sentence.endswith((*".?!。？！",))
+            whole = whole and not {*sentence} & {*"\\<"}
+            if whole and sentence != say(hurry.WORDS):
                 yield sentence
 
 
@@ -117,5 +120,7 @@ def hold_formulas(body):
 
 
 def mark_chinese(body):
-    """Say which words of a page are Chinese."""
+    """Say which words of an English page are Chinese."""
+    if language.language == language.CHINESE:
+        return body
     return CHINESE.sub(r'<span lang="zh">\g<0></span>', body)

@@ -2,6 +2,7 @@
 // and scores of the game. All stay in the browser, and the map has a button to forget them.
 (() => {
   const KEY = "mb-opened";
+  const t = window.mbWord; // in the language of the page
   const read = () => {
     try {
       const kept = JSON.parse(localStorage.getItem(KEY));
@@ -41,18 +42,21 @@
       const mark = document.createElement("span");
       mark.className = "mb-opened";
       const { right, of } = predicted[item.dataset.page] ?? {};
-      mark.textContent = of ? `✓ opened, ${right} of ${of} right` : "✓ opened";
+      mark.textContent = of
+        ? t("✓ opened, {0} of {1} right", right, of)
+        : t("✓ opened");
       item.querySelector(".mb-to").after(" ", mark);
     }
     const count = pages.filter((i) => opened.has(i.dataset.page)).length;
-    line.firstChild.textContent =
-      `You have opened ${count} of ${pages.length} pages. ` +
-      "Only this browser knows. ";
+    line.firstChild.textContent = t(
+      "You have opened {0} of {1} pages. Only this browser knows. ",
+      ...[count, pages.length],
+    );
     button.disabled = !count;
   };
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = "Forget";
+  button.textContent = t("Forget");
   button.addEventListener("click", () => {
     try {
       localStorage.removeItem(KEY);

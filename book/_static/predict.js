@@ -3,6 +3,7 @@
 // reading, and says whether it was right. What was chosen stays in the browser.
 (() => {
   const KEY = "mb-predicted";
+  const t = window.mbWord; // in the language of the page
   const page = /(chapters|labs)\/\w+(?=\.html$)/.exec(location.pathname)?.[0];
   const questions = [...document.querySelectorAll(".mb-predict")];
   if (!page || !questions.length) return;
@@ -68,7 +69,7 @@
 
   // How far off a number was, where both options are numbers of one unit.
   const numberIn = (text) =>
-    /^\(\w\) (?:about |at most |nearly )?(\d[\d\s\u202f]*(?:\.\d+)?)\s*([^\d.]*)\.?$/.exec(
+    /^\(\w\) (?:about |at most |nearly |大?约 |最多 |至多 |接近 |将近 )?(\d[\d\s\u202f]*(?:\.\d+)?)\s*([^\d.。]*)[.。]?$/.exec(
       text.trim(),
     );
   const off = (said, is) => {
@@ -76,11 +77,18 @@
     if (!a || !b || (a[2] && b[2] && a[2] !== b[2])) return "";
     const [x, y] = [a, b].map((n) => Number(n[1].replace(/\s/g, "")));
     if (!x || !y) return "";
-    const side = x < y ? "low" : "high";
+    const low = x < y;
     const factor = Math.max(x, y) / Math.min(x, y);
-    return factor < 1.5
-      ? ` Off by ${Number(Math.abs(x - y).toPrecision(3))}: too ${side}.`
-      : ` Off by a factor of ${Number(factor.toPrecision(2))}: too ${side}.`;
+    if (factor < 1.5) {
+      const gap = Number(Math.abs(x - y).toPrecision(3));
+      return low
+        ? t(" Off by {0}: too low.", gap)
+        : t(" Off by {0}: too high.", gap);
+    }
+    const times = Number(factor.toPrecision(2));
+    return low
+      ? t(" Off by a factor of {0}: too low.", times)
+      : t(" Off by a factor of {0}: too high.", times);
   };
 
   questions.forEach((question, number) => {
@@ -92,7 +100,7 @@
     verdict.setAttribute("role", "status");
     const group = made("span", { className: "mb-answers" });
     group.setAttribute("role", "group");
-    group.setAttribute("aria-label", "Your prediction");
+    group.setAttribute("aria-label", t("Your prediction"));
     const buttons = [...place.querySelectorAll(".mb-option")].map((option) => {
       const letter = /mb-option-(\w)/.exec(option.className)[1];
       const button = made(
@@ -112,7 +120,7 @@
     const peek = made("button", {
       type: "button",
       className: "mb-peek",
-      textContent: "Show the answer",
+      textContent: t("Show the answer"),
     });
     const fold = reading.closest("details");
     peek.addEventListener("click", () => {
@@ -149,8 +157,9 @@
         buttons.find((button) => button.dataset.letter === l).textContent;
       verdict.textContent =
         letter === right
-          ? "Right."
-          : `Not quite: it is (${right}).${off(textOf(letter), textOf(right))}`;
+          ? t("Right.")
+          : t("Not quite: it is ({0}).", right) +
+            off(textOf(letter), textOf(right));
     };
     const choose = (letter) => {
       if (chosen[question.id]) return;
@@ -184,7 +193,7 @@
   const again = made("button", {
     type: "button",
     className: "mb-peek",
-    textContent: "Start over",
+    textContent: t("Start over"),
   });
   again.addEventListener("click", () => {
     for (const question of questions) {
@@ -201,25 +210,26 @@
     const share = made("button", {
       type: "button",
       className: "mb-peek",
-      textContent: "Copy a link to my result",
+      textContent: t("Copy a link to my result"),
     });
     share.addEventListener("click", async () => {
       const letters = questions.map((q) => chosen[q.id] ?? "-").join("");
       const link = `${location.href.split("#")[0]}#result=${letters}`;
       try {
         await navigator.clipboard.writeText(link);
-        share.textContent = "Copied";
+        share.textContent = t("Copied");
       } catch {
-        prompt("The link to your result:", link);
+        prompt(t("The link to your result:"), link);
       }
     });
     line.append(" ", share);
     const letters = /^#result=([a-d-]+)$/.exec(location.hash)?.[1];
     if (letters?.length === questions.length) {
       const right = questions.filter((q, n) => rightOf(q) === letters[n]);
-      quiz.textContent =
-        `Whoever sent you this link got ${right.length} of ` +
-        `${questions.length} right. Can you do better?`;
+      quiz.textContent = t(
+        "Whoever sent you this link got {0} of {1} right. Can you do better?",
+        ...[right.length, questions.length],
+      );
     }
   }
   const headings = [...document.querySelectorAll(".bd-article :is(h2, h3)")];
@@ -230,7 +240,7 @@
       .filter((q) => chosen[q.id] && chosen[q.id] !== rightOf(q))
       .map((q) => {
         const heading = sectionOf(q);
-        const text = heading.firstChild.textContent.split(":")[0];
+        const text = heading.firstChild.textContent.split(/[:：]/)[0];
         return made("a", {
           href: `#${heading.closest("section").id}`,
           textContent: text,
@@ -240,11 +250,14 @@
     const [known, right] = keep();
     again.hidden = !known;
     told.textContent = known
-      ? `You have predicted ${known} of ${questions.length}, ${right} right.`
-      : `${questions.length} predictions wait on this page.`;
+      ? t(
+          "You have predicted {0} of {1}, {2} right.",
+          ...[known, questions.length, right],
+        )
+      : t("{0} predictions wait on this page.", questions.length);
     const links = quiz && known === questions.length ? missed() : [];
     list.textContent = "";
-    links.forEach((link, n) => list.append(n ? ", " : "Missed: ", link));
+    links.forEach((link, n) => list.append(n ? t(", ") : t("Missed: "), link));
   };
   const article = document.querySelector("article.bd-article");
   article?.append(line, list);
