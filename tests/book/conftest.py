@@ -8,9 +8,24 @@ import site_checks as checks
 SETTINGS = {
     "desktop": {"viewport": checks.DESKTOP},
     "phone": {"viewport": checks.PHONE},
+    "chinese": {"viewport": checks.PHONE, "locale": "zh-CN"},
     "no javascript": {"java_script_enabled": False},
     "dark": {"color_scheme": "dark"},
 }
+# What a Chinese page asks for in words and does not have.
+MISSING = """(() => {
+  let words;
+  window.mbMissing = [];
+  Object.defineProperty(window, "mbWords", {
+    get: () => words,
+    set: (own) => (words = new Proxy(own, {
+      get(all, key) {
+        if (!(key in all) && /[a-z]{3}/.test(key)) mbMissing.push(key);
+        return all[key];
+      },
+    })),
+  });
+})()"""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +38,7 @@ def window(browser):
             if name not in opened:
                 visit = checks.visitor(browser, **SETTINGS[name])
                 opened[name] = stack.enter_context(visit)
+                opened[name].add_init_script(MISSING)
             return opened[name]
 
         yield window

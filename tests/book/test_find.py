@@ -41,6 +41,33 @@ def test_the_page_that_answers_is_first(window, site, typed):
     )
 
 
+CHINESE = {
+    "梯度累积": "chapters/03_accumulation",
+    "批次大小": "chapters/03_accumulation",
+    "激活检查点": "chapters/04_checkpointing",
+    "重计算": "chapters/04_checkpointing",
+    "混合精度": "chapters/06_precision",
+    "显存不足": "chapters/01b_when_it_runs_out",
+    "内存碎片": "chapters/01a_caching_allocator",
+    "微调": "chapters/07_adapters",
+    "适配器": "chapters/07_adapters",
+    "卸载": "chapters/08_offloading",
+    "分片": "chapters/09_sharding",
+    "流水线并行": "chapters/10_parallelism",
+    "LoRA": "chapters/07_adapters",
+}
+
+
+@pytest.mark.parametrize("typed", CHINESE)
+def test_the_page_that_answers_is_first_in_chinese(window, site, typed):
+    page = window("desktop")
+    page.goto(f"{(site / 'zh/search.html').as_uri()}?q={typed}")
+    first = page.locator("#search-results li a").first
+    assert first.get_attribute("href", timeout=10_000).startswith(
+        f"{CHINESE[typed]}.html"
+    )
+
+
 def test_qlora_leads_to_the_command_too(window, site):
     page = window("desktop")
     page.goto(f"{(site / 'search.html').as_uri()}?q=QLoRA")

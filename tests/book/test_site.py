@@ -26,6 +26,14 @@ def test_static(site, page, check):
     assert check(site, page) == []
 
 
+@pytest.mark.parametrize("page", pages())
+def test_static_in_chinese(site, page):
+    found = [
+        part for check in checks.STATIC for part in check(site / "zh", page)
+    ]
+    assert found == []
+
+
 def test_the_buttons_lead_to_the_repository_or_are_not_there(site):
     known = address.repository(), address.colab()
     for page in checks.all_pages(site):
@@ -45,6 +53,16 @@ def test_live_and_for_everybody(window, site, page):
     shown = checks.check_access(phone, None, within, ["color-contrast"])
     phone.emulate_media(color_scheme="light")
     assert shown == []
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("page", pages())
+def test_live_in_chinese(window, site, page):
+    """As above; no words of a widget are missing in its picture."""
+    address, phone = (site / f"zh/{page}.html").as_uri(), window("chinese")
+    assert checks.check_live(phone, address) == []
+    assert checks.check_access(phone, None) == []
+    assert phone.evaluate("window.mbMissing") == []
 
 
 OF_EACH_KIND = {page.split("/")[0]: page for page in pages()}.values()
