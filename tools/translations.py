@@ -162,9 +162,23 @@ def update():
     sphinx_intl.basic.update(
         language.LOCALE, TEMPLATES, [language.CHINESE], 0, ignore_obsolete=True
     )
+    relocate(OWN / f"{language.SITE}.po", TEMPLATES / f"{language.SITE}.pot")
     for path in sorted(OWN.rglob("*.po")):
         for message in open_messages(path):
             print(f"{path.relative_to(ROOT)}: {message.id}")
+
+
+def relocate(path, template):
+    """Say where words are asked for now; `sphinx-intl` keeps the old places,
+    and a page has the words of its own scripts alone."""
+    now, catalogue = (
+        pofile.read_po(one.open("rb")) for one in (template, path)
+    )
+    for message in catalogue:
+        if message.id and message.id in now:
+            message.locations = now[message.id].locations
+    with path.open("wb") as file:
+        pofile.write_po(file, catalogue, width=0)
 
 
 def open_messages(path):

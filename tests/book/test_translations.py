@@ -50,6 +50,14 @@ def test_no_catalogue_is_behind(templates):
         assert behind == set(), f"{domain}.po: {HOW}"
 
 
+def test_the_site_knows_where_its_words_are_asked_for(templates):
+    """A page has the words of its own scripts alone."""
+    with (templates / "site.pot").open("rb") as file:
+        asked = {m.id: sorted(m.locations) for m in pofile.read_po(file)}
+    asked.pop("")
+    assert {m.id: sorted(m.locations) for m in messages("site")} == asked, HOW
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_nothing_is_open(domain):
     """A page that says so may wait until the next version."""
