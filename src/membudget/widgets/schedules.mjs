@@ -165,7 +165,8 @@ const extraText = (n) =>
 const score = (n, { up, right }) => {
   const peak = t`${n.peak} u`;
   const extra = extraText(n);
-  return [up ? `${peak} ↑` : peak, right ? `${extra} →` : extra].join(t`, `);
+  const [high, wide] = [up ? " ↑" : "", right ? " →" : ""];
+  return t`${peak + high}, ${extra + wide}`;
 };
 
 /** "16 stages: 7 units, 14 runs, silver" */
@@ -802,9 +803,9 @@ function build({ id, get, set, picture, again, address }) {
       const { value: name } = input;
       const rank = had({ level: name, medals: tables[name].medals });
       const best = tables[name].medals[rank - 1]?.name ?? "no medal";
-      const words = [nameOf(name), rank ? t(best) : t`no medal`];
+      const won = rank ? t(best) : t`no medal`;
       input.parentElement.dataset.medal = best;
-      input.setAttribute("aria-label", words.join(t`, `));
+      input.setAttribute("aria-label", t`${nameOf(name)}, ${won}`);
       count += rank;
     }
     const most = sum(names.map((name) => tables[name].medals.length));

@@ -478,7 +478,7 @@ function results(id, n) {
       ],
       [
         ...[t`the peak comes at`, "moment"],
-        [rowText(row), PHASES[phase]].join(t`, `),
+        t`${rowText(row)}, ${PHASES[phase]}`,
       ],
     ]),
   ];
