@@ -158,9 +158,12 @@ class RecordsDirective(SphinxDirective):
 
     def run(self):
         try:
-            return [self.experiments()]
+            found = self.experiments()
         except ValueError as error:
             raise self.error(str(error)) from error
+        for sentence in found.findall(Sentence):
+            self.set_source_info(sentence)
+        return [found]
 
     def experiments(self):
         """Each experiment as a term, its records as a list."""
@@ -170,20 +173,14 @@ class RecordsDirective(SphinxDirective):
             for record in RECORD.load(name):
                 entries += nodes.list_item("", self.entry(record))
             if missing := RECORD.missing(name):
-                entries += nodes.list_item("", self.words(missing))
-            summary = self.words(experiment.summary)
+                entries += nodes.list_item("", as_message(missing))
+            summary = as_message(experiment.summary)
             terms += nodes.definition_list_item(
                 "",
                 nodes.term("", "", nodes.literal(text=name)),
                 nodes.definition("", summary, entries),
             )
         return terms
-
-    def words(self, text):
-        """A sentence of an experiment, as a message of its page."""
-        sentence = Sentence.of(text)
-        self.set_source_info(sentence)
-        return nodes.paragraph("", "", sentence)
 
     def entry(self, record):
         """A record's provenance, which leads to the record itself."""
@@ -197,6 +194,11 @@ class RecordsDirective(SphinxDirective):
         )
         text = f": {where}. {what}."
         return nodes.paragraph("", "", file, nodes.Text(text))
+
+
+def as_message(text):
+    """A sentence of an experiment, as a message of its page."""
+    return nodes.paragraph("", "", Sentence.of(text))
 
 
 class CloneDirective(SphinxDirective):
