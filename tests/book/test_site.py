@@ -55,6 +55,11 @@ def test_live_and_for_everybody(window, site, page):
     assert shown == []
 
 
+NAMES = {"autocast", "master", "master-fp32-gradients"}
+NAMES |= {"gate", "SiLU(gate)", "1/rms"}
+"""What a widget asks for in words and is called so in Chinese, too."""
+
+
 @pytest.mark.few(6)
 @pytest.mark.parametrize("page", pages())
 def test_live_in_chinese(window, site, page):
@@ -62,7 +67,7 @@ def test_live_in_chinese(window, site, page):
     address, phone = (site / f"zh/{page}.html").as_uri(), window("chinese")
     assert checks.check_live(phone, address) == []
     assert checks.check_access(phone, None) == []
-    assert phone.evaluate("window.mbMissing") == []
+    assert {*phone.evaluate("window.mbMissing")} <= NAMES
 
 
 OF_EACH_KIND = {page.split("/")[0]: page for page in pages()}.values()
