@@ -163,10 +163,8 @@ const extraText = (n) =>
 
 /* "8 u, 12 extra runs", with arrows where it is beyond the axes. */
 const score = (n, { up, right }) => {
-  const peak = t`${n.peak} u`;
-  const extra = extraText(n);
-  const [high, wide] = [up ? " ↑" : "", right ? " →" : ""];
-  return t`${peak + high}, ${extra + wide}`;
+  const peak = t`${n.peak} u` + (up ? " ↑" : "");
+  return t`${peak}, ${extraText(n) + (right ? " →" : "")}`;
 };
 
 /** "16 stages: 7 units, 14 runs, silver" */
