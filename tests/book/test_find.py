@@ -26,21 +26,6 @@ TYPED = {
     "Liger": "chapters/08a_the_loss",
 }
 
-
-def test_no_entry_is_of_a_page_that_is_gone():
-    assert set(find.TYPED) <= set(pages())
-
-
-@pytest.mark.parametrize("typed", TYPED)
-def test_the_page_that_answers_is_first(window, site, typed):
-    page = window("desktop")
-    page.goto(f"{(site / 'search.html').as_uri()}?q={typed}")
-    first = page.locator("#search-results li a").first
-    assert first.get_attribute("href", timeout=10_000).startswith(
-        f"{TYPED[typed]}.html"
-    )
-
-
 CHINESE = {
     "梯度累积": "chapters/03_accumulation",
     "批次大小": "chapters/03_accumulation",
@@ -58,14 +43,23 @@ CHINESE = {
 }
 
 
-@pytest.mark.parametrize("typed", CHINESE)
-def test_the_page_that_answers_is_first_in_chinese(window, site, typed):
+def test_no_entry_is_of_a_page_that_is_gone():
+    assert {*find.TYPED, *find.CHINESE} <= set(pages())
+
+
+SEARCHES = [("", *one) for one in TYPED.items()]
+SEARCHES += [("zh/", *one) for one in CHINESE.items()]
+
+
+@pytest.mark.parametrize(("language", "typed", "answers"), SEARCHES)
+def test_the_page_that_answers_is_first(
+    window, site, language, typed, answers
+):
     page = window("desktop")
-    page.goto(f"{(site / 'zh/search.html').as_uri()}?q={typed}")
+    page.goto(f"{(site / f'{language}search.html').as_uri()}?q={typed}")
     first = page.locator("#search-results li a").first
-    assert first.get_attribute("href", timeout=10_000).startswith(
-        f"{CHINESE[typed]}.html"
-    )
+    href = first.get_attribute("href", timeout=10_000)
+    assert href.startswith(f"{answers}.html")
 
 
 def test_qlora_leads_to_the_command_too(window, site):
