@@ -136,20 +136,8 @@ def _sharded(job: Job, layout: Layout, rank: "_Rank") -> Need:
     held = states(own, layout.recipe, layout.optimizer)
     stored = recipe.stepped * numbers
     kept = held.optimizer - recipe.master * numbers
-    most = sharded_peak(
-        check_network(job),
-        layout.micro_batch,
-        job.tokens // layout.context,
-        layout.tensor,
-        layout.sequence,
-        layout.context > 1,
-        layout.shards,
-        layout.recipe,
-        layout.optimizer,
-        layout.checkpointed,
-        job.device,
-        many > 1,
-    )
+    network = check_network(job)
+    most = sharded_peak(network, job.tokens, layout, job.device, many > 1)
     summed = stored if many > 1 else 0
     working = most - stored - summed - kept
     passes = Need(

@@ -9,6 +9,7 @@ from torch import nn
 from membudget.ledger import RECIPES, Transformer
 from membudget.ledger.parts import MANY, ROWS, written
 from membudget.ledger.walk import walk
+from membudget.planning.layout import Layout
 from membudget.planning.rows import placed
 from membudget.sharding import Unit, rank_moments
 
@@ -51,15 +52,8 @@ def _shapes(block: nn.Module, ranks: int) -> Iterator[tuple[int, ...]]:
 @lru_cache(10**4)
 def sharded_peak(
     network: Transformer,
-    size: int,
     tokens: int,
-    ranks: int,
-    sequence: bool,
-    ring: bool,
-    shards: int,
-    recipe: str,
-    optimizer: str,
-    checkpointed: bool,
+    layout: Layout,
     device: str,
     summed: bool,
 ) -> int:
@@ -69,21 +63,15 @@ def sharded_peak(
 
     Args:
         network: all of it.
-        size, tokens: of a micro-batch.
-        ranks, sequence: of tensor parallelism.
-        ring: whether further tokens are on other ranks.
-        shards: ranks that share the states.
-        recipe, optimizer, checkpointed: of a layout.
+        tokens: of a sequence, on all ranks.
+        layout: of one stage.
         device: whose kernels run.
         summed: whether shards of earlier gradients are there.
     """
-    how = size, tokens, ranks, sequence, ring, shards, recipe, optimizer
+    how = tokens, layout, device, summed
     few = min(network.depth, MANY)
     depths = [few, few + 1] if network.depth > few else [few]
-    found = [
-        _groups(replace(network, depth=n), *how, checkpointed, device, summed)
-        for n in depths
-    ]
+    found = [_groups(replace(network, depth=n), *how) for n in depths]
     if len(found) == 1:
         return max(found[0])
     further = network.depth - few
@@ -93,26 +81,19 @@ def sharded_peak(
 
 def _groups(
     network: Transformer,
-    size: int,
     tokens: int,
-    ranks: int,
-    sequence: bool,
-    ring: bool,
-    shards: int,
-    recipe: str,
-    optimizer: str,
-    checkpointed: bool,
+    layout: Layout,
     device: str,
     summed: bool,
 ) -> list[int]:
     """The most bytes at the first and the last half of each way."""
-    kind = RECIPES[recipe]
+    kind = RECIPES[layout.recipe]
     places = rank_moments(
-        units(network, ranks),
-        shards,
+        units(network, layout.tensor),
+        layout.shards,
         0,
         "zero-3",
-        optimizer,
+        layout.optimizer,
         itemsize=kind.stepped,
         gathered=kind.parameters,
         reduced=kind.gradients,
@@ -121,14 +102,14 @@ def _groups(
     ).places
     paper = written(
         network,
-        size,
-        tokens,
+        layout.micro_batch,
+        tokens // layout.context,
         blocks=range(network.depth),
-        ranks=ranks,
-        sequence=sequence,
-        ring=ring,
+        ranks=layout.tensor,
+        sequence=layout.sequence,
+        ring=layout.context > 1,
         itemsize=kind.parameters,
-        checkpointed=checkpointed,
+        checkpointed=layout.checkpointed,
         device=device,
     )
     forward = True
