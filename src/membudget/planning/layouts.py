@@ -20,7 +20,7 @@ from membudget.planning.layout import Layout, check_network
 from membudget.planning.machine import EFFICIENCY, Machine
 from membudget.planning.plan import Job
 from membudget.planning.ranks import Need, stage_states, worst
-from membudget.planning.work import micro_batches
+from membudget.planning.work import counts_of_blocks
 
 NODE = 8
 """Cards that NVLink connects."""
@@ -294,21 +294,10 @@ def _numbers(network: Transformer, stages: int) -> int:
     return -(-network.depth // stages) * network.block_parameters + ends
 
 
-@lru_cache(100)
 def _counts(
     network: Transformer, tokens: int, recipe: str
 ) -> tuple[Counts, Counts, Counts]:
     """Of a sequence: embedding, head and loss; a block; its recomputation."""
-    one, two, again = (
-        micro_batches(
-            replace(network, depth=depth),
-            1,
-            tokens,
-            checkpointed,
-            None,
-            recipe,
-        )[0]
-        for depth, checkpointed in ((1, 0), (2, 0), (1, 1))
-    )
+    one, two, again = counts_of_blocks(network, tokens, recipe, None, None, 1)
     block = less(two, one)
     return less(one, block), block, less(again, one)

@@ -127,7 +127,9 @@ def work(job: TrainedJob, plan: Plan) -> Work:
         for measured, share in alike.items():
             if not share:
                 continue
-            one, two, once_more = _measured(*key, base, measured, kept, asked)
+            one, two, once_more = counts_of_blocks(
+                *key, base, measured, kept, asked
+            )
             terms += [
                 (times * share * (2 - depth - again), one),
                 (times * share * (depth - 1), two),
@@ -236,7 +238,7 @@ def _chunks(rows: int, wanted: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _measured(
+def counts_of_blocks(
     network: Network,
     tokens: int,
     recipe: str,
@@ -292,7 +294,9 @@ def _chunk(
 ) -> Counts:
     """One more chunk of the loss."""
     [more] = micro_batches(network, 2, tokens, 0, 2, recipe, adapter=adapter)
-    return less(more, _measured(network, tokens, recipe, adapter, 1, 2)[0])
+    return less(
+        more, counts_of_blocks(network, tokens, recipe, adapter, 1, 2)[0]
+    )
 
 
 def micro_batches(
