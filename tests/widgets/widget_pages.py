@@ -317,3 +317,12 @@ def walk(page, states, look=SEEN, widget=0):
     )
     assert len(seen) == len(states) > 0
     return seen
+
+
+def fits_a_screen(page):
+    """Whether a widget, or on a phone its picture, is seen as a whole."""
+    root = page.locator(".mb-root").bounding_box()
+    picture = page.locator(".mb-picture").bounding_box()
+    tall = picture["y"] + picture["height"] - root["y"]
+    phone = page.viewport_size["width"] < 480
+    return tall <= 784 if phone else root["height"] <= 700

@@ -5,7 +5,7 @@ from itertools import product
 
 import kind_adapters as kind
 import pytest
-from widget_pages import control, texts, unfold
+from widget_pages import control, fits_a_screen, texts, unfold
 
 from membudget.ledger.walk import kept
 from membudget.widgets import Adapters
@@ -205,8 +205,4 @@ def test_a_tile_says_what_it_is(show):
 
 @pytest.mark.parametrize("width", [390, 1000])
 def test_it_fits_a_screen(show, width):
-    page = show(Adapters(LORA), width=width)
-    root = page.locator(".mb-root").bounding_box()
-    picture = page.locator(".mb-picture").bounding_box()
-    tall = picture["y"] + picture["height"] - root["y"]
-    assert tall <= 784 if width == 390 else root["height"] <= 700
+    assert fits_a_screen(show(Adapters(LORA), width=width))

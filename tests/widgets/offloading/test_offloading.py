@@ -1,7 +1,7 @@
 """The offloading widget: copies that hide or stick out, and its picture."""
 
 import pytest
-from widget_pages import control, drag, texts, unfold
+from widget_pages import control, drag, fits_a_screen, texts, unfold
 
 from membudget.offloading import MACHINES
 from membudget.widgets import Offloading, format_bytes
@@ -122,8 +122,4 @@ def test_shares_say_the_speeds(show):
 
 @pytest.mark.parametrize("width", [390, 1000])
 def test_it_fits_a_screen(show, width):
-    page = show(Offloading(), width=width)
-    root = page.locator(".mb-root").bounding_box()
-    picture = page.locator(".mb-picture").bounding_box()
-    tall = picture["y"] + picture["height"] - root["y"]
-    assert tall <= 784 if width == 390 else root["height"] <= 700
+    assert fits_a_screen(show(Offloading(), width=width))

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from kind_parallelism import BEST
 from traitlets import TraitError
-from widget_pages import control, drag, unfold
+from widget_pages import control, drag, fits_a_screen, unfold
 
 from membudget.widgets import Parallelism
 from membudget.widgets.parallelism import LEVELS
@@ -90,8 +90,4 @@ def test_the_cursor_is_dragged(show):
 
 @pytest.mark.parametrize("width", [390, 1000])
 def test_it_fits_a_screen(show, width):
-    page = show(Parallelism(), width=width)
-    root = page.locator(".mb-root").bounding_box()
-    picture = page.locator(".mb-picture").bounding_box()
-    tall = picture["y"] + picture["height"] - root["y"]
-    assert tall <= 784 if width == 390 else root["height"] <= 700
+    assert fits_a_screen(show(Parallelism(), width=width))
